@@ -1,0 +1,37 @@
+#include "common/csv.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "common/options.h"
+
+CsvFile::CsvFile(std::string option, std::string path, std::string header)
+    : option_(std::move(option)), path_(std::move(path)), header_(std::move(header)) {
+  const std::filesystem::path file(path_);
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  const bool exists = std::filesystem::exists(file);
+  const bool writable =
+      exists ? std::filesystem::is_regular_file(file) && access(path_.c_str(), W_OK | R_OK) == 0
+             : std::filesystem::is_directory(folder) && access(folder.c_str(), W_OK) == 0;
+  if (!writable)
+    throw UsageError(option_ + " " + path_ + ": cannot be written; a file in a folder that exists "
+                     "and can be written to is allowed");
+  std::string first_line;
+  if (exists) std::getline(std::ifstream(path_), first_line);
+  if (!first_line.empty() && first_line != header_)
+    throw UsageError(option_ + " " + path_ + ": has another header; a new file or one that begins "
+                     "with '" + header_ + "' is allowed");
+}
+
+void CsvFile::append(const std::vector<std::string> &rows) const {
+  std::error_code none;
+  const auto size = std::filesystem::file_size(path_, none);
+  std::string text;
+  if (none || size == 0) text = header_ + "\n";
+  for (const std::string &row : rows) text += row + "\n";
+  std::ofstream file(path_, std::ios::app);
+  file << text << std::flush;
+  if (!file) throw UsageError(option_ + " " + path_ + ": writing failed");
+}

@@ -1,0 +1,36 @@
+// Where a step runs: the GPU, or the emulator.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/step.h"
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual std::string name() const = 0;
+  virtual bool is_gpu() const = 0;
+  virtual const Step &step() const = 0;
+
+  /// Bytes that can still be allocated.
+  virtual std::size_t free_bytes() const = 0;
+  /// Device memory; throws std::bad_alloc. Freed with the device.
+  virtual void *allocate(std::size_t bytes) = 0;
+  virtual void upload(void *to, const void *from, std::size_t bytes) = 0;
+  virtual void download(void *to, const void *from, std::size_t bytes) = 0;
+
+  /// Runs and waits for the end. Throws std::runtime_error if the kernel failed.
+  virtual void run(const std::function<void()> &launch) = 0;
+  /// The milliseconds of each of `iterations` launches, one after the other.
+  virtual std::vector<float> time(const std::function<void()> &launch, int iterations) = 0;
+};
+
+std::unique_ptr<Device> make_cpu_device();
+
+/// The first GPU, or null and the reason why there is none.
+std::unique_ptr<Device> make_gpu_device(std::string &why_not);

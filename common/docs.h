@@ -1,0 +1,36 @@
+// Generated regions of Markdown files: code quotes, tables and numbers in prose, each rewritten
+// from the file that it comes from, so that none can drift. docs_main.cpp is the program, and its
+// --help says how regions are written.
+#pragma once
+
+#include <filesystem>
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "docs_values.h"
+
+namespace docs {
+
+/// The lines of the table `NAME ARGS...`, with links relative to `markdown_dir`.
+Strings table(const std::string& name_and_arguments, Results& results,
+              const std::filesystem::path& markdown_dir);
+
+/// The lines of the quote `FILE | FIRST | LAST`, FILE relative to `markdown_dir`.
+Strings code_quote(const std::string& arguments, const std::filesystem::path& markdown_dir);
+
+/// What rewrite() made of one Markdown file.
+struct Rewritten {
+  std::string text;
+  Strings stale;   // a line for each region that changed
+  Strings errors;  // "FILE:LINE: what is wrong"; if there are any, `text` is of no use
+};
+
+/// Regenerates every region of `text`, the content of the Markdown file `file`.
+Rewritten rewrite(const std::filesystem::path& file, const std::string& text, Results& results);
+
+/// The program: returns its exit status. Stale regions go to `output`, errors to `error`.
+int run(const std::vector<std::filesystem::path>& files, const std::filesystem::path& results_dir,
+        bool check, std::ostream& output, std::ostream& error);
+
+}  // namespace docs

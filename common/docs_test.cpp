@@ -1,0 +1,350 @@
+#include "docs.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+
+namespace fs = std::filesystem;
+
+namespace {
+
+const char kBenchHeader[] =
+    "step,device,batch,heads,seqlen,head_dim,causal,median_ms,min_ms,tflops,rms_error\n";
+const char kCounterHeader[] = "step,source,batch,heads,seqlen,head_dim,kernel,line,counter,value\n";
+
+const char kBench[] =
+    "00-standard,NVIDIA H200,2,16,8192,128,0,400,390,2.5,1e-4\n"
+    "02-loop,NVIDIA H200,16,16,8192,128,0,880,870,10,1e-4\n"
+    "02-loop,NVIDIA H200,16,16,8192,128,0,900,870,20,1e-4\n"
+    "02-loop,NVIDIA H200,16,16,8192,128,0,890,870,12,1e-4\n"
+    "02-loop,NVIDIA H200,2,16,1024,64,0,3,2,9,1e-4\n"
+    "02-loop,NVIDIA H200,4,16,1024,64,0,6,4,8,1e-4\n"
+    "03-banks:padded,NVIDIA H200,16,16,8192,128,0,500,490,17.5,1e-4\n"
+    "flash-attention-2,NVIDIA H200,16,16,8192,128,0,25,24,400,1e-4\n"
+    "matmul-fp16,NVIDIA H200,1,1,16384,16384,0,12,12,744,0\n";
+
+const char kCounters[] =
+    "02-loop,emulator,1,1,256,64,total,0,global bytes read,1048576\n"
+    "02-loop,ncu,1,1,256,64,total,0,global bytes read,1048576\n"
+    "02-loop,emulator,1,1,256,64,total,0,shared wavefronts,3000\n"
+    "02-loop,ncu,1,1,256,64,total,0,shared wavefronts,4000\n"
+    "02-loop,ncu,1,1,256,64,total,0,dram bytes,5e5\n"
+    "02-loop,emulator,1,1,256,64,attention,41,global bytes read,1000\n"
+    "02-loop,emulator,1,1,256,64,attention,41,shared wavefronts,0\n"
+    "02-loop,emulator,1,1,256,64,attention,9,shared wavefronts,2500.5\n"
+    "00-standard,emulator,1,1,256,64,total,0,global bytes read,500\n"
+    "00-standard,emulator,1,1,512,64,total,0,barriers,7\n"
+    "00-standard,emulator,2,1,512,64,total,0,barriers,8\n";
+
+const char kSource[] =
+    "// header\n"
+    "void f() {\n"
+    "  for (;;) {\n"
+    "\n"
+    "    step();\n"
+    "  }\n"
+    "  step();\n"
+    "}\n";
+
+/// A repository in a temporary directory, removed at the end.
+struct Repository {
+  fs::path root = fs::temp_directory_path() / ("docs_test." + std::to_string(getpid()));
+  docs::Results results{root / "plots/results"};
+
+  Repository() {
+    write("plots/results/gpu.csv", std::string(kBenchHeader) + kBench);
+    write("plots/results/gpu-counters.csv", std::string(kCounterHeader) + kCounters);
+    write("steps/00-standard/README.md", "# Step 00: the memory wall\n\nText: none.\n");
+    write("steps/02-loop/README.md", "# Step 02: the loop inverted\n");
+    write("steps/02-loop/attention.cu", kSource);
+    write("steps/07-later/attention.cu", "\n");
+  }
+  ~Repository() { fs::remove_all(root); }
+
+  void write(const fs::path& file, const std::string& text) const {
+    fs::create_directories((root / file).parent_path());
+    std::ofstream(root / file) << text;
+  }
+
+  std::string read(const fs::path& file) const {
+    std::ostringstream text;
+    text << std::ifstream(root / file).rdbuf();
+    return text.str();
+  }
+
+  std::string value(const std::string& expression) {
+    return docs::inline_value(expression, results);
+  }
+
+  /// A table as the root's README.md would have it, its lines joined.
+  std::string table(const std::string& arguments) {
+    return docs::join(docs::table(arguments, results, root), "\n");
+  }
+
+  std::string quote(const std::string& arguments) {
+    return docs::join(docs::code_quote(arguments, root / "steps/02-loop"), "\n");
+  }
+
+  /// The errors of a file with this text.
+  std::string errors(const std::string& text) {
+    return docs::join(docs::rewrite("a.md", text, results).errors, "\n");
+  }
+};
+
+/// The message of the docs::Error that `f` throws.
+template <typename F>
+std::string message(F f) {
+  try {
+    f();
+  } catch (const docs::Error& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  INFO("text: ", text);
+  INFO("part: ", part);
+  const bool found = text.find(part) != text.npos;
+  CHECK(found);
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("docs: formats of a value") {
+  Repository r;
+  CHECK(r.value("1234.5678") == "1,230");
+  CHECK(r.value("9.999") == "10.0");
+  CHECK(r.value("999.6") == "1,000");
+  CHECK(r.value("0.012345") == "0.0123");
+  CHECK(r.value("0") == "0.00");
+  CHECK(r.value("744.4:s2") == "740");
+  CHECK(r.value("1234.5678:0") == "1235");
+  CHECK(r.value("1234.5678:2") == "1234.57");
+  CHECK(r.value("1234567.8:,") == "1,234,568");
+  CHECK(r.value("0-999:,") == "-999");
+  CHECK(r.value("0.456:%") == "46%");
+  CHECK(r.value("0.456:%1") == "45.6%");
+  CHECK(r.value("7.31:x") == "7.3×");
+  CHECK(r.value("1.066:x") == "1.07×");
+  CHECK(r.value("296.2:x") == "296×");
+  CHECK(r.value("4.2811e12:GB") == "4,280 GB");
+  CHECK(r.value("1.5e6:MB") == "1.50 MB");
+  CHECK(r.value("1536:KB") == "1.54 KB");
+  has(message([&] { r.value("1:s0"); }), "unknown format 's0'; allowed: 0 1 2..");
+  has(message([&] { r.value("1:furlongs"); }), "unknown format 'furlongs'");
+}
+
+TEST_CASE("docs: arithmetic") {
+  Repository r;
+  CHECK(r.value("2 + 3 * 4:0") == "14");
+  CHECK(r.value("(2 + 3) * 4:0") == "20");
+  CHECK(r.value("10 - 4 - 3:0") == "3");
+  CHECK(r.value("16 / 4 / 2:0") == "2");
+  CHECK(r.value("-(1 + 1) * 3:0") == "-6");
+  CHECK(r.value("4 * 8192 * 8192\n * 128:,") == "34,359,738,368");
+  has(message([&] { r.value("1 +"); }), "expected a number, a [key] or '('");
+  has(message([&] { r.value("1 2"); }), "expected an operator in '1 2' before '2'");
+  has(message([&] { r.value("(1"); }), "expected ')'");
+  has(message([&] { r.value("[gpu"); }), "expected ']'");
+  has(message([&] { r.value("1 / (2 - 2)"); }), "division by zero");
+}
+
+TEST_CASE("docs: a benchmark's key is the median of the rows that match") {
+  Repository r;
+  CHECK(r.value("[gpu tflops 02-loop]") == "12.0");
+  CHECK(r.value("[gpu median_ms 02-loop]:0") == "890");
+  CHECK(r.value("[gpu tflops 03-banks:padded]:1") == "17.5");
+  CHECK(r.value("[gpu tflops flash-attention-2] / [gpu tflops 02-loop]:x") == "33×");
+  CHECK(r.value("[gpu tflops 02-loop seqlen=1024 head_dim=64 batch=4]:0") == "8");
+  CHECK(r.value("[gpu tflops matmul-fp16 seqlen=16384 head_dim=16384]:0") == "744");
+
+  has(message([&] { r.value("[gpu tflops 02-loop seqlen=1024 head_dim=64]"); }),
+      "filter by one of: batch=2 heads=16; batch=4 heads=16");
+  has(message([&] { r.value("[tpu tflops 02-loop]"); }),
+      "no results 'tpu'; there are: gpu gpu-counters");
+  has(message([&] { r.value("[gpu speed 02-loop]"); }),
+      "no value 'speed' in gpu.csv; allowed: batch");
+  has(message([&] { r.value("[gpu tflops 03-loop]"); }),
+      "no step=03-loop in gpu.csv; there are: step=00-standard; step=02-loop;");
+  has(message([&] { r.value("[gpu tflops 02-loop seqlen=7]"); }),
+      "no seqlen=7 in gpu.csv; there are: seqlen=8192");
+  has(message([&] { r.value("[gpu tflops 02-loop colour=7]"); }),
+      "no column 'colour' to filter by; allowed: step device batch");
+  has(message([&] { r.value("[gpu tflops]"); }), "a key is [BENCH COLUMN STEP filters]");
+}
+
+TEST_CASE("docs: a counter's key is the one value of the rows that match") {
+  Repository r;
+  CHECK(r.value("[gpu-counters emulator global bytes read 02-loop]:,") == "1,048,576");
+  CHECK(r.value("[gpu-counters ncu dram bytes 02-loop]:KB") == "500 KB");
+  CHECK(r.value("[gpu-counters emulator shared wavefronts 02-loop kernel=attention line=9]:1") ==
+        "2500.5");
+  CHECK(r.value("[gpu-counters emulator barriers 00-standard batch=2]:0") == "8");
+  has(message([&] { r.value("[gpu-counters emulator barriers 00-standard]"); }),
+      "batch=1 heads=1 seqlen=512");
+  has(message([&] { r.value("[gpu-counters guess barriers 00-standard]"); }),
+      "no source=guess in gpu-counters.csv; there are: source=emulator");
+  has(message([&] { r.value("[gpu-counters ncu barriers 02-loop]"); }),
+      "no counter=barriers in gpu-counters.csv; there are: counter=global bytes read;");
+  has(message([&] { r.value("[gpu-counters barriers 00-standard]"); }), "a key is");
+}
+
+TEST_CASE("docs: a CSV file with other columns, or a field that is no number") {
+  Repository r;
+  r.write("plots/results/old.csv", "step,tflops\n02-loop,1\n");
+  r.write("plots/results/short.csv", std::string(kBenchHeader) + "02-loop,NVIDIA H200\n");
+  r.write("plots/results/nan.csv", std::string(kBenchHeader) + "a,b,1,1,8192,128,0,1,1,fast,1\n");
+  has(message([&] { r.value("[old tflops 02-loop]"); }),
+      "old.csv:1: the columns must be step,device");
+  has(message([&] { r.value("[short tflops 02-loop]"); }), "short.csv:2: the columns must be");
+  has(message([&] { r.value("[nan tflops a]"); }), "'fast' in column tflops is no number");
+}
+
+TEST_CASE("docs: tables of speeds") {
+  Repository r;
+  CHECK(
+      r.table("ladder gpu") ==
+      "| step | the idea | TFLOP/s | ms | batch | × the step before | of FlashAttention-2 | "
+      "of the plain fp32 peak |\n"
+      "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+      "| [00-standard](steps/00-standard/README.md) | the memory wall | 2.50 | 400 | 2 | — | 0.62% "
+      "| 3.7% |\n"
+      "| [02-loop](steps/02-loop/README.md) | the loop inverted | 12.0 | 890 | 16 | 4.8× | 3.0% | "
+      "18% |\n"
+      "| 07-later | — | — | — | — | — | — |  |");
+  CHECK(r.table("peers gpu") ==
+        "| peer | TFLOP/s | ms | batch |\n"
+        "| --- | ---: | ---: | ---: |\n"
+        "| flash-attention-2 | 400 | 25.0 | 16 |");
+  CHECK(r.table("variants gpu 03-banks") ==
+        "| variant | TFLOP/s | ms | batch |\n"
+        "| --- | ---: | ---: | ---: |\n"
+        "| padded | 17.5 | 500 | 16 |");
+  has(message([&] { r.table("variants gpu 02-loop"); }), "no 02-loop:VARIANT in gpu.csv");
+}
+
+TEST_CASE("docs: tables of counters") {
+  Repository r;
+  CHECK(r.table("counters gpu-counters 02-loop") ==
+        "| counter | emulator | ncu | difference |\n"
+        "| --- | ---: | ---: | ---: |\n"
+        "| global bytes read | 1,048,576 | 1,048,576 | equal |\n"
+        "| shared wavefronts | 3,000 | 4,000 | -25% |\n"
+        "| dram bytes | — | 500,000 | — |");
+  has(r.table("truth gpu-counters seqlen=256"),
+      "| 00-standard | global bytes read | 500 | — | — |\n| 02-loop | global bytes read | "
+      "1,048,576");
+  CHECK(r.table("bytes gpu-counters") ==
+        "| step | global bytes read (emulator) | global bytes read (ncu) | dram bytes (ncu) |\n"
+        "| --- | ---: | ---: | ---: |\n"
+        "| 00-standard | 500 B | — | — |\n"
+        "| 02-loop | 1.05 MB | 1.05 MB | 500 KB |");
+  CHECK(r.table("lines gpu-counters 02-loop") ==
+        "| line | shared wavefronts | global bytes read |\n"
+        "| --- | ---: | ---: |\n"
+        "| [9](steps/02-loop/attention.cu#L9) | 2,500 |  |\n"
+        "| [41](steps/02-loop/attention.cu#L41) |  | 1,000 |");
+  has(message([&] { r.table("counters gpu-counters 03-banks"); }), "no step=03-banks");
+  has(message([&] { r.table("counters gpu-counters 00-standard"); }),  // shapes are never mixed
+      "filter by one of: batch=1 heads=1 seqlen=256 head_dim=64; batch=1 heads=1 seqlen=512");
+}
+
+TEST_CASE("docs: a table that there is not") {
+  Repository r;
+  has(message([&] { r.table("steps gpu"); }), "no table 'steps gpu'; allowed: ladder BENCH, peers");
+  has(message([&] { r.table("ladder"); }), "the table is 'ladder BENCH [filters]'");
+  has(message([&] { r.table("ladder gpu-counters"); }), "the table is 'ladder BENCH [filters]'");
+  has(message([&] { r.table("ladder gpu kernel=total"); }), "no column 'kernel' to filter by");
+}
+
+TEST_CASE("docs: code quotes") {
+  Repository r;
+  CHECK(r.quote("attention.cu | for (;;) | }") ==
+        "```cuda\nfor (;;) {\n\n  step();\n}\n```\n"
+        "<sub>[attention.cu](attention.cu#L3-L6), lines 3–6</sub>");
+  CHECK(r.quote("attention.cu | // header |") ==
+        "```cuda\n// header\n```\n<sub>[attention.cu](attention.cu#L1-L1), line 1</sub>");
+  has(message([&] { r.quote("missing.cu | a | b"); }), "cannot read missing.cu");
+  has(message([&] { r.quote("attention.cu | goto | }"); }),
+      "no line of attention.cu contains 'goto'");
+  has(message([&] { r.quote("attention.cu | void f | goto"); }),
+      "no line of attention.cu from 2 on contains 'goto'");
+  has(message([&] { r.quote("attention.cu | step(); | }"); }),
+      "'step();' is in lines 5 and 7 of attention.cu: take more of the line");
+  has(message([&] { r.quote("attention.cu"); }), "a quote is 'FILE | FIRST | LAST'");
+}
+
+TEST_CASE("docs: errors name the file and the line") {
+  Repository r;
+  CHECK(r.errors("no region, <!-- a comment -->, nothing\n") == "");
+  has(r.errors("a\nb <!--=[gpu tflops nobody]-->1<!--/-->\n"), "a.md:2: no step=nobody in gpu.csv");
+  has(r.errors("a <!--=1-->1\n"), "a.md:1: unterminated: =1");
+  has(r.errors("a <!--=1-->1 <!--=2-->2<!--/-->\n"),
+      "a.md:1: unterminated, only <!--/--> may follow");
+  has(r.errors("a <!--/-->\n"), "a.md:1: this comment ends nothing: /");
+  has(r.errors("\n<!-- table: peers gpu -->\n\n"), "a.md:2: unterminated: table: peers gpu");
+  has(r.errors("<!-- table: peers gpu -->\n<!-- /code -->\n"),
+      "a.md:1: unterminated, only <!--/table--> may follow");
+  has(r.errors("<!-- /table -->\n"), "a.md:1: this comment ends nothing: /table");
+  has(r.errors("<!-- table: peers gpu --> x\n<!-- /table -->\n"),
+      "a.md:1: this comment must have a line of its own");
+  has(r.errors("a\n- <!--=1-->1<!--/-->\n"), "a.md:2: a value may not start a line");
+  CHECK(r.errors("a\n**<!--=1:0-->1<!--/-->** and 132 <!--=1:0-->1<!--/-->\n") == "");
+}
+
+TEST_CASE("docs: the program rewrites, is idempotent, and finds what is stale") {
+  Repository r;
+  const std::string chapter =
+      "# Step 02: the loop inverted\n\nIt runs at <!--=[gpu tflops 02-loop]:0-->?<!--/--> "
+      "TFLOP/s,\n"
+      "which is <!-- = [gpu tflops 02-loop]\n/ [gpu tflops 00-standard]:x --><!-- / --> faster.\n\n"
+      "<!-- code: attention.cu | void f | void f -->\n<!-- /code -->\n\n"
+      "1. A list:\n   <!-- table: peers gpu -->\n   old\n   <!-- /table -->\n";
+  r.write("steps/02-loop/README.md", chapter);
+  const std::vector<fs::path> files = {r.root / "steps/02-loop/README.md"};
+  const fs::path results = r.root / "plots/results";
+  std::ostringstream out, err;
+
+  CHECK(docs::run(files, results, true, out, err) == 1);
+  has(out.str(), "README.md: stale: line 3: =[gpu tflops 02-loop]:0 is 12, was ?\n");
+  has(out.str(), "README.md: stale: line 7: code: attention.cu | void f | void f\n");
+  has(out.str(), "README.md: stale: line 11: table: peers gpu\n");
+  CHECK(r.read("steps/02-loop/README.md") == chapter);  // --check wrote nothing
+
+  CHECK(docs::run(files, results, false, out, err) == 0);
+  const std::string fresh = r.read("steps/02-loop/README.md");
+  has(fresh, "It runs at <!--=[gpu tflops 02-loop]:0-->12<!--/--> TFLOP/s,\n");
+  has(fresh, ":x -->4.8×<!-- / --> faster.\n");
+  has(fresh,
+      "-->\n\n```cuda\nvoid f() {\n```\n<sub>[attention.cu](attention.cu#L2-L2), line "
+      "2</sub>\n\n<!--");
+  has(fresh, "   <!-- table: peers gpu -->\n\n   | peer |");
+  has(fresh, "| 16 |\n\n   <!-- /table -->\n");
+
+  CHECK(docs::run(files, results, false, out, err) == 0);
+  CHECK(r.read("steps/02-loop/README.md") == fresh);
+  CHECK(docs::run(files, results, true, out, err) == 0);
+
+  r.write("steps/02-loop/attention.cu", "// one line more\n" + std::string(kSource));
+  std::ostringstream moved;
+  CHECK(docs::run(files, results, true, moved, err) == 1);
+  has(moved.str(), "stale: line 7: code: attention.cu");
+  CHECK(err.str() == "");
+}
+
+TEST_CASE("docs: an error in one file leaves all files as they were") {
+  Repository r;
+  r.write("good.md", "a <!--=1:0-->?<!--/-->\n");
+  r.write("bad.md", "a <!--=1:0-->?<!--/--> and <!--=[gpu]-->?<!--/-->\n");
+  std::ostringstream out, err;
+  const std::vector<fs::path> files = {r.root / "good.md", r.root / "bad.md", r.root / "none.md"};
+  CHECK(docs::run(files, r.root / "plots/results", false, out, err) == 2);
+  has(err.str(), "bad.md:1: a key is [BENCH COLUMN STEP filters]");
+  has(err.str(), "none.md: cannot read none.md");
+  CHECK(r.read("good.md") == "a <!--=1:0-->?<!--/-->\n");
+  CHECK(r.read("bad.md") == "a <!--=1:0-->?<!--/--> and <!--=[gpu]-->?<!--/-->\n");
+}

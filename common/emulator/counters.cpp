@@ -1,0 +1,103 @@
+#include "common/emulator/counters.h"
+
+#include <algorithm>
+
+namespace emulator {
+
+const char *name(Counter counter) {
+  switch (counter) {
+    case kSharedLoadRequests: return "shared load requests";
+    case kSharedLoadWavefronts: return "shared load wavefronts";
+    case kSharedLoadIdeal: return "shared load wavefronts, ideal";
+    case kSharedStoreRequests: return "shared store requests";
+    case kSharedStoreWavefronts: return "shared store wavefronts";
+    case kSharedStoreIdeal: return "shared store wavefronts, ideal";
+    case kGlobalLoadRequests: return "global load requests";
+    case kGlobalLoadSectors: return "global load sectors";
+    case kGlobalStoreRequests: return "global store requests";
+    case kGlobalStoreSectors: return "global store sectors";
+    case kExp2: return "exp2 instructions";
+    case kShuffles: return "shuffles";
+    case kWarpBarriers: return "warp barriers";
+    case kBlockBarriers: return "block barriers";
+    case kCounters: break;
+  }
+  return "?";
+}
+
+Counts Profile::total() const {
+  Counts sum{};
+  for (const auto &[line, counts] : lines)
+    for (int i = 0; i < kCounters; i++) sum[i] += counts[i];
+  return sum;
+}
+
+namespace {
+
+constexpr int kBanks = 32;
+
+/// True if every active lane shares its address with lane ^ flip.
+bool pairs_agree(const Request &request, unsigned flip) {
+  for (unsigned lane = 0; lane < 32; lane++) {
+    if (!(request.active >> lane & 1)) continue;
+    const unsigned other = lane ^ flip;
+    if (!(request.active >> other & 1)) return false;
+    if (request.address[lane] != request.address[other]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Wavefronts shared_wavefronts(const Request &request) {
+  int groups = std::max(1, request.bytes / 4);
+  if (groups > 1 && request.kind == Kind::kSharedLoad &&
+      (pairs_agree(request, 1) || pairs_agree(request, 2)))
+    groups /= 2;
+  const int lanes = 32 / groups;
+
+  Wavefronts result{0, 0, {}};
+  int active = 0;
+  for (int group = 0; group < groups; group++) {
+    // The distinct words that each bank must deliver: one a wavefront.
+    std::array<std::array<std::uint64_t, 32 * 4>, kBanks> words;
+    std::array<int, kBanks> depth{};
+    int deepest = 0;
+    for (int lane = group * lanes; lane < (group + 1) * lanes; lane++) {
+      if (!(request.active >> lane & 1)) continue;
+      active++;
+      const std::uint64_t first = request.address[lane] / 4;
+      const std::uint64_t last = (request.address[lane] + request.bytes - 1) / 4;
+      for (std::uint64_t word = first; word <= last; word++) {
+        const int bank = static_cast<int>(word % kBanks);
+        auto *begin = words[bank].data(), *end = begin + depth[bank];
+        const auto *found = std::find(begin, end, word);
+        if (found == end) {
+          *end = word;
+          depth[bank]++;
+        }
+        const int wavefront = static_cast<int>(found - begin);
+        result.of_lane[lane] = std::max(result.of_lane[lane], result.actual + wavefront);
+        deepest = std::max(deepest, depth[bank]);
+      }
+    }
+    result.actual += deepest;
+  }
+  result.ideal = std::min(result.actual, (active * request.bytes + 127) / 128);
+  return result;
+}
+
+int global_sectors(const Request &request) {
+  std::array<std::uint64_t, 64> sectors;
+  int count = 0;
+  for (int lane = 0; lane < 32; lane++) {
+    if (!(request.active >> lane & 1)) continue;
+    const std::uint64_t sector = request.address[lane] / 32;  // an aligned access stays in one
+    if (count && sectors[count - 1] == sector) continue;
+    if (std::find(sectors.begin(), sectors.begin() + count, sector) == sectors.begin() + count)
+      sectors[count++] = sector;
+  }
+  return count;
+}
+
+}  // namespace emulator

@@ -1,0 +1,97 @@
+// What a hardware profiler counts, per source line: requests of a warp to shared and global memory,
+// the wavefronts and sectors they cost, special-function and warp-level instructions, barriers.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <source_location>
+#include <string>
+#include <vector>
+
+namespace emulator {
+
+enum Counter {
+  kSharedLoadRequests,
+  kSharedLoadWavefronts,
+  kSharedLoadIdeal,
+  kSharedStoreRequests,
+  kSharedStoreWavefronts,
+  kSharedStoreIdeal,
+  kGlobalLoadRequests,
+  kGlobalLoadSectors,
+  kGlobalStoreRequests,
+  kGlobalStoreSectors,
+  kExp2,
+  kShuffles,
+  kWarpBarriers,
+  kBlockBarriers,
+  kCounters
+};
+
+/// The counter's name in tables and CSV files.
+const char *name(Counter counter);
+
+using Counts = std::array<std::uint64_t, kCounters>;
+
+/// A place in a kernel's source.
+struct Line {
+  std::string file;
+  unsigned line;
+  auto operator<=>(const Line &) const = default;
+};
+
+/// One lane's part in one request to shared memory, kept for the bank maps.
+struct TraceRow {
+  Line line;
+  bool store;
+  int request;  // the first requests of block 0, warp 0 at this place, numbered
+  int lane;
+  std::uint64_t address;  // bytes from the start of shared memory
+  int bytes;
+  int wavefront;  // which of the request's wavefronts serves this lane
+};
+
+/// All counts of the launches since the profile began.
+struct Profile {
+  std::map<Line, Counts> lines;
+  std::uint64_t unique_read_bytes = 0;     // each 32-byte sector of global memory counted once per
+  std::uint64_t unique_written_bytes = 0;  // launch: what a cache without limits would leave
+  std::vector<TraceRow> trace;
+
+  Counts total() const;
+};
+
+enum class Kind : std::uint8_t {
+  kSharedLoad,
+  kSharedStore,
+  kGlobalLoad,
+  kGlobalStore,
+  kExp2,
+};
+
+/// What the lanes of a warp ask for at once: one instruction's accesses.
+struct Request {
+  Kind kind;
+  int bytes;                              // per lane: 2, 4, 8 or 16
+  std::uint32_t active;                   // bit i: lane i takes part
+  std::array<std::uint64_t, 32> address;  // shared memory: from its start; global: as it is
+};
+
+/// The wavefronts that a shared-memory request costs, and the fewest it could. Lanes are served in
+/// groups that fit 128 bytes: the whole warp for 1 to 4 bytes a lane, half-warps for 8,
+/// quarter-warps for 16. A load's neighbouring groups merge into one when lanes i and i^1, or lanes
+/// i and i^2, ask for the same address throughout the warp. Within a group each wavefront serves one
+/// 4-byte word of each of the 32 banks. (Measured: wavefronts_h200.csv holds 260 patterns with what
+/// ncu counted for each on an H200, and the tests compare them all.)
+struct Wavefronts {
+  int actual;
+  int ideal;
+  std::array<int, 32> of_lane;  // the wavefront that completes each active lane
+};
+Wavefronts shared_wavefronts(const Request &request);
+
+/// The 32-byte sectors of global memory that a request touches.
+int global_sectors(const Request &request);
+
+}  // namespace emulator

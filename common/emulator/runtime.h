@@ -1,0 +1,77 @@
+// The emulator's engine: memory that knows who touched it, blocks of threads that run in a drawn
+// order, and the report of what went wrong. Kernels see emulator.h; the program sees this.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <source_location>
+#include <stdexcept>
+#include <string>
+
+#include "common/emulator/counters.h"
+
+namespace emulator {
+
+using Where = std::source_location;
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+/// What a launch throws when a kernel did something that a GPU would have let pass or hung on. The
+/// message names the line, the block and the thread.
+struct KernelError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// --- global memory -----------------------------------------------------------------------------
+
+/// Allocates global memory, 256-byte aligned and filled with NaN. Accesses outside of every
+/// allocation are errors. Throws std::bad_alloc.
+void *allocate(std::size_t bytes);
+void release(void *memory);
+
+// --- launches ----------------------------------------------------------------------------------
+
+struct Settings {
+  std::uint64_t seed = 0;  // draws the order in which threads run
+  bool profile = false;    // count, at up to ten times the time
+  int host_threads = 0;    // 0: all cores
+};
+extern Settings settings;
+
+/// Counts the launches; what a thread remembers of one is stale in the next.
+extern std::uint64_t launch_number;
+
+/// Runs one kernel: every thread of every block calls `thread`. Blocks are spread over the host's
+/// cores. Throws KernelError.
+void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread);
+
+/// The counts of all launches since the last call, which begins a new profile.
+Profile take_profile();
+
+// --- called by the running threads ----------------------------------------------------------------
+
+/// Checks one access, and counts it if a profile is wanted. `bytes` is 2, 4, 8 or 16.
+void access(const void *address, int bytes, bool store, const Where &where);
+
+/// Counts one special-function instruction.
+void count_exp2(const Where &where);
+
+/// Parks the thread until all threads of its warp have come here; the last computes for all of them.
+/// `lane` is this lane's operands and results, on its own stack; `compute` gets those of all lanes.
+void collective(const char *instruction, Counter counter, const Where &where, void *lane,
+                void (*compute)(void **lanes));
+
+/// __syncwarp and __syncthreads.
+void warp_barrier(const Where &where);
+void block_barrier(const Where &where);
+
+/// The block's shared memory.
+void *shared_memory();
+
+/// Ends the launch with an error at this place.
+[[noreturn]] void fail(const std::string &what, const Where &where);
+
+}  // namespace emulator

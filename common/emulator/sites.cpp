@@ -1,0 +1,63 @@
+#include "common/emulator/sites.h"
+
+#include <array>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <tuple>
+#include <vector>
+
+namespace emulator {
+namespace {
+
+struct Sites {
+  std::mutex mutex;
+  std::map<std::tuple<std::string, unsigned, unsigned>, SiteId> ids;  // file, line, column
+  std::vector<Line> lines{Line{}};
+};
+
+Sites &sites() {
+  static Sites instance;
+  return instance;
+}
+
+SiteId look_up(const std::source_location &where) {
+  Sites &table = sites();
+  const std::lock_guard lock(table.mutex);
+  const auto [entry, added] = table.ids.try_emplace(
+      {where.file_name(), where.line(), where.column()}, static_cast<SiteId>(table.lines.size()));
+  if (added) {
+    if (table.lines.size() == kMaxSites)
+      throw std::length_error("emulator: a program with more than 4095 places that touch memory");
+    table.lines.push_back(Line{where.file_name(), where.line()});
+  }
+  return entry->second;
+}
+
+}  // namespace
+
+SiteId site_of(const std::source_location &where) {
+  struct Entry {
+    const char *file = nullptr;
+    unsigned line = 0, column = 0;
+    SiteId id = 0;
+  };
+  thread_local std::array<Entry, 512> cache;
+  Entry &entry = cache[(where.line() * 37 + where.column()) % cache.size()];
+  if (entry.line != where.line() || entry.column != where.column() ||
+      entry.file != where.file_name())
+    entry = {where.file_name(), where.line(), where.column(), look_up(where)};
+  return entry.id;
+}
+
+Line line_of(SiteId site) {
+  Sites &table = sites();
+  const std::lock_guard lock(table.mutex);
+  return table.lines.at(site);
+}
+
+std::string describe(const Line &line) {
+  return line.file.substr(line.file.find_last_of('/') + 1) + ":" + std::to_string(line.line);
+}
+
+}  // namespace emulator

@@ -1,0 +1,23 @@
+// Places in a kernel's source, numbered, so that a place fits into a few bits.
+#pragma once
+
+#include <cstdint>
+#include <source_location>
+
+#include "common/emulator/counters.h"
+
+namespace emulator {
+
+using SiteId = std::uint32_t;  // 0: none; at most kMaxSites - 1
+constexpr SiteId kMaxSites = 4096;
+
+/// The number of a place; the same place always has the same number.
+SiteId site_of(const std::source_location &where);
+
+/// The line that a number stands for.
+Line line_of(SiteId site);
+
+/// "attention.cu:57", as errors name a place.
+std::string describe(const Line &line);
+
+}  // namespace emulator

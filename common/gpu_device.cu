@@ -1,0 +1,86 @@
+// The GPU as a device.
+#include <cuda_runtime.h>
+
+#include <new>
+#include <stdexcept>
+
+#include "common/device.h"
+
+namespace {
+
+void check(cudaError_t error, const char *what) {
+  if (error == cudaErrorMemoryAllocation) throw std::bad_alloc();
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+class Gpu : public Device {
+ public:
+  Gpu() {
+    check(cudaSetDevice(0), "cudaSetDevice");
+    check(cudaGetDeviceProperties(&properties_, 0), "cudaGetDeviceProperties");
+    check(cudaEventCreate(&begin_), "cudaEventCreate");
+    check(cudaEventCreate(&end_), "cudaEventCreate");
+  }
+  ~Gpu() override {
+    for (void *memory : allocated_) cudaFree(memory);
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+
+  std::string name() const override { return properties_.name; }
+  bool is_gpu() const override { return true; }
+  const Step &step() const override { return gpu_step; }
+
+  std::size_t free_bytes() const override {
+    std::size_t free = 0, total;
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return free;
+  }
+  void *allocate(std::size_t bytes) override {
+    void *memory = nullptr;
+    check(cudaMalloc(&memory, bytes), "cudaMalloc");
+    allocated_.push_back(memory);
+    check(cudaMemset(memory, 0xff, bytes), "cudaMemset");  // NaN as fp16 and as fp32
+    return memory;
+  }
+  void upload(void *to, const void *from, std::size_t bytes) override {
+    check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the GPU");
+  }
+  void download(void *to, const void *from, std::size_t bytes) override {
+    check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy from the GPU");
+  }
+
+  void run(const std::function<void()> &launch) override {
+    launch();
+    check(cudaDeviceSynchronize(), "the kernel failed");
+  }
+  std::vector<float> time(const std::function<void()> &launch, int iterations) override {
+    std::vector<float> milliseconds(iterations);
+    for (float &elapsed : milliseconds) {
+      check(cudaEventRecord(begin_), "cudaEventRecord");
+      launch();
+      check(cudaEventRecord(end_), "cudaEventRecord");
+      check(cudaEventSynchronize(end_), "the kernel failed");
+      check(cudaEventElapsedTime(&elapsed, begin_, end_), "cudaEventElapsedTime");
+    }
+    return milliseconds;
+  }
+
+ private:
+  cudaDeviceProp properties_;
+  cudaEvent_t begin_, end_;
+  std::vector<void *> allocated_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_gpu_device(std::string &why_not) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0) {
+    why_not = error != cudaSuccess ? cudaGetErrorString(error) : "no CUDA device";
+    return nullptr;
+  }
+  return std::make_unique<Gpu>();
+}

@@ -1,0 +1,53 @@
+// fp16 on the host: the storage type of Q, K, V and O wherever no CUDA header is at hand (the
+// reference, the program, the emulator). IEEE 754 binary16, round to nearest even, as the GPU does.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+struct half {
+  std::uint16_t bits;
+};
+
+/// The value of an fp16 number, exactly.
+inline float half_to_float(half h) {
+  const std::uint32_t magnitude = h.bits & 0x7fffu;
+  // fp32 has 13 more mantissa bits, and an exponent bias larger by 112. The multiplication corrects
+  // the bias, and normalises a subnormal on the way.
+  float value = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
+  if (magnitude >= 0x7c00u) value = std::bit_cast<float>(0x7f800000u | (magnitude & 0x3ffu) << 13);
+  const std::uint32_t sign = (h.bits & 0x8000u) << 16;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | sign);
+}
+
+/// The nearest fp16 number, ties to even; beyond 65504 + half a step, infinity.
+inline half float_to_half(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = bits >> 16 & 0x8000u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  std::uint32_t result;
+  if (magnitude > 0x7f800000u) {
+    result = 0x7e00u;  // NaN
+  } else if (magnitude >= 0x477ff000u) {
+    result = 0x7c00u;  // at least 65520: infinity
+  } else if (magnitude < 0x38800000u) {
+    // Below 2^-14: adding 0.5 leaves the result's 10 mantissa bits, rounded, at the bottom.
+    result = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  } else {
+    result = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  }
+  return half{static_cast<std::uint16_t>(sign | result)};
+}
+
+/// A double rounded once to fp16, as the reference rounds P and O. (Through float it would round
+/// twice; a float made odd in its last bit when inexact keeps the second rounding correct.)
+inline half double_to_half(double value) {
+  float narrow = static_cast<float>(value);
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(narrow);
+  if (static_cast<double>(narrow) != value && value == value && (bits & 1u) == 0) {
+    const bool too_far = (narrow < 0 ? -static_cast<double>(narrow) : static_cast<double>(narrow)) >
+                         (value < 0 ? -value : value);
+    narrow = std::bit_cast<float>(too_far ? bits - 1 : bits + 1);
+  }
+  return float_to_half(narrow);
+}

@@ -1,0 +1,74 @@
+// The one header that a step includes. The same kernel source is compiled by nvcc for the GPU and by
+// the host's compiler for the emulator; what differs between the two is here and in view.h.
+#pragma once
+
+#include "common/step.h"
+#include "common/view.h"
+
+#ifdef __CUDACC__
+
+#include <cuda_fp16.h>
+
+#include <stdexcept>
+#include <string>
+
+/// Turns a CUDA error into an exception that says what was being done.
+inline void cuda_check(cudaError_t error, const char *what) {
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+/// The block's shared memory, as the struct that the launch made room for.
+template <class SharedStorage>
+__device__ SharedStorage &shared_storage() {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  return *reinterpret_cast<SharedStorage *>(shared_memory);
+}
+
+/// Starts a kernel whose blocks have one SharedStorage each (void: none). More than 48 KB of shared
+/// memory must be asked for (CUDA C++ Programming Guide, 'Shared Memory' of compute capability 7.x).
+template <class SharedStorage, class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
+  int bytes = 0;
+  if constexpr (!std::is_void_v<SharedStorage>) bytes = sizeof(SharedStorage);
+  int device, available;
+  cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+  cuda_check(
+      cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+      "cudaDeviceGetAttribute");
+  if (bytes > available)
+    throw std::runtime_error("this step needs " + std::to_string(bytes / 1024) +
+                             " KB of shared memory a block at this head dim, and this GPU has " +
+                             std::to_string(available / 1024) + " KB");
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "cudaFuncSetAttribute");
+  kernel<<<grid, block, bytes>>>(static_cast<Parameters>(arguments)...);
+  cuda_check(cudaGetLastError(), "kernel launch");
+}
+
+#define BACKEND_STEP gpu_step
+
+#else
+
+template <class SharedStorage>
+SharedStorage &shared_storage() {
+  return *static_cast<SharedStorage *>(emulator::shared_memory());
+}
+
+template <class SharedStorage, class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
+  std::size_t bytes = 0;
+  if constexpr (!std::is_void_v<SharedStorage>) bytes = sizeof(SharedStorage);
+  emulator::run(grid, block, bytes, [=] { kernel(static_cast<Parameters>(arguments)...); });
+}
+
+#define BACKEND_STEP cpu_step
+
+#endif
+
+/// Ends a step's file: gives the program its Step. STEP_NAME is the folder's name, from the Makefile.
+#define EXPORT_STEP(...)          \
+  extern const Step BACKEND_STEP; \
+  const Step BACKEND_STEP = {.name = STEP_NAME, __VA_ARGS__};
+
+constexpr unsigned kAllLanes = 0xffffffff;

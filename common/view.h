@@ -1,0 +1,138 @@
+// How a kernel reads and writes memory: m(row, col). On a GPU that is a plain reference and costs
+// nothing. On the emulator it is a proxy that knows its place in the source, so that every access
+// can be checked and counted.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#ifdef __CUDACC__
+
+/// A place in the source, which only the emulator wants to know.
+struct Where {
+  __device__ static constexpr Where current() { return {}; }
+};
+
+template <class T>
+using Reference = T &;
+
+template <class T>
+__device__ __forceinline__ T &element(T *pointer, bool /*inside*/, Where) {
+  return *pointer;
+}
+
+#else
+
+#include "common/emulator/emulator.h"
+
+using Where = emulator::Where;
+
+/// An element of memory that is not read or written yet.
+template <class T>
+class Reference {
+  using Value = std::remove_const_t<T>;
+
+ public:
+  Reference(T *pointer, Where where) : pointer_(pointer), where_(where) {}
+  Reference(const Reference &) = default;
+
+  operator Value() const {
+    emulator::access(pointer_, sizeof(T), false, where_);
+    return *pointer_;
+  }
+  const Reference &operator=(Value value) const {
+    emulator::access(pointer_, sizeof(T), true, where_);
+    *pointer_ = value;
+    return *this;
+  }
+  const Reference &operator=(const Reference &other) const { return *this = Value(other); }
+
+  T *pointer() const { return pointer_; }
+  Where where() const { return where_; }
+
+ private:
+  T *pointer_;
+  Where where_;
+};
+
+template <class T>
+Reference<T> element(T *pointer, bool inside, Where where) {
+  if (!inside) emulator::fail("row or column out of bounds", where);
+  return {pointer, where};
+}
+
+#endif
+
+/// A row-major matrix in global memory.
+template <class T>
+struct Matrix {
+  T *data;
+  int rows, cols;
+
+  __device__ __forceinline__ Reference<T> operator()(int row, int col,
+                                                     Where where = Where::current()) const {
+    // 64 bits: a matrix of scores passes 2^31 elements at seqlen 46341.
+    return element(data + static_cast<std::int64_t>(row) * cols + col,
+                   unsigned(row) < unsigned(rows) && unsigned(col) < unsigned(cols), where);
+  }
+};
+
+/// The layout of a tile whose rows follow each other.
+template <int Rows, int Cols>
+struct RowMajor {
+  static constexpr int size = Rows * Cols;
+  __device__ static constexpr int offset(int row, int col) { return row * Cols + col; }
+};
+
+/// A matrix in shared memory. Layout says where in the tile's memory an element lies.
+template <class T, int Rows, int Cols, class Layout = RowMajor<Rows, Cols>>
+struct Tile {
+  alignas(16) T data[Layout::size];
+
+  __device__ __forceinline__ Reference<T> operator()(int row, int col,
+                                                     Where where = Where::current()) {
+    return element(data + Layout::offset(row, col),
+                   unsigned(row) < unsigned(Rows) && unsigned(col) < unsigned(Cols), where);
+  }
+};
+
+/// N values that one instruction moves; N * sizeof(T) is 4, 8 or 16 bytes.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Vector {
+  T value[N];
+
+  __device__ __forceinline__ T &operator[](int i) { return value[i]; }
+  __device__ __forceinline__ const T &operator[](int i) const { return value[i]; }
+};
+
+#ifdef __CUDACC__
+
+/// Loads N consecutive elements as one access; the first must be aligned to all of them.
+template <int N, class T>
+__device__ __forceinline__ Vector<std::remove_const_t<T>, N> load(T &first) {
+  return *reinterpret_cast<const Vector<std::remove_const_t<T>, N> *>(&first);
+}
+
+/// Stores N consecutive elements as one access; the first must be aligned to all of them.
+template <int N, class T>
+__device__ __forceinline__ void store(T &first, const Vector<T, N> &values) {
+  *reinterpret_cast<Vector<T, N> *>(&first) = values;
+}
+
+#else
+
+template <int N, class T>
+Vector<std::remove_const_t<T>, N> load(const Reference<T> &first) {
+  emulator::access(first.pointer(), N * sizeof(T), false, first.where());
+  Vector<std::remove_const_t<T>, N> values;
+  for (int i = 0; i < N; i++) values[i] = first.pointer()[i];
+  return values;
+}
+
+template <int N, class T>
+void store(const Reference<T> &first, const Vector<T, N> &values) {
+  emulator::access(first.pointer(), N * sizeof(T), true, first.where());
+  for (int i = 0; i < N; i++) first.pointer()[i] = values[i];
+}
+
+#endif

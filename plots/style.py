@@ -1,0 +1,118 @@
+"""What every figure shares: the look, the command line, and the results it reads."""
+
+import argparse
+import csv
+import pathlib
+import re
+import statistics
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot  # noqa: E402 (the backend is chosen first)
+
+# Okabe and Ito's palette, which the colour-blind can tell apart.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, RED, PINK = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+GREY, PALE, INK = "#8A8A8A", "#ECECEC", "#222222"
+
+# The fp32 peak of an H200 without tensor cores, in TFLOP/s: 132 SMs x 128 lanes x 2 operations (a
+# fused multiply-add) x 1.98 GHz (boost clock).
+H200_FP32_PEAK = 132 * 128 * 2 * 1.98e-3
+
+FIRST_TENSOR_CORE_STEP = "05"  # the steps that sort before it run on CUDA cores
+
+pyplot.rcParams.update({
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlesize": 15,
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same bytes on every machine
+    "font.size": 12,
+    "grid.color": PALE,
+    "legend.frameon": False,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+})
+
+
+def parser(description):
+    """The command line that all figures have."""
+    p = argparse.ArgumentParser(description=description)
+    p.add_argument("--results", type=pathlib.Path, default=pathlib.Path("plots/results"),
+                   help="the directory of the CSV files (default: %(default)s)")
+    p.add_argument("--out", type=pathlib.Path, default=pathlib.Path("plots"),
+                   help="the directory to write the figure to (default: %(default)s)")
+    return p
+
+
+def gpu_parser(description):
+    """The command line of the figures that are drawn from one GPU's results."""
+    p = parser(description)
+    p.add_argument("--gpu", default="h200",
+                   help="whose results to draw: the name of a CSV file (default: %(default)s)")
+    return p
+
+
+def read(path):
+    """The rows of a CSV file, as dictionaries; ends the program if there is no such file."""
+    if not path.is_file():
+        sys.exit(f"{path}: no such file; --results names the directory that has it")
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def is_step(name):
+    """Whether a name is a step of the ladder: no peer and no variant of a step."""
+    return re.fullmatch(r"\d\d-[^:]+", name) is not None
+
+
+def speed(rows, step, seqlen, head_dim=128, causal=0):
+    """The median TFLOP/s of a step (or peer) and the batch, the largest that it ran with; or None.
+
+    An interleaved run has several rows of one shape: its repetitions.
+    """
+    shape = (step, str(seqlen), str(head_dim), str(causal))
+    found = [r for r in rows if (r["step"], r["seqlen"], r["head_dim"], r["causal"]) == shape]
+    if not found:
+        return None
+    batch = max(int(r["batch"]) for r in found)
+    return statistics.median(float(r["tflops"]) for r in found if int(r["batch"]) == batch), batch
+
+
+def three_digits(value):
+    """2.53, 38.1, 744"""
+    return f"{value:#.3g}".rstrip(".")
+
+
+def spread(positions, gap):
+    """Moves sorted positions apart until each is at least `gap` after the one before, so that
+    labels at them do not overlap, and keeps each group centred on where its members were."""
+    groups = []  # (members' wanted positions)
+    for position in positions:
+        groups.append([position])
+        while len(groups) > 1:
+            a, b = groups[-2], groups[-1]
+            top_a = sum(a) / len(a) + gap * (len(a) - 1) / 2
+            bottom_b = sum(b) / len(b) - gap * (len(b) - 1) / 2
+            if bottom_b - top_a >= gap:
+                break
+            groups[-2:] = [a + b]
+    return [sum(g) / len(g) + gap * (i - (len(g) - 1) / 2) for g in groups for i in range(len(g))]
+
+
+def save(figure, out, name):
+    """Writes NAME.png: the same bytes from the same data and the same matplotlib."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{name}.png"
+    figure.savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.15,
+                   metadata={"Software": None})
+    print(path)

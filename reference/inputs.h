@@ -1,0 +1,26 @@
+// Inputs, of families that each catch some kind of mistake.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reference/attention.h"
+
+namespace reference {
+
+enum class Family {
+  kNormal,     // standard normal: what a network sees, more or less
+  kRising,     // scores rise along the sequence, so every tile brings a new maximum
+  kOneHot,     // each query matches one key: a permuted or skipped tile shows at once
+  kEnds,       // values at the ends of fp16's range: largest, smallest normal, smallest subnormal
+  kEqualKeys,  // all scores equal: the output is the mean of V
+};
+
+/// The families' names, in the order of the enumeration, as --inputs takes them.
+const std::vector<std::string> &family_names();
+
+/// Draws inputs. The same seed gives the same numbers, but for the last bit of the math library.
+Inputs make_inputs(Family family, int batch_heads, int seqlen, int head_dim, std::uint64_t seed);
+
+}  // namespace reference
