@@ -15,7 +15,7 @@ BUILD := build/$(if $(NVCC),cuda-$(ARCH),cpu)
 STEPS := $(sort $(notdir $(wildcard steps/[0-9]*)))
 NUMBERS := $(foreach s,$(STEPS),$(word 1,$(subst -, ,$(s))))
 PROGRAMS := $(addprefix step-,$(NUMBERS))
-step_of = $(filter $(patsubst step-%,%,$(1))-%,$(STEPS))
+step_of = $(filter $(1)-%,$(STEPS))
 
 CXXFLAGS := -std=c++20 -O2 -g -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Wno-restrict \
 	$(if $(WERROR),-Werror) -MMD -MP -I.
@@ -45,13 +45,15 @@ help:  ## list the commands
 	@echo "ARCH=sm_90                    compile for this GPU; now: $(if $(NVCC),$(ARCH),no nvcc found)"
 
 # --- building ----------------------------------------------------------------------------------------
-# ./step-02 and its like stand at the top; what they were built for is part of what they depend on.
-$(shell mkdir -p build; echo '$(BUILD)' | cmp -s - build/kind || echo '$(BUILD)' > build/kind)
-
 .SECONDEXPANSION:
-$(PROGRAMS): %: $(BUILD)/steps/$$(call step_of,%).cpu.o $(PROGRAM_OBJECTS) build/kind \
-		$(if $(NVCC),$(BUILD)/steps/$$(call step_of,%).gpu.o)
-	$(if $(NVCC),$(NVCC) -Xcompiler -pthread,$(CXX) -pthread) $(filter %.o,$^) -o $@
+.PHONY: $(PROGRAMS)
+$(PROGRAMS): %: $(BUILD)/bin/%
+	@ln -sf $< $@
+
+$(BUILD)/bin/step-%: $(BUILD)/steps/$$(call step_of,$$*).cpu.o $(PROGRAM_OBJECTS) \
+		$(if $(NVCC),$(BUILD)/steps/$$(call step_of,$$*).gpu.o)
+	@mkdir -p $(@D)
+	$(if $(NVCC),$(NVCC) -Xcompiler -pthread,$(CXX) -pthread) $^ -o $@
 
 $(BUILD)/steps/%.cpu.o: steps/%/attention.cu
 	@mkdir -p $(@D)
@@ -68,6 +70,10 @@ $(BUILD)/%.o: %.cpp
 $(BUILD)/%.o: %.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -c $< -o $@
+
+# What a test links with its own copy of a step: the emulator alone, on any machine.
+.PHONY: emulator-objects
+emulator-objects: $(PROGRAM_OBJECTS)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 

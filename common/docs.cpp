@@ -1,4 +1,4 @@
-#include "docs.h"
+#include "common/docs.h"
 
 #include <algorithm>
 #include <fstream>
@@ -7,6 +7,7 @@
 #include <optional>
 #include <ostream>
 #include <regex>
+#include <set>
 
 namespace fs = std::filesystem;
 
@@ -25,32 +26,34 @@ const char kFirstTensorCoreStep[] = "05";  // the steps that sort before it stay
 
 /// What a table is made of.
 struct Request {
-  const Csv& csv;
+  const Csv &csv;
   std::string step;  // empty if the table takes none
   Filters filters;
   fs::path root, markdown_dir;
 };
 
 /// A table's lines. A heading that starts with '>' aligns its column to the right.
-Strings markdown_table(Strings headings, const std::vector<Strings>& rows) {
+Strings markdown_table(Strings headings, const std::vector<Strings> &rows) {
   Strings rules;
-  for (std::string& heading : headings) {
+  for (std::string &heading : headings) {
     rules.push_back(heading[0] == '>' ? "---:" : "---");
     if (heading[0] == '>') heading.erase(0, 1);
   }
   Strings lines = {"| " + join(headings, " | ") + " |", "| " + join(rules, " | ") + " |"};
-  for (const Strings& row : rows) lines.push_back("| " + join(row, " | ") + " |");
+  for (const Strings &row : rows) lines.push_back("| " + join(row, " | ") + " |");
   return lines;
 }
 
-std::string link(const std::string& text, const fs::path& to, const Request& request) {
+std::string link(const std::string &text, const fs::path &to, const Request &request) {
   return "[" + text + "](" + to.lexically_relative(request.markdown_dir).generic_string() + ")";
 }
 
-bool is_step(const std::string& name) { return std::regex_search(name, std::regex("^[0-9]{2}-")); }
+bool is_step(const std::string &name) {
+  return std::regex_search(name, std::regex("^[0-9]{2}-"));
+}
 
 /// What a chapter is about: of "# Step 02: the loop inverted", "the loop inverted".
-std::string chapter_idea(const fs::path& chapter) {
+std::string chapter_idea(const fs::path &chapter) {
   const std::string text = read_text(chapter);
   std::smatch match;
   const bool found = std::regex_search(text, match, std::regex("(^|\n)#[^\n:]*:([^\n]*)"));
@@ -58,30 +61,32 @@ std::string chapter_idea(const fs::path& chapter) {
 }
 
 /// The rows of one name, of the largest batch that it ran with: what a table of speeds shows.
-Rows largest_batch(const Request& request, const std::string& name) {
+Rows largest_batch(const Request &request, const std::string &name) {
   Filters filters = request.filters;
-  filters.emplace_back("step", name);
+  filters.push_back({"step", '=', name});
   Rows rows = find(request.csv, filters);
   double largest = 0;
-  for (const Row* row : rows) largest = std::max(largest, number(*row, "batch"));
-  std::erase_if(rows, [&](const Row* row) { return number(*row, "batch") < largest; });
+  for (const Row *row : rows) largest = std::max(largest, number(*row, "batch"));
+  std::erase_if(rows, [&](const Row *row) { return number(*row, "batch") < largest; });
   require_same(rows, {"heads"});
   return rows;
 }
 
-double tflops(const Rows& rows) { return rows.empty() ? 0 : median(rows, "tflops"); }
+double tflops(const Rows &rows) {
+  return rows.empty() ? 0 : median(rows, "tflops");
+}
 
 /// TFLOP/s, ms and batch: the columns that all tables of speeds have.
-Strings speed_cells(const Rows& rows) {
+Strings speed_cells(const Rows &rows) {
   if (rows.empty()) return {kDash, kDash, kDash};
   return {significant(tflops(rows), 3), significant(median(rows, "median_ms"), 3),
           rows[0]->at("batch")};
 }
 
 /// ladder BENCH: every step, against the one before and against FlashAttention-2.
-Strings ladder(const Request& request) {
+Strings ladder(const Request &request) {
   Strings names;
-  for (const auto& entry : fs::directory_iterator(request.root / "steps")) {
+  for (const auto &entry : fs::directory_iterator(request.root / "steps")) {
     const std::string name = entry.path().filename();
     if (entry.is_directory() && is_step(name)) names.push_back(name);
   }
@@ -89,14 +94,14 @@ Strings ladder(const Request& request) {
   const double fa2 = tflops(largest_batch(request, "flash-attention-2"));
   double before = 0;
   std::vector<Strings> table;
-  for (const std::string& name : names) {
+  for (const std::string &name : names) {
     const fs::path chapter = request.root / "steps" / name / "README.md";
     const Rows rows = largest_batch(request, name);
     const double speed = tflops(rows);
     const bool on_h200 = speed > 0 && rows[0]->at("device").find("H200") != std::string::npos;
     Strings row = {name, kDash};
     if (fs::exists(chapter)) row = {link(name, chapter, request), chapter_idea(chapter)};
-    for (const std::string& cell : speed_cells(rows)) row.push_back(cell);
+    for (const std::string &cell : speed_cells(rows)) row.push_back(cell);
     row.push_back(speed > 0 && before > 0 ? times(speed / before) : kDash);
     row.push_back(speed > 0 && fa2 > 0 ? percent(speed / fa2) : kDash);
     row.push_back(name >= kFirstTensorCoreStep ? ""
@@ -111,29 +116,29 @@ Strings ladder(const Request& request) {
 }
 
 /// The speeds of some names, shown without the first `skip` characters.
-Strings speeds(const Request& request, const std::string& heading, Strings names, size_t skip) {
+Strings speeds(const Request &request, const std::string &heading, Strings names, size_t skip) {
   std::sort(names.begin(), names.end());
   std::vector<Strings> table;
-  for (const std::string& name : names) {
+  for (const std::string &name : names) {
     table.push_back({name.substr(skip)});
-    for (const auto& cell : speed_cells(largest_batch(request, name))) table.back().push_back(cell);
+    for (const auto &cell : speed_cells(largest_batch(request, name))) table.back().push_back(cell);
   }
   return markdown_table({heading, ">TFLOP/s", ">ms", ">batch"}, table);
 }
 
 /// peers BENCH: every name that is no step's.
-Strings peers(const Request& request) {
+Strings peers(const Request &request) {
   Strings names;
-  for (const Row* row : require(request.csv, request.filters)) {
+  for (const Row *row : require(request.csv, request.filters)) {
     if (!is_step(row->at("step"))) append_new(names, row->at("step"));
   }
   return speeds(request, "peer", names, 0);
 }
 
 /// variants BENCH STEP: the names STEP:VARIANT.
-Strings variants(const Request& request) {
+Strings variants(const Request &request) {
   Strings names;
-  for (const Row& row : request.csv.rows) {
+  for (const Row &row : request.csv.rows) {
     if (row.at("step").starts_with(request.step + ":")) append_new(names, row.at("step"));
   }
   if (names.empty()) throw Error("no " + request.step + ":VARIANT in " + request.csv.name + ".csv");
@@ -149,24 +154,24 @@ std::string difference(double emulator, double ncu) {
 }
 
 /// truth COUNTERS, or of one step counters COUNTERS STEP: the emulator's counts beside ncu's.
-Strings truth(const Request& request) {
+Strings truth(const Request &request) {
   Strings steps;
-  for (const Row& row : request.csv.rows) append_new(steps, row.at("step"));
+  for (const Row &row : request.csv.rows) append_new(steps, row.at("step"));
   std::sort(steps.begin(), steps.end());
   if (!request.step.empty()) steps = {request.step};
   std::vector<Strings> table;
-  for (const std::string& step : steps) {
+  for (const std::string &step : steps) {
     Filters filters = request.filters;
-    filters.insert(filters.begin(), {"step", step});
+    filters.insert(filters.begin(), {"step", '=', step});
     const Rows rows = require(request.csv, filters);
     require_same(rows, kShape);  // or the comparison means nothing
     Strings names;
     std::map<std::string, Rows> emulator, ncu;
-    for (const Row* row : rows) {
+    for (const Row *row : rows) {
       append_new(names, row->at("counter"));
       (row->at("source") == "ncu" ? ncu : emulator)[row->at("counter")].push_back(row);
     }
-    for (const std::string& name : names) {
+    for (const std::string &name : names) {
       const bool has_emulator = emulator.count(name), has_ncu = ncu.count(name);
       const double a = has_emulator ? counter_value(emulator[name]) : 0;
       const double b = has_ncu ? counter_value(ncu[name]) : 0;
@@ -182,26 +187,31 @@ Strings truth(const Request& request) {
   return markdown_table({"step", "counter", ">emulator", ">ncu", ">verdict"}, table);
 }
 
-using RowText = std::function<std::string(const Row&)>;
+using RowText = std::function<std::string(const Row &)>;
 
-/// Counters as a table: a row for each value of the column `by`, a column for each `heading`.
-Strings pivot(const Rows& rows, const std::string& by, const RowText& label, const RowText& heading,
-              std::string (*print)(double), const std::string& missing) {
+/// Counters as a table: a row for each value of the column `by`, a column for each `heading`, in
+/// the order in which the file has them.
+Strings pivot(const Csv &csv, const Rows &rows, const std::string &by, const RowText &label,
+              const RowText &heading, std::string (*print)(double), const std::string &missing) {
   Strings headings = {by}, keys;
-  std::map<std::string, Rows> rows_of;
+  std::set<std::string> used;  // headings
+  std::map<std::string, Rows> rows_of_key;
   std::map<std::string, std::map<std::string, Rows>> cells;
-  for (const Row* row : rows) {
-    append_new(headings, ">" + heading(*row));
+  for (const Row *row : rows) {
     append_new(keys, row->at(by));
-    rows_of[row->at(by)].push_back(row);
+    rows_of_key[row->at(by)].push_back(row);
+    used.insert(">" + heading(*row));
     cells[row->at(by)][">" + heading(*row)].push_back(row);
   }
+  for (const Row &row : csv.rows) {
+    if (used.count(">" + heading(row))) append_new(headings, ">" + heading(row));
+  }
   std::vector<Strings> table;
-  for (const std::string& value : keys) {
-    require_same(rows_of[value], kShape);
-    table.push_back({label(*rows_of[value][0])});
+  for (const std::string &value : keys) {
+    require_same(rows_of_key[value], kShape);
+    table.push_back({label(*rows_of_key[value][0])});
     for (size_t i = 1; i < headings.size(); ++i) {
-      const Rows& cell = cells[value][headings[i]];
+      const Rows &cell = cells[value][headings[i]];
       table.back().push_back(cell.empty() ? missing : print(counter_value(cell)));
     }
   }
@@ -209,40 +219,42 @@ Strings pivot(const Rows& rows, const std::string& by, const RowText& label, con
 }
 
 /// bytes COUNTERS: a row per step, a column per counter of bytes and source.
-Strings bytes_table(const Request& request) {
+Strings bytes_table(const Request &request) {
   Rows rows = require(request.csv, request.filters);
   std::erase_if(
-      rows, [](const Row* row) { return row->at("counter").find("bytes") == std::string::npos; });
+      rows, [](const Row *row) { return row->at("counter").find("bytes") == std::string::npos; });
   std::stable_sort(rows.begin(), rows.end(),
-                   [](const Row* a, const Row* b) { return a->at("step") < b->at("step"); });
-  const auto heading = [](const Row& row) {
+                   [](const Row *a, const Row *b) { return a->at("step") < b->at("step"); });
+  const auto heading = [](const Row &row) {
     return row.at("counter") + " (" + row.at("source") + ")";
   };
   return pivot(
-      rows, "step", [](const Row& row) { return row.at("step"); }, heading, bytes, kDash);
+      request.csv, rows, "step", [](const Row &row) { return row.at("step"); }, heading, bytes,
+      kDash);
 }
 
 /// lines COUNTERS STEP: a row per line of the source, a column per counter, zeros left blank.
-Strings lines_table(const Request& request) {
-  Filters filters = {{"step", request.step}, {"source", "emulator"}};
+Strings lines_table(const Request &request) {
+  Filters filters = {{"step", '=', request.step}, {"source", '=', "emulator"}};
   filters.insert(filters.end(), request.filters.begin(), request.filters.end());
   Rows rows = require(request.csv, filters);
   std::erase_if(
-      rows, [](const Row* row) { return row->at("line") == "0" || number(*row, "value") == 0; });
-  std::stable_sort(rows.begin(), rows.end(), [](const Row* a, const Row* b) {
+      rows, [](const Row *row) { return row->at("line") == "0" || number(*row, "value") == 0; });
+  std::stable_sort(rows.begin(), rows.end(), [](const Row *a, const Row *b) {
     return number(*a, "line") < number(*b, "line");
   });
   const fs::path source = request.root / "steps" / split(request.step, ":")[0] / "attention.cu";
-  const auto label = [&](const Row& row) {
+  const auto label = [&](const Row &row) {
     return link(row.at("line"), source.string() + "#L" + row.at("line"), request);
   };
   return pivot(
-      rows, "line", label, [](const Row& row) { return row.at("counter"); }, count, "");
+      request.csv, rows, "line", label, [](const Row &row) { return row.at("counter"); }, count,
+      "");
 }
 
 struct Table {
-  const char* usage;
-  Strings (*make)(const Request&);
+  const char *usage;
+  Strings (*make)(const Request &);
 };
 
 const Table kTables[] = {
@@ -265,7 +277,7 @@ struct Comment {
   bool closes;       // ends a region, else starts one
 };
 
-std::optional<Comment> next_comment(const std::string& text, size_t from) {
+std::optional<Comment> next_comment(const std::string &text, size_t from) {
   const size_t begin = text.find("<!--", from);
   if (begin == text.npos) return {};
   const size_t end = std::min(text.find("-->", begin), text.size());
@@ -279,7 +291,7 @@ std::optional<Comment> next_comment(const std::string& text, size_t from) {
 }
 
 /// What is wrong with where a comment of ours stands, or "".
-std::string misplaced(const Comment& c, const std::string& before, char after) {
+std::string misplaced(const Comment &c, const std::string &before, char after) {
   // After nothing but the markers of quotes and lists, Markdown takes a comment for a block.
   static const std::regex block_start(R"([ \t>]*(([-+*]|[0-9]+[.)])[ \t]+)*)");
   if (c.kind == "value" && !c.closes && std::regex_match(before, block_start)) {
@@ -291,23 +303,23 @@ std::string misplaced(const Comment& c, const std::string& before, char after) {
 }
 
 /// The text between the comments of a region.
-std::string regenerate(const Comment& open, const std::string& indent, const fs::path& markdown_dir,
-                       Results& results) {
+std::string regenerate(const Comment &open, const std::string &indent, const fs::path &markdown_dir,
+                       Results &results) {
   if (open.kind == "value") return inline_value(open.body.substr(1), results);
   const std::string arguments = trim(open.body.substr(open.kind.size() + 1));
   const Strings lines = open.kind == "code" ? code_quote(arguments, markdown_dir)
                                             : table(arguments, results, markdown_dir);
   std::string text = "\n\n";  // without a blank line Markdown takes what follows for HTML
-  for (const std::string& line : lines) text += (line.empty() ? "" : indent + line) + "\n";
+  for (const std::string &line : lines) text += (line.empty() ? "" : indent + line) + "\n";
   return text + "\n" + indent;
 }
 
 }  // namespace
 
-Strings table(const std::string& name_and_arguments, Results& results,
-              const fs::path& markdown_dir) {
+Strings table(const std::string &name_and_arguments, Results &results,
+              const fs::path &markdown_dir) {
   Strings list = words(name_and_arguments), usages;
-  for (const Table& t : kTables) {
+  for (const Table &t : kTables) {
     const Strings usage = words(t.usage);
     usages.push_back(t.usage);
     if (list.empty() || usage[0] != list[0]) continue;
@@ -323,15 +335,15 @@ Strings table(const std::string& name_and_arguments, Results& results,
   throw Error("no table '" + name_and_arguments + "'; allowed: " + join(usages, ", "));
 }
 
-Strings code_quote(const std::string& arguments, const fs::path& markdown_dir) {
+Strings code_quote(const std::string &arguments, const fs::path &markdown_dir) {
   Strings parts = split(arguments + " ", " | ");  // with no LAST, the bar ends the arguments
-  for (std::string& part : parts) part = trim(part);
+  for (std::string &part : parts) part = trim(part);
   if (parts.size() != 3 || parts[0].empty() || parts[1].empty()) {
     throw Error("a quote is 'FILE | FIRST | LAST', LAST may be empty; not '" + arguments + "'");
   }
   const std::string &file = parts[0], &first_text = parts[1], &last_text = parts[2];
   const Strings source = split(read_text(markdown_dir / file), "\n");
-  const auto find_line = [&](size_t from, const std::string& anchor) {
+  const auto find_line = [&](size_t from, const std::string &anchor) {
     while (from < source.size() && source[from].find(anchor) == std::string::npos) ++from;
     return from;
   };
@@ -361,13 +373,13 @@ Strings code_quote(const std::string& arguments, const fs::path& markdown_dir) {
   return lines;
 }
 
-Rewritten rewrite(const fs::path& file, const std::string& text, Results& results) {
+Rewritten rewrite(const fs::path &file, const std::string &text, Results &results) {
   Rewritten done;
   const fs::path dir = fs::absolute(file).lexically_normal().parent_path();
-  const auto line_of = [&](const Comment& c) {
+  const auto line_of = [&](const Comment &c) {
     return std::to_string(1 + std::count(text.begin(), text.begin() + c.begin, '\n'));
   };
-  const auto error = [&](const Comment& c, const std::string& what) {
+  const auto error = [&](const Comment &c, const std::string &what) {
     done.errors.push_back(file.string() + ":" + line_of(c) + ": " + what);
   };
   size_t copied = 0;  // of text
@@ -388,7 +400,7 @@ Rewritten rewrite(const fs::path& file, const std::string& text, Results& result
           done.stale.push_back("line " + line_of(*open) + ": " + open->body +
                                (c->kind == "value" ? " is " + fresh + ", was " + old : ""));
         }
-      } catch (const std::exception& e) {
+      } catch (const std::exception &e) {
         error(*open, e.what());
       }
       open.reset();
@@ -404,25 +416,25 @@ Rewritten rewrite(const fs::path& file, const std::string& text, Results& result
   return done;
 }
 
-int run(const std::vector<fs::path>& files, const fs::path& results_dir, bool check,
-        std::ostream& output, std::ostream& error) {
+int run(const std::vector<fs::path> &files, const fs::path &results_dir, bool check,
+        std::ostream &output, std::ostream &error) {
   Results results(results_dir);
   std::vector<Rewritten> rewritten;
   Strings stale, errors;
-  for (const fs::path& file : files) {
+  for (const fs::path &file : files) {
     try {
       rewritten.push_back(rewrite(file, read_text(file), results));
-    } catch (const std::exception& e) {
+    } catch (const std::exception &e) {
       errors.push_back(file.string() + ": " + e.what());
       continue;
     }
-    for (const auto& s : rewritten.back().stale) stale.push_back(file.string() + ": stale: " + s);
-    for (const std::string& e : rewritten.back().errors) errors.push_back(e);
+    for (const auto &s : rewritten.back().stale) stale.push_back(file.string() + ": stale: " + s);
+    for (const std::string &e : rewritten.back().errors) errors.push_back(e);
   }
-  for (const std::string& e : errors) error << e << "\n";
+  for (const std::string &e : errors) error << e << "\n";
   if (!errors.empty()) return 2;
   if (check) {
-    for (const std::string& s : stale) output << s << "\n";
+    for (const std::string &s : stale) output << s << "\n";
     return stale.empty() ? 0 : 1;
   }
   for (size_t i = 0; i < files.size(); ++i) {

@@ -8,16 +8,16 @@
 #include <string>
 #include <vector>
 
-#include "docs_values.h"
+#include "common/docs_values.h"
 
 namespace docs {
 
 /// The lines of the table `NAME ARGS...`, with links relative to `markdown_dir`.
-Strings table(const std::string& name_and_arguments, Results& results,
-              const std::filesystem::path& markdown_dir);
+Strings table(const std::string &name_and_arguments, Results &results,
+              const std::filesystem::path &markdown_dir);
 
 /// The lines of the quote `FILE | FIRST | LAST`, FILE relative to `markdown_dir`.
-Strings code_quote(const std::string& arguments, const std::filesystem::path& markdown_dir);
+Strings code_quote(const std::string &arguments, const std::filesystem::path &markdown_dir);
 
 /// What rewrite() made of one Markdown file.
 struct Rewritten {
@@ -27,10 +27,10 @@ struct Rewritten {
 };
 
 /// Regenerates every region of `text`, the content of the Markdown file `file`.
-Rewritten rewrite(const std::filesystem::path& file, const std::string& text, Results& results);
+Rewritten rewrite(const std::filesystem::path &file, const std::string &text, Results &results);
 
 /// The program: returns its exit status. Stale regions go to `output`, errors to `error`.
-int run(const std::vector<std::filesystem::path>& files, const std::filesystem::path& results_dir,
-        bool check, std::ostream& output, std::ostream& error);
+int run(const std::vector<std::filesystem::path> &files, const std::filesystem::path &results_dir,
+        bool check, std::ostream &output, std::ostream &error);
 
 }  // namespace docs

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "docs.h"
+#include "common/docs.h"
 
 namespace {
 
@@ -46,13 +46,14 @@ Regions, all of them HTML comments:
       a ratio as percent; x a ratio as 7.3x; GB, MB, KB bytes.
       It may stand anywhere but at the start of a line, where Markdown would end the paragraph.
 
-Filters are COLUMN=VALUE. Those of a benchmark start from seqlen=8192 head_dim=128 causal=0, those
-of counters from kernel=total line=0; naming a column replaces its own value only.
+Filters are COLUMN=TEXT, or COLUMN~TEXT for a column that contains the text (counter~shared).
+Those of a benchmark start from seqlen=8192 head_dim=128 causal=0, those of counters from
+kernel=total line=0; naming a column replaces its own filter only.
 )";
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char **argv) {
   const option options[] = {{"check", no_argument, nullptr, 'c'},
                             {"results", required_argument, nullptr, 'r'},
                             {"help", no_argument, nullptr, 'h'},

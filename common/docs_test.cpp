@@ -1,4 +1,4 @@
-#include "docs.h"
+#include "common/docs.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -21,6 +21,7 @@ const char kBench[] =
     "02-loop,NVIDIA H200,16,16,8192,128,0,890,870,12,1e-4\n"
     "02-loop,NVIDIA H200,2,16,1024,64,0,3,2,9,1e-4\n"
     "02-loop,NVIDIA H200,4,16,1024,64,0,6,4,8,1e-4\n"
+    "03-banks:padded,NVIDIA H200,2,16,8192,128,0,5,5,99,1e-4\n"
     "03-banks:padded,NVIDIA H200,16,16,8192,128,0,500,490,17.5,1e-4\n"
     "flash-attention-2,NVIDIA H200,16,16,8192,128,0,25,24,400,1e-4\n"
     "matmul-fp16,NVIDIA H200,1,1,16384,16384,0,12,12,744,0\n";
@@ -30,13 +31,13 @@ const char kCounters[] =
     "02-loop,ncu,1,1,256,64,total,0,global bytes read,1048576\n"
     "02-loop,emulator,1,1,256,64,total,0,shared wavefronts,3000\n"
     "02-loop,ncu,1,1,256,64,total,0,shared wavefronts,4000\n"
-    "02-loop,ncu,1,1,256,64,total,0,dram bytes,5e5\n"
+    "02-loop,ncu,1,1,256,64,total,0,\"dram bytes\",5e5\n"
     "02-loop,emulator,1,1,256,64,attention,41,global bytes read,1000\n"
     "02-loop,emulator,1,1,256,64,attention,41,shared wavefronts,0\n"
     "02-loop,emulator,1,1,256,64,attention,9,shared wavefronts,2500.5\n"
     "00-standard,emulator,1,1,256,64,total,0,global bytes read,500\n"
-    "00-standard,emulator,1,1,512,64,total,0,barriers,7\n"
-    "00-standard,emulator,2,1,512,64,total,0,barriers,8\n";
+    "00-standard,emulator,1,1,512,64,total,0,\"barriers, block\",7\n"
+    "00-standard,emulator,2,1,512,64,total,0,\"barriers, block\",8\n";
 
 const char kSource[] =
     "// header\n"
@@ -63,32 +64,32 @@ struct Repository {
   }
   ~Repository() { fs::remove_all(root); }
 
-  void write(const fs::path& file, const std::string& text) const {
+  void write(const fs::path &file, const std::string &text) const {
     fs::create_directories((root / file).parent_path());
     std::ofstream(root / file) << text;
   }
 
-  std::string read(const fs::path& file) const {
+  std::string read(const fs::path &file) const {
     std::ostringstream text;
     text << std::ifstream(root / file).rdbuf();
     return text.str();
   }
 
-  std::string value(const std::string& expression) {
+  std::string value(const std::string &expression) {
     return docs::inline_value(expression, results);
   }
 
   /// A table as the root's README.md would have it, its lines joined.
-  std::string table(const std::string& arguments) {
+  std::string table(const std::string &arguments) {
     return docs::join(docs::table(arguments, results, root), "\n");
   }
 
-  std::string quote(const std::string& arguments) {
+  std::string quote(const std::string &arguments) {
     return docs::join(docs::code_quote(arguments, root / "steps/02-loop"), "\n");
   }
 
   /// The errors of a file with this text.
-  std::string errors(const std::string& text) {
+  std::string errors(const std::string &text) {
     return docs::join(docs::rewrite("a.md", text, results).errors, "\n");
   }
 };
@@ -98,13 +99,13 @@ template <typename F>
 std::string message(F f) {
   try {
     f();
-  } catch (const docs::Error& e) {
+  } catch (const docs::Error &e) {
     return e.what();
   }
   return "nothing was thrown";
 }
 
-bool has(const std::string& text, const std::string& part) {
+bool has(const std::string &text, const std::string &part) {
   INFO("text: ", text);
   INFO("part: ", part);
   const bool found = text.find(part) != text.npos;
@@ -157,7 +158,7 @@ TEST_CASE("docs: a benchmark's key is the median of the rows that match") {
   Repository r;
   CHECK(r.value("[gpu tflops 02-loop]") == "12.0");
   CHECK(r.value("[gpu median_ms 02-loop]:0") == "890");
-  CHECK(r.value("[gpu tflops 03-banks:padded]:1") == "17.5");
+  CHECK(r.value("[gpu tflops 03-banks:padded batch=16]:1") == "17.5");
   CHECK(r.value("[gpu tflops flash-attention-2] / [gpu tflops 02-loop]:x") == "33×");
   CHECK(r.value("[gpu tflops 02-loop seqlen=1024 head_dim=64 batch=4]:0") == "8");
   CHECK(r.value("[gpu tflops matmul-fp16 seqlen=16384 head_dim=16384]:0") == "744");
@@ -183,10 +184,10 @@ TEST_CASE("docs: a counter's key is the one value of the rows that match") {
   CHECK(r.value("[gpu-counters ncu dram bytes 02-loop]:KB") == "500 KB");
   CHECK(r.value("[gpu-counters emulator shared wavefronts 02-loop kernel=attention line=9]:1") ==
         "2500.5");
-  CHECK(r.value("[gpu-counters emulator barriers 00-standard batch=2]:0") == "8");
-  has(message([&] { r.value("[gpu-counters emulator barriers 00-standard]"); }),
+  CHECK(r.value("[gpu-counters emulator barriers, block 00-standard batch=2]:0") == "8");
+  has(message([&] { r.value("[gpu-counters emulator barriers, block 00-standard]"); }),
       "batch=1 heads=1 seqlen=512");
-  has(message([&] { r.value("[gpu-counters guess barriers 00-standard]"); }),
+  has(message([&] { r.value("[gpu-counters guess barriers, block 00-standard]"); }),
       "no source=guess in gpu-counters.csv; there are: source=emulator");
   has(message([&] { r.value("[gpu-counters ncu barriers 02-loop]"); }),
       "no counter=barriers in gpu-counters.csv; there are: counter=global bytes read;");
@@ -244,10 +245,14 @@ TEST_CASE("docs: tables of counters") {
         "| 00-standard | 500 B | — | — |\n"
         "| 02-loop | 1.05 MB | 1.05 MB | 500 KB |");
   CHECK(r.table("lines gpu-counters 02-loop") ==
-        "| line | shared wavefronts | global bytes read |\n"
+        "| line | global bytes read | shared wavefronts |\n"
         "| --- | ---: | ---: |\n"
-        "| [9](steps/02-loop/attention.cu#L9) | 2,500 |  |\n"
-        "| [41](steps/02-loop/attention.cu#L41) |  | 1,000 |");
+        "| [9](steps/02-loop/attention.cu#L9) |  | 2,500 |\n"
+        "| [41](steps/02-loop/attention.cu#L41) | 1,000 |  |");
+  CHECK(r.table("lines gpu-counters 02-loop counter~shared") ==
+        "| line | shared wavefronts |\n"
+        "| --- | ---: |\n"
+        "| [9](steps/02-loop/attention.cu#L9) | 2,500 |");
   has(message([&] { r.table("counters gpu-counters 03-banks"); }), "no step=03-banks");
   has(message([&] { r.table("counters gpu-counters 00-standard"); }),  // shapes are never mixed
       "filter by one of: batch=1 heads=1 seqlen=256 head_dim=64; batch=1 heads=1 seqlen=512");

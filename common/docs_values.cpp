@@ -1,4 +1,4 @@
-#include "docs_values.h"
+#include "common/docs_values.h"
 
 #include <algorithm>
 #include <array>
@@ -19,12 +19,15 @@ const Strings kBenchColumns =
     words("step device batch heads seqlen head_dim causal median_ms min_ms tflops rms_error");
 const Strings kCounterColumns =
     words("step source batch heads seqlen head_dim kernel line counter value");
-const Filters kBenchDefaults = {{"seqlen", "8192"}, {"head_dim", "128"}, {"causal", "0"}};
-const Filters kCounterDefaults = {{"kernel", "total"}, {"line", "0"}};
+const Filters kBenchDefaults = {
+    {"seqlen", '=', "8192"}, {"head_dim", '=', "128"}, {"causal", '=', "0"}};
+const Filters kCounterDefaults = {{"kernel", '=', "total"}, {"line", '=', "0"}};
 
-bool is_counters(const std::string& name) { return name.ends_with("counters"); }
+bool is_counters(const std::string &name) {
+  return name.ends_with("counters");
+}
 
-bool contains(const Strings& list, const std::string& s) {
+bool contains(const Strings &list, const std::string &s) {
   return std::find(list.begin(), list.end(), s) != list.end();
 }
 
@@ -35,7 +38,7 @@ std::string decimals(double value, int digits) {
 }
 
 /// Prints a value as an inline value's FORMAT asks.
-std::string format(double value, const std::string& how) {
+std::string format(double value, const std::string &how) {
   if (how.empty()) return significant(value, 3);
   if (how == ",") return grouped(value);
   if (how == "x") return times(value);
@@ -53,19 +56,35 @@ std::string format(double value, const std::string& how) {
   throw Error("unknown format '" + how + "'; allowed: 0 1 2.. s1 s2 s3.. , % %1 x GB MB KB");
 }
 
+/// The fields of a CSV line. A field with a comma is quoted: "shared load wavefronts, ideal".
+Strings csv_fields(const std::string &line) {
+  Strings fields(1);
+  bool quoted = false;
+  for (char c : line) {
+    if (c == '"') {
+      quoted = !quoted;
+    } else if (c == ',' && !quoted) {
+      fields.emplace_back();
+    } else {
+      fields.back() += c;
+    }
+  }
+  return fields;
+}
+
 /// The different values in some columns of some rows: "batch=1 heads=16; batch=16 heads=16".
-std::string different(const Rows& rows, const Strings& columns) {
+std::string different(const Rows &rows, const Strings &columns) {
   Strings seen;
-  for (const Row* row : rows) {
+  for (const Row *row : rows) {
     std::string pairs;
-    for (const std::string& column : columns) pairs += " " + column + "=" + row->at(column);
+    for (const std::string &column : columns) pairs += " " + column + "=" + row->at(column);
     append_new(seen, pairs.substr(1));
   }
   return join(seen, "; ");
 }
 
 /// The value of a key, given without its brackets.
-double key(const std::string& text, Results& results) {
+double key(const std::string &text, Results &results) {
   Strings list = words(text);
   const bool counters = !list.empty() && is_counters(list[0]);
   Filters filters = take_filters(list, counters);
@@ -75,11 +94,11 @@ double key(const std::string& text, Results& results) {
         "not [" +
         text + "]");
   }
-  const Csv& csv = results.read(list[0]);
-  filters.insert(filters.begin(), {"step", list.back()});
+  const Csv &csv = results.read(list[0]);
+  filters.insert(filters.begin(), {"step", '=', list.back()});
   if (counters) {
     const std::string name = join({list.begin() + 2, list.end() - 1}, " ");
-    filters.insert(filters.begin() + 1, {{"source", list[1]}, {"counter", name}});
+    filters.insert(filters.begin() + 1, {{"source", '=', list[1]}, {"counter", '=', name}});
     return counter_value(require(csv, filters));
   }
   const Strings values(kBenchColumns.begin() + 2, kBenchColumns.end());  // not step and device
@@ -95,7 +114,7 @@ double key(const std::string& text, Results& results) {
 /// Arithmetic over numbers and [keys], by recursive descent: a method per level of precedence.
 class Expression {
  public:
-  Expression(const std::string& text, Results& results) : text_(text), results_(results) {}
+  Expression(const std::string &text, Results &results) : text_(text), results_(results) {}
 
   double value() {
     const double v = sum();
@@ -164,12 +183,12 @@ class Expression {
     return found;
   }
 
-  [[noreturn]] void fail(const std::string& expected) const {
+  [[noreturn]] void fail(const std::string &expected) const {
     throw Error("expected " + expected + " in '" + text_ + "' before '" + text_.substr(at_) + "'");
   }
 
   const std::string text_;
-  Results& results_;
+  Results &results_;
   size_t at_ = 0;
 };
 
@@ -177,12 +196,12 @@ class Expression {
 
 // ---- strings ----
 
-std::string trim(const std::string& s) {
+std::string trim(const std::string &s) {
   const size_t first = s.find_first_not_of(" \t\r\n");
   return first == s.npos ? "" : s.substr(first, s.find_last_not_of(" \t\r\n") - first + 1);
 }
 
-Strings split(const std::string& s, const std::string& separator) {
+Strings split(const std::string &s, const std::string &separator) {
   Strings pieces;
   size_t begin = 0;
   for (size_t at; (at = s.find(separator, begin)) != s.npos; begin = at + separator.size()) {
@@ -192,22 +211,22 @@ Strings split(const std::string& s, const std::string& separator) {
   return pieces;
 }
 
-Strings words(const std::string& s) {
+Strings words(const std::string &s) {
   std::istringstream in(s);
   return {std::istream_iterator<std::string>(in), {}};
 }
 
-std::string join(const Strings& pieces, const std::string& separator) {
+std::string join(const Strings &pieces, const std::string &separator) {
   std::string s;
   for (size_t i = 0; i < pieces.size(); ++i) s += (i ? separator : "") + pieces[i];
   return s;
 }
 
-void append_new(Strings& list, const std::string& s) {
+void append_new(Strings &list, const std::string &s) {
   if (!contains(list, s)) list.push_back(s);
 }
 
-std::string read_text(const fs::path& path) {
+std::string read_text(const fs::path &path) {
   std::ifstream in(path, std::ios::binary);
   if (!in || fs::is_directory(path)) throw Error("cannot read " + path.filename().string());
   return {std::istreambuf_iterator<char>(in), {}};
@@ -251,25 +270,25 @@ std::string times(double ratio) {
 
 // ---- results ----
 
-Results::Results(const fs::path& dir)
+Results::Results(const fs::path &dir)
     : dir_((fs::absolute(dir) / "").lexically_normal().parent_path()) {}
 
-const Csv& Results::read(const std::string& name) {
+const Csv &Results::read(const std::string &name) {
   if (const auto found = read_.find(name); found != read_.end()) return found->second;
   const fs::path path = dir_ / (name + ".csv");
   if (!fs::is_regular_file(path)) {
     Strings names;
-    for (const auto& entry : fs::directory_iterator(dir_)) {
+    for (const auto &entry : fs::directory_iterator(dir_)) {
       if (entry.path().extension() == ".csv") names.push_back(entry.path().stem());
     }
     std::sort(names.begin(), names.end());
     throw Error("no results '" + name + "'; there are: " + join(names, " "));
   }
-  const Strings& columns = is_counters(name) ? kCounterColumns : kBenchColumns;
+  const Strings &columns = is_counters(name) ? kCounterColumns : kBenchColumns;
   const Strings lines = split(read_text(path), "\n");
   Csv csv = {name, {}};
   for (size_t i = 0; i < lines.size(); ++i) {
-    const Strings fields = split(trim(lines[i]), ",");
+    const Strings fields = csv_fields(trim(lines[i]));
     if (i > 0 && fields[0].empty()) continue;
     if (i == 0 ? fields != columns : fields.size() != columns.size()) {
       throw Error(path.filename().string() + ":" + std::to_string(i + 1) +
@@ -282,64 +301,68 @@ const Csv& Results::read(const std::string& name) {
   return read_[name] = csv;
 }
 
-Filters take_filters(Strings& list, bool counters, bool by_line) {
-  const Strings& columns = counters ? kCounterColumns : kBenchColumns;
+Filters take_filters(Strings &list, bool counters, bool by_line) {
+  const Strings &columns = counters ? kCounterColumns : kBenchColumns;
   Filters filters = by_line ? Filters{} : counters ? kCounterDefaults : kBenchDefaults;
-  while (!list.empty() && list.back().find('=') != std::string::npos) {
-    const size_t equals = list.back().find('=');
-    const std::string column = list.back().substr(0, equals);
-    if (!contains(columns, column)) {
-      throw Error("no column '" + column + "' to filter by; allowed: " + join(columns, " "));
+  while (!list.empty() && list.back().find_first_of("=~") != std::string::npos) {
+    const size_t relation = list.back().find_first_of("=~");
+    const Filter filter = {list.back().substr(0, relation), list.back()[relation],
+                           list.back().substr(relation + 1)};
+    if (!contains(columns, filter.column)) {
+      throw Error("no column '" + filter.column + "' to filter by; allowed: " + join(columns, " "));
     }
-    std::erase_if(filters, [&](const auto& filter) { return filter.first == column; });
-    filters.emplace_back(column, list.back().substr(equals + 1));
+    std::erase_if(filters, [&](const Filter &f) { return f.column == filter.column; });
+    filters.push_back(filter);
     list.pop_back();
   }
   return filters;
 }
 
-Rows find(const Csv& csv, const Filters& filters) {
+Rows find(const Csv &csv, const Filters &filters) {
   Rows rows;
-  for (const Row& row : csv.rows) {
-    const auto matches = [&](const auto& filter) { return row.at(filter.first) == filter.second; };
+  for (const Row &row : csv.rows) {
+    const auto matches = [&](const Filter &f) {
+      const std::string &field = row.at(f.column);
+      return f.relation == '=' ? field == f.text : field.find(f.text) != field.npos;
+    };
     if (std::all_of(filters.begin(), filters.end(), matches)) rows.push_back(&row);
   }
   return rows;
 }
 
-Rows require(const Csv& csv, const Filters& filters) {
+Rows require(const Csv &csv, const Filters &filters) {
   for (auto end = filters.begin(); end != filters.end(); ++end) {
     if (!find(csv, {filters.begin(), end + 1}).empty()) continue;
-    throw Error("no " + end->first + "=" + end->second + " in " + csv.name +
-                ".csv; there are: " + different(find(csv, {filters.begin(), end}), {end->first}));
+    throw Error("no " + end->column + end->relation + end->text + " in " + csv.name +
+                ".csv; there are: " + different(find(csv, {filters.begin(), end}), {end->column}));
   }
   return find(csv, filters);
 }
 
-void require_same(const Rows& rows, const Strings& columns) {
+void require_same(const Rows &rows, const Strings &columns) {
   const std::string all = different(rows, columns);
   if (all.find(';') == all.npos) return;
   throw Error("several rows of " + rows[0]->at("step") + " match, filter by one of: " + all);
 }
 
-double number(const Row& row, const std::string& column) {
-  const std::string& field = row.at(column);
-  char* end = nullptr;
+double number(const Row &row, const std::string &column) {
+  const std::string &field = row.at(column);
+  char *end = nullptr;
   const double value = std::strtod(field.c_str(), &end);
   if (field.empty() || *end) throw Error("'" + field + "' in column " + column + " is no number");
   return value;
 }
 
-double median(const Rows& rows, const std::string& column) {
+double median(const Rows &rows, const std::string &column) {
   std::vector<double> values;
-  for (const Row* row : rows) values.push_back(number(*row, column));
+  for (const Row *row : rows) values.push_back(number(*row, column));
   std::sort(values.begin(), values.end());
   const size_t n = values.size();
   return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-double counter_value(const Rows& rows) {
-  for (const Row* row : rows) {
+double counter_value(const Rows &rows) {
+  for (const Row *row : rows) {
     if (row->at("value") != rows[0]->at("value")) {
       require_same(rows, words("batch heads seqlen head_dim kernel line value"));
     }
@@ -347,7 +370,7 @@ double counter_value(const Rows& rows) {
   return number(*rows.at(0), "value");
 }
 
-std::string inline_value(const std::string& expression_and_format, Results& results) {
+std::string inline_value(const std::string &expression_and_format, Results &results) {
   // The format follows the colon after the last [key]: a variant's name has a colon too.
   const size_t bracket = expression_and_format.rfind(']');
   const size_t colon = expression_and_format.find(':', bracket == std::string::npos ? 0 : bracket);

@@ -6,7 +6,6 @@
 #include <map>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace docs {
@@ -18,12 +17,12 @@ struct Error : std::runtime_error {
 
 using Strings = std::vector<std::string>;
 
-std::string trim(const std::string& s);
-Strings split(const std::string& s, const std::string& separator);
-Strings words(const std::string& s);
-std::string join(const Strings& pieces, const std::string& separator);
-void append_new(Strings& list, const std::string& s);  // unless it is there
-std::string read_text(const std::filesystem::path& path);
+std::string trim(const std::string &s);
+Strings split(const std::string &s, const std::string &separator);
+Strings words(const std::string &s);
+std::string join(const Strings &pieces, const std::string &separator);
+void append_new(Strings &list, const std::string &s);  // unless it is there
+std::string read_text(const std::filesystem::path &path);
 
 // ---- numbers, printed ----
 
@@ -37,8 +36,15 @@ std::string times(double ratio);                    // 1.07×, 7.3×, 29×
 // ---- results ----
 
 using Row = std::map<std::string, std::string>;  // column -> field
-using Rows = std::vector<const Row*>;
-using Filters = std::vector<std::pair<std::string, std::string>>;  // column, the value it must have
+using Rows = std::vector<const Row *>;
+
+/// A column that must equal a text ('=') or contain it ('~').
+struct Filter {
+  std::string column;
+  char relation;
+  std::string text;
+};
+using Filters = std::vector<Filter>;
 
 /// A results file: counters if its name ends in "counters", else a benchmark.
 struct Csv {
@@ -49,10 +55,10 @@ struct Csv {
 /// The results directory (plots/results); reads each CSV file once.
 class Results {
  public:
-  explicit Results(const std::filesystem::path& dir);
+  explicit Results(const std::filesystem::path &dir);
 
   /// The file `name`.csv. Throws if there is none, or if its columns are not those of its kind.
-  const Csv& read(const std::string& name);
+  const Csv &read(const std::string &name);
 
   /// The repository: the directory that holds plots/results.
   std::filesystem::path root() const { return dir_.parent_path().parent_path(); }
@@ -62,26 +68,26 @@ class Results {
   std::map<std::string, Csv> read_;
 };
 
-/// Takes the COLUMN=VALUE words off the end of `list`, and lays them over the defaults of a file's
-/// kind. `by_line` leaves out the defaults kernel=total and line=0.
-Filters take_filters(Strings& list, bool counters, bool by_line = false);
+/// Takes the COLUMN=TEXT and COLUMN~TEXT words off the end of `list`, and lays them over the
+/// defaults of a file's kind. `by_line` leaves out the defaults kernel=total and line=0.
+Filters take_filters(Strings &list, bool counters, bool by_line = false);
 
 /// The rows that match every filter; require() throws if there are none, and says what there is.
-Rows find(const Csv& csv, const Filters& filters);
-Rows require(const Csv& csv, const Filters& filters);
+Rows find(const Csv &csv, const Filters &filters);
+Rows require(const Csv &csv, const Filters &filters);
 
 /// Throws if the rows differ in any of `columns`.
-void require_same(const Rows& rows, const Strings& columns);
+void require_same(const Rows &rows, const Strings &columns);
 
-double number(const Row& row, const std::string& column);
+double number(const Row &row, const std::string &column);
 
 /// The median of a column: of the repetitions of an interleaved run.
-double median(const Rows& rows, const std::string& column);
+double median(const Rows &rows, const std::string &column);
 
 /// The one value of a counter, which several rows may repeat but not contradict.
-double counter_value(const Rows& rows);
+double counter_value(const Rows &rows);
 
 /// The value of `EXPR:FORMAT`, as printed between <!--=EXPR:FORMAT--> and <!--/-->.
-std::string inline_value(const std::string& expression_and_format, Results& results);
+std::string inline_value(const std::string &expression_and_format, Results &results);
 
 }  // namespace docs

@@ -107,16 +107,24 @@ struct alignas(sizeof(T) * N) Vector {
 
 #ifdef __CUDACC__
 
+// One access of a built-in type: for a struct of fp16 values nvcc would copy them one by one.
+template <int Bytes>
+using Raw = std::conditional_t<Bytes == 16, uint4, std::conditional_t<Bytes == 8, uint2, unsigned>>;
+
 /// Loads N consecutive elements as one access; the first must be aligned to all of them.
 template <int N, class T>
 __device__ __forceinline__ Vector<std::remove_const_t<T>, N> load(T &first) {
-  return *reinterpret_cast<const Vector<std::remove_const_t<T>, N> *>(&first);
+  Vector<std::remove_const_t<T>, N> values;
+  reinterpret_cast<Raw<N * sizeof(T)> &>(values) =
+      reinterpret_cast<const Raw<N * sizeof(T)> &>(first);
+  return values;
 }
 
 /// Stores N consecutive elements as one access; the first must be aligned to all of them.
 template <int N, class T>
 __device__ __forceinline__ void store(T &first, const Vector<T, N> &values) {
-  *reinterpret_cast<Vector<T, N> *>(&first) = values;
+  reinterpret_cast<Raw<N * sizeof(T)> &>(first) =
+      reinterpret_cast<const Raw<N * sizeof(T)> &>(values);
 }
 
 #else

@@ -1,5 +1,7 @@
 """The ladder: TFLOP/s of every step at the default shape, beside the peers and the ceilings."""
 
+import math
+
 import style
 from style import pyplot
 
@@ -38,15 +40,22 @@ def main():
 
     figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.44 * len(bars) + 0.3 * len(lines)))
     axes.set_xscale("log")
-    low = min(value for _, value, _ in bars)
-    axes.set_xlim(low / 1.8, 1.25 * max([v for _, v, _ in bars] + [v for _, v, _ in lines]))
+    left = min(value for _, value, _ in bars) / 1.8
+    right = 1.25 * max([v for _, v, _ in bars] + [v for _, v, _ in lines])
+    axes.set_xlim(left, right)
     for y, (step, value, batch) in enumerate(bars):
-        on_cuda_cores = step < style.FIRST_TENSOR_CORE_STEP
-        axes.barh(y, value, height=0.72, color=style.SKY if on_cuda_cores else style.BLUE)
+        colour = style.SKY if step < style.FIRST_TENSOR_CORE_STEP else style.BLUE
+        axes.barh(y, value, height=0.72, color=colour)
         note = "" if batch == BATCH else f"  (batch {batch})"
-        # White under the text, so that a line behind it does not cross it.
-        axes.text(value * 1.04, y, style.three_digits(value) + note, va="center", zorder=4,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+        # A long bar has its number inside, or it would stand among the lines. The text's own
+        # background keeps a line from crossing it.
+        inside = math.log(value / left) > 0.6 * math.log(right / left)
+        axes.annotate(style.three_digits(value) + note, (value, y), va="center", zorder=4,
+                      xytext=(-6 if inside else 6, 0), textcoords="offset points",
+                      ha="right" if inside else "left", color="white" if inside else style.INK,
+                      fontweight="bold" if inside else "normal",
+                      bbox={"facecolor": colour if inside else "white", "edgecolor": "none",
+                            "pad": 1.5})
     axes.set_yticks(range(len(bars)), [step for step, _, _ in bars])
     axes.set_ylim(len(bars) - 0.5, -0.6)
     axes.tick_params(axis="y", length=0)

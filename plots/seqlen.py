@@ -35,7 +35,7 @@ def main():
     axes.set_yscale("log")
     colours = dict(PEERS)
     for i, name in enumerate(steps):  # from light to dark up the ladder
-        colours[name] = pyplot.get_cmap("viridis_r")(0.15 + 0.85 * i / max(1, len(steps) - 1))
+        colours[name] = pyplot.get_cmap("viridis_r")(0.25 + 0.75 * i / max(1, len(steps) - 1))
     for name, points in curves.items():
         axes.plot(*zip(*points), color=colours[name], marker="o", markersize=5, linewidth=2,
                   linestyle="-" if name in steps else (0, (4, 2)), zorder=3)
@@ -51,7 +51,7 @@ def main():
         return math.log(value / low) / math.log(high / low)
 
     ends = sorted((place(points[-1][1]), name) for name, points in curves.items())
-    for (wanted, name), y in zip(ends, style.spread([end for end, _ in ends], 0.042)):
+    for (wanted, name), y in zip(ends, style.spread([end for end, _ in ends], 0.042, 0.99)):
         n = curves[name][-1][0]
         x = math.log(n / axes.get_xlim()[0]) / math.log(axes.get_xlim()[1] / axes.get_xlim()[0])
         axes.plot([x + 0.008, 1.0, 1.025], [wanted, wanted, y], transform=axes.transAxes,

@@ -93,20 +93,26 @@ def three_digits(value):
     return f"{value:#.3g}".rstrip(".")
 
 
-def spread(positions, gap):
-    """Moves sorted positions apart until each is at least `gap` after the one before, so that
-    labels at them do not overlap, and keeps each group centred on where its members were."""
-    groups = []  # (members' wanted positions)
+def spread(positions, gap, highest):
+    """Moves sorted positions apart, so that labels at them do not overlap.
+
+    Each is then at least `gap` after the one before and at most `highest`; those that were too
+    close stay centred on where they were.
+    """
+    groups = []  # of positions that touch
     for position in positions:
         groups.append([position])
         while len(groups) > 1:
-            a, b = groups[-2], groups[-1]
-            top_a = sum(a) / len(a) + gap * (len(a) - 1) / 2
-            bottom_b = sum(b) / len(b) - gap * (len(b) - 1) / 2
-            if bottom_b - top_a >= gap:
+            below, above = groups[-2:]
+            centres = sum(above) / len(above) - sum(below) / len(below)
+            if centres >= gap * (len(below) + len(above)) / 2:
                 break
-            groups[-2:] = [a + b]
-    return [sum(g) / len(g) + gap * (i - (len(g) - 1) / 2) for g in groups for i in range(len(g))]
+            groups[-2:] = [below + above]
+    moved = [sum(g) / len(g) + gap * (i - (len(g) - 1) / 2) for g in groups for i in range(len(g))]
+    for i in reversed(range(len(moved))):
+        moved[i] = min(moved[i], highest)
+        highest = moved[i] - gap
+    return moved
 
 
 def save(figure, out, name):

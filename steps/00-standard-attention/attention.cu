@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(warps * 32)
     const int row = warp * rows_per_warp + r;
     // The lane computes the scores of keys lane, lane + 32, ...
     float s[keys_per_lane] = {};
+#pragma unroll 1  // unrolled, nvcc merges neighbouring loads: step 04 will, by hand
     for (int k = 0; k < d; k++) {
       const float q = __half2float(smem.Q(row, k));
       for (int c = 0; c < keys_per_lane; c++) s[c] += q * __half2float(smem.K(lane + 32 * c, k));
@@ -129,6 +130,7 @@ __global__ void __launch_bounds__(warps * 32)
     __syncthreads();  // P and V are there for all warps
 #pragma unroll
     for (int r = 0; r < rows_per_warp; r++)
+#pragma unroll 1
       for (int key = 0; key < Bc; key++) {
         const float p = smem.P(warp * rows_per_warp + r, key);
         for (int c = 0; c < d / 32; c++) o[r][c] += p * __half2float(smem.V(key, lane + 32 * c));

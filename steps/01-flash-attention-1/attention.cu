@@ -82,6 +82,7 @@ __global__ void __launch_bounds__(warps * 32)
 
         // S = Q K^T. The lane computes the scores of keys lane, lane + 32, ... (line 9)
         float s[keys_per_lane] = {};
+#pragma unroll 1  // unrolled, nvcc merges neighbouring loads: step 04 will, by hand
         for (int k = 0; k < d; k++) {
           const float q = __half2float(smem.Q(tile_row, k));
           for (int c = 0; c < keys_per_lane; c++)
@@ -109,6 +110,7 @@ __global__ void __launch_bounds__(warps * 32)
 
         // P V, and O normalised anew (line 12).
         float o[d / 32] = {};
+#pragma unroll 1
         for (int key = 0; key < Bc; key++) {
           const float p = smem.P(warp, key);
           for (int c = 0; c < d / 32; c++) o[c] += p * __half2float(smem.V(key, lane + 32 * c));

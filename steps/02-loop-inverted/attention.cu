@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(warps * 32)
 
       // S = Q K^T. The lane computes the scores of keys lane, lane + 32, ...
       float s[keys_per_lane] = {};
+#pragma unroll 1  // unrolled, nvcc merges neighbouring loads: step 04 will, by hand
       for (int k = 0; k < d; k++) {
         const float q = __half2float(smem.Q(row, k));
         for (int c = 0; c < keys_per_lane; c++)
@@ -92,6 +93,7 @@ __global__ void __launch_bounds__(warps * 32)
 
       // O = alpha O + P V
       for (int c = 0; c < d / 32; c++) o[r][c] *= alpha;
+#pragma unroll 1
       for (int key = 0; key < Bc; key++) {
         const float p = smem.P(warp, key);
         for (int c = 0; c < d / 32; c++) o[r][c] += p * __half2float(smem.V(key, lane + 32 * c));

@@ -19,37 +19,27 @@ constexpr int warps = 4;
 constexpr int rows_per_thread = 8;  // a warp's 16 rows, two lanes deep
 constexpr int keys_per_thread = 4;  // a tile's 64 keys, 16 lanes wide
 
-/// Chunks of 4 floats (16 bytes), permuted within their row. Lanes of one load differ by 4 in the row
-/// (keys of K) or by 8 (rows of Q and P); either way 8 of them must find 8 different chunks.
-template <int Rows, int Cols>
-struct Swizzled {
-  static constexpr int size = Rows * Cols;
-  __device__ static constexpr int offset(int row, int col) {
-    return row * Cols + (col ^ (row / 4 % 8 * 4));
-  }
-};
-
-template <int Rows, int Cols>
-using Fp32Tile = Tile<float, Rows, Cols, Swizzled<Rows, Cols>>;
-
+// Rows are padded, not swizzled: every address is then a register plus a constant. Two lanes' rows of
+// Q or P, and 8 lanes' rows of K, must begin in different banks: 4 floats (16 bytes) a row do that,
+// and 16 for P, whose rows are also stored, 4 lanes each, two rows at a time.
 template <int d>
 struct SharedStorage {
-  Fp32Tile<Br, d> Q;
-  Fp32Tile<Bc, d> KV;  // K, then V, then the next K
-  Fp32Tile<Br, Bc> P;
+  Tile<float, Br, d + 4> Q;
+  Tile<float, Bc, d + 4> KV;  // K, then V, then the next K
+  Tile<float, Br, Bc + 16> P;
 };
 
-/// Copies a tile from global memory, 8 elements (16 bytes) a thread and turn.
+/// Copies Rows x d elements: 8 bytes of fp16 a thread and turn, which become 16 bytes of fp32.
 template <int Rows, int d>
-__device__ void load_tile(Fp32Tile<Rows, d> &tile, const Matrix<const half> &matrix, int first_row) {
+__device__ void load_tile(Tile<float, Rows, d + 4> &tile, const Matrix<const half> &matrix,
+                          int first_row) {
+  const int row = threadIdx.x / (d / 4), col = threadIdx.x % (d / 4) * 4;
 #pragma unroll
-  for (int i = threadIdx.x; i < Rows * d / 8; i += warps * 32) {
-    const int row = i / (d / 8), col = i % (d / 8) * 8;
-    const Vector<half, 8> x = load<8>(matrix(first_row + row, col));
-    Vector<float, 4> low, high;
-    for (int e = 0; e < 4; e++) low[e] = __half2float(x[e]), high[e] = __half2float(x[e + 4]);
-    store<4>(tile(row, col), low);
-    store<4>(tile(row, col + 4), high);
+  for (int i = 0; i < Rows; i += warps * 32 / (d / 4)) {
+    const Vector<half, 4> x = load<4>(matrix(first_row + row + i, col));
+    Vector<float, 4> y;
+    for (int e = 0; e < 4; e++) y[e] = __half2float(x[e]);
+    store<4>(tile(row + i, col), y);
   }
 }
 
@@ -67,19 +57,18 @@ __global__ void __launch_bounds__(warps * 32)
   const Matrix<const half> gQ{Q + head, seqlen, d}, gK{K + head, seqlen, d}, gV{V + head, seqlen, d};
   const Matrix<half> gO{O + head, seqlen, d};
 
-  // The thread's patch: rows row + r, keys key + c, columns col + 64 h + e. Neighbouring lanes share
-  // their keys, lanes two apart their rows: so both kinds of load merge to 2 wavefronts.
-  const int row = warp * 16 + lane % 2 * rows_per_thread;
-  const int key = lane / 2 * keys_per_thread, col = lane / 2 * 4;
+  // The thread's patch: rows row + 2 r, keys key + 16 c, columns col + 64 h + e. Lanes one apart share
+  // their keys, lanes two apart their rows, so that both kinds of load merge into 2 wavefronts.
+  const int row = warp * 16 + lane % 2, key = lane / 2, col = lane / 2 * 4;
 
-  load_tile(smem.Q, gQ, first_row);
+  load_tile<Br, d>(smem.Q, gQ, first_row);
 
   float o[rows_per_thread][d / 16] = {}, l[rows_per_thread] = {}, m[rows_per_thread];
   for (int r = 0; r < rows_per_thread; r++) m[r] = -INFINITY;
 
   for (int j = 0; j < seqlen; j += Bc) {
     __syncthreads();  // the previous V has been read by all warps
-    load_tile(smem.KV, gK, j);
+    load_tile<Bc, d>(smem.KV, gK, j);
     __syncthreads();  // Q and K are there for all warps
 
     // S = Q K^T
@@ -87,8 +76,8 @@ __global__ void __launch_bounds__(warps * 32)
 #pragma unroll 2
     for (int k = 0; k < d; k += 4) {
       Vector<float, 4> q[rows_per_thread], kk[keys_per_thread];
-      for (int r = 0; r < rows_per_thread; r++) q[r] = load<4>(smem.Q(row + r, k));
-      for (int c = 0; c < keys_per_thread; c++) kk[c] = load<4>(smem.KV(key + c, k));
+      for (int r = 0; r < rows_per_thread; r++) q[r] = load<4>(smem.Q(row + 2 * r, k));
+      for (int c = 0; c < keys_per_thread; c++) kk[c] = load<4>(smem.KV(key + 16 * c, k));
       for (int e = 0; e < 4; e++)
         for (int r = 0; r < rows_per_thread; r++)
           for (int c = 0; c < keys_per_thread; c++) s[r][c] += q[r][e] * kk[c][e];
@@ -106,22 +95,22 @@ __global__ void __launch_bounds__(warps * 32)
       l[r] *= alpha;
       Vector<float, 4> p;
       for (int c = 0; c < keys_per_thread; c++) l[r] += p[c] = __expf(s[r][c] - m_new);
-      store<4>(smem.P(row + r, key), p);
+      store<4>(smem.P(row + 2 * r, 4 * key), p);  // key + 16 c stands in column 4 key + c
       for (int c = 0; c < d / 16; c++) o[r][c] *= alpha;
     }
 
     __syncthreads();  // K has been read by all warps; P is there for all lanes
-    load_tile(smem.KV, gV, j);
+    load_tile<Bc, d>(smem.KV, gV, j);
     __syncthreads();  // V is there for all warps
 
     // O += P V
 #pragma unroll 1
-    for (int k = 0; k < Bc; k += 4) {
-      Vector<float, 4> p[rows_per_thread];
-      for (int r = 0; r < rows_per_thread; r++) p[r] = load<4>(smem.P(row + r, k));
+    for (int k = 0; k < Bc / 4; k++) {
+      Vector<float, 4> p[rows_per_thread];  // of keys k, k + 16, k + 32, k + 48
+      for (int r = 0; r < rows_per_thread; r++) p[r] = load<4>(smem.P(row + 2 * r, 4 * k));
       for (int e = 0; e < 4; e++)
         for (int h = 0; h < d / 64; h++) {
-          const Vector<float, 4> v = load<4>(smem.KV(k + e, col + 64 * h));
+          const Vector<float, 4> v = load<4>(smem.KV(k + 16 * e, col + 64 * h));
           for (int r = 0; r < rows_per_thread; r++)
             for (int c = 0; c < 4; c++) o[r][4 * h + c] += p[r][e] * v[c];
         }
@@ -134,7 +123,7 @@ __global__ void __launch_bounds__(warps * 32)
     for (int h = 0; h < d / 64; h++) {
       Vector<half, 4> x;
       for (int c = 0; c < 4; c++) x[c] = __float2half(o[r][4 * h + c] / l[r]);
-      store<4>(gO(first_row + row + r, col + 64 * h), x);
+      store<4>(gO(first_row + row + 2 * r, col + 64 * h), x);
     }
   }
 }

@@ -1,0 +1,44 @@
+// Runs all unit tests, and ends with the line that sums them up.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include <cstdio>
+
+namespace {
+
+/// Names each test case as it begins, because some take a while, and counts them.
+struct Progress : doctest::IReporter {
+  explicit Progress(const doctest::ContextOptions &) {}
+
+  void report_query(const doctest::QueryData &) override {}
+  void test_run_start() override {}
+  void test_run_end(const doctest::TestRunStats &stats) override {
+    std::printf("%u passed, %u failed\n",
+                stats.numTestCasesPassingFilters - stats.numTestCasesFailed,
+                stats.numTestCasesFailed);
+  }
+  void test_case_start(const doctest::TestCaseData &test) override {
+    std::printf("%s\n", test.m_name);
+    std::fflush(stdout);
+  }
+  void test_case_reenter(const doctest::TestCaseData &) override {}
+  void test_case_end(const doctest::CurrentTestCaseStats &) override {}
+  void test_case_exception(const doctest::TestCaseException &) override {}
+  void subcase_start(const doctest::SubcaseSignature &) override {}
+  void subcase_end() override {}
+  void log_assert(const doctest::AssertData &) override {}
+  void log_message(const doctest::MessageData &) override {}
+  void test_case_skipped(const doctest::TestCaseData &) override {}
+};
+
+// A lower priority than doctest's own reporter, which prints what failed: this one comes last.
+REGISTER_LISTENER("progress", 10, Progress);
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  doctest::Context context(argc, argv);
+  const int status = context.run();
+  if (context.shouldExit()) return status;
+  return status;
+}
