@@ -45,6 +45,7 @@ help:  ## list the commands
 	@echo "ARCH=sm_90                    compile for this GPU; now: $(if $(NVCC),$(ARCH),no nvcc found)"
 
 # --- building ----------------------------------------------------------------------------------------
+.SECONDARY:
 .SECONDEXPANSION:
 .PHONY: $(PROGRAMS)
 $(PROGRAMS): %: $(BUILD)/bin/%
@@ -71,17 +72,168 @@ $(BUILD)/%.o: %.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -c $< -o $@
 
-# What a test links with its own copy of a step: the emulator alone, on any machine.
+# --- tests -------------------------------------------------------------------------------------------
+TEST_SOURCES := $(wildcard common/*_test.cpp common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp)
+TEST_OBJECTS := $(TEST_SOURCES:%.cpp=$(BUILD)/%.o) $(BUILD)/common/test_main.o $(BUILD)/common/process.o \
+	$(BUILD)/common/options.o $(BUILD)/common/csv.o $(BUILD)/common/docs/docs.o $(BUILD)/common/docs/values.o \
+	$(addprefix $(BUILD)/common/emulator/,$(addsuffix .o,$(EMULATOR))) \
+	$(addprefix $(BUILD)/reference/,attention.o inputs.o verdict.o)
+
+$(BUILD)/bin/tests: $(TEST_OBJECTS)
+	@mkdir -p $(@D)
+	$(CXX) -pthread $^ -o $@
+
+# The tests compile copies of the steps with bugs planted in them, for the emulator, and link them
+# with these.
 .PHONY: emulator-objects
 emulator-objects: $(PROGRAM_OBJECTS)
 
--include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+.PHONY: doctest
+doctest:
+	@echo '#include <doctest/doctest.h>' | $(CXX) -E -x c++ - >/dev/null 2>&1 || { \
+		echo "installing doctest"; \
+		sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
+		{ $$sudo apt-get install -y doctest-dev || \
+		  { $$sudo apt-get update && $$sudo apt-get install -y doctest-dev; }; } >build/doctest.log 2>&1 || { \
+		echo "doctest is missing: install it with 'apt-get install doctest-dev' (Debian, Ubuntu)" \
+			"or from github.com/doctest/doctest" >&2; exit 1; }; }
+
+.PHONY: test
+test: doctest  ## check everything that needs no GPU
+	@+$(MAKE) --no-print-directory $(PROGRAMS) $(BUILD)/bin/tests $(BUILD)/bin/docs
+	@+$(MAKE) --no-print-directory NVCC= emulator-objects
+	@$(BUILD)/bin/tests $(TESTS)
+
+# SANITIZE= leaves compute-sanitizer out.
+SANITIZE ?= $(if $(shell command -v compute-sanitizer 2>/dev/null),memcheck racecheck initcheck synccheck)
+.PHONY: check-gpu
+check-gpu: doctest  ## run every step over the tests' shapes and inputs on the GPU, sanitized
+	@+$(MAKE) --no-print-directory $(PROGRAMS) $(BUILD)/bin/tests
+	@STEPS_DEVICE=gpu $(BUILD)/bin/tests --test-suite=steps
+	@[ -n "$(SANITIZE)" ] || echo "SKIP: compute-sanitizer is not installed"
+	@for tool in $(SANITIZE); do echo "compute-sanitizer --tool $$tool"; \
+		STEPS_DEVICE=gpu STEPS_PREFIX="compute-sanitizer --tool $$tool --error-exitcode 9" \
+		$(BUILD)/bin/tests --test-suite=steps || exit 1; done
+
+.PHONY: bench-emulator
+bench-emulator: $(PROGRAMS)  ## time the emulator, checking only and counting
+	@for n in $(NUMBERS); do for mode in --check-only ""; do \
+		begin=$$(date +%s.%N); \
+		./step-$$n --device cpu --batch 1 --heads 2 --seqlen 512 --head-dim 64 $$mode >/dev/null || exit 1; \
+		end=$$(date +%s.%N); \
+		echo "step-$$n $${mode:-counting}" $$begin $$end; done; done | \
+		awk '{ t = $$4 - $$3; printf "%s  %-13s %6.2f s", $$1, $$2, t; \
+			if ($$2 == "counting") printf "  %5.1f times as long", t / last; last = t; printf "\n" }'
+
+# --- measurements ------------------------------------------------------------------------------------
+# GPU: the name of the results: "NVIDIA H200" becomes h200.
+GPU ?= $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 | \
+	tr 'A-Z ' 'a-z-' | sed -E 's/^nvidia-//; s/^geforce-//')
+PYTHON ?= python3
+RESULTS := plots/results
+REPEAT ?= 3
+SWEEP := 512 1024 2048 4096 16384
+
+.PHONY: bench
+bench: $(PROGRAMS)  ## measure every step and PyTorch's attention on this GPU, interleaved
+	@[ -n "$(GPU)" ] || { echo "make bench: no GPU here" >&2; exit 3; }
+	@rm -f build/bench.csv
+	@for i in $$(seq $(REPEAT)); do echo "round $$i of $(REPEAT)"; \
+		for n in $(NUMBERS); do ./step-$$n --csv build/bench.csv || exit 1; done; \
+		for layout in row-major padded transposed; do \
+			./step-03 --k-layout $$layout --batch 1 --csv build/bench.csv || exit 1; done; \
+		./step-03 --batch 1 --csv build/bench.csv || exit 1; \
+		./step-04 --head-dim 64 --csv build/bench.csv || exit 1; \
+		$(PYTHON) plots/peers.py --csv build/bench.csv --matmul; done
+	@for n in $(SWEEP); do batch=16; [ $$n -le 8192 ] || batch=8; \
+		./step-04 --seqlen $$n --batch $$batch --csv build/bench.csv || exit 1; \
+		./step-03 --seqlen $$n --batch 1 --csv build/bench.csv || exit 1; \
+		./step-02 --seqlen $$n --batch 1 --csv build/bench.csv || exit 1; \
+		./step-00 --seqlen $$n --batch 1 --csv build/bench.csv || exit 1; \
+		$(PYTHON) plots/peers.py --seqlen $$n --batch $$batch --csv build/bench.csv; done
+	@mv build/bench.csv $(RESULTS)/$(GPU).csv
+	@{ nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit --format=csv; \
+		$(NVCC) --version | tail -2; \
+		$(PYTHON) -c 'import torch; print("PyTorch", torch.__version__)' 2>/dev/null; } > $(RESULTS)/$(GPU).txt
+	@echo "written: $(RESULTS)/$(GPU).csv; 'make plot docs' redraws"
+
+# One shape for the counters, small enough for the emulator; one for the HBM traffic, whose scores and
+# outputs are far larger than the L2 cache.
+COUNTED := batch=1 heads=2 seqlen=512 head_dim=128
+LARGE := batch=4 heads=16 seqlen=4096 head_dim=128
+shape_options = $(foreach s,$(1),--$(subst _,-,$(subst =, ,$(s))))
+awk_variables = $(foreach s,$(1),-v $(s))
+METRICS := $(shell sed -nE 's/^ *name\["([^"]+)"\].*/\1/p' plots/ncu.awk | paste -sd,)
+
+.PHONY: counters
+counters: $(PROGRAMS)  ## count on the emulator and, where there is a GPU and ncu, measure beside it
+	@rm -f build/counters.csv build/hbm.csv
+	@for n in $(NUMBERS); do ./step-$$n --device cpu $(call shape_options,$(COUNTED)) \
+		--profile-csv build/counters.csv | head -3 || exit 1; done
+	@[ -n "$(GPU)" ] || { mv build/counters.csv $(RESULTS)/emulator-counters.csv; \
+		echo "SKIP: no GPU to measure on; the emulator's counts are in $(RESULTS)/emulator-counters.csv"; }
+	@[ -z "$(GPU)" ] || { head -1 build/counters.csv > build/hbm.csv; for step in $(STEPS); do n=$${step%%-*}; echo "ncu $$step"; \
+		ncu --clock-control none --metrics $(METRICS) --csv ./step-$$n --device gpu --check-only \
+			$(call shape_options,$(COUNTED)) > build/ncu.txt || { tail -3 build/ncu.txt; exit 1; }; \
+		awk -f plots/ncu.awk -v step=$$step $(call awk_variables,$(COUNTED)) build/ncu.txt | sort >> build/counters.csv; \
+		ncu --clock-control none --metrics dram__bytes_read.sum,dram__bytes_write.sum,l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum,l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum \
+			--csv ./step-$$n --device gpu --check-only $(call shape_options,$(LARGE)) > build/ncu.txt || exit 1; \
+		awk -f plots/ncu.awk -v step=$$step $(call awk_variables,$(LARGE)) build/ncu.txt | sort >> build/hbm.csv; \
+		done; cp build/counters.csv $(RESULTS)/$(GPU)-counters.csv; cp build/hbm.csv $(RESULTS)/$(GPU)-hbm-counters.csv; \
+		grep -v ,ncu, build/counters.csv > $(RESULTS)/emulator-counters.csv; }
+	@rm -f $(RESULTS)/trace-*.csv
+	@./step-02 --device cpu --trace-csv $(RESULTS)/trace-02-loop-inverted.csv >/dev/null
+	@./step-03 --device cpu --trace-csv $(RESULTS)/trace-03-bank-conflicts.csv >/dev/null
+
+.PHONY: regs
+regs:  ## print registers, shared memory and spills of every kernel
+	@[ -n "$(NVCC)" ] || { echo "make regs: nvcc is not on the PATH" >&2; exit 3; }
+	@for step in $(STEPS); do $(NVCC) $(NVCCFLAGS) -Xptxas -v -DSTEP_NAME='"x"' -c steps/$$step/attention.cu \
+		-o build/regs.o 2>&1 | c++filt -p | awk -v step=$$step ' \
+		/Function properties for/ { sub(/.*for /, ""); sub(/\\(anonymous namespace\\)::/, ""); sub(/\\(.*/, ""); sub(/^void /, ""); name = $$0 } \
+		/spill/ { spills = $$(NF - 5) + $$(NF - 2) } \
+		/Used/ { split($$0, a, "Used "); split(a[2], b, " "); printf "%-24s %-60s %4d registers  %d bytes spilled\n", step, name, b[1], spills }'; done
+
+# --- figures and tables ------------------------------------------------------------------------------
+FIGURES := $(filter-out style peers,$(basename $(notdir $(wildcard plots/*.py))))
+DOCUMENTS := README.md $(wildcard steps/*/README.md)
+
+$(BUILD)/bin/docs: $(addprefix $(BUILD)/common/docs/,docs.o values.o main.o)
+	@mkdir -p $(@D)
+	$(CXX) $^ -o $@
+
+.PHONY: docs
+docs: $(BUILD)/bin/docs  ## write the measured numbers into README.md and the chapters
+	$(BUILD)/bin/docs $(DOCUMENTS)
+
+.PHONY: check-docs
+check-docs: $(BUILD)/bin/docs  ## fail if a number, a table or a quote is stale
+	$(BUILD)/bin/docs --check $(DOCUMENTS)
+
+# matplotlib: the system's, or in a virtual environment of our own.
+.PHONY: plot
+plot:  ## redraw the figures from the committed results; needs no GPU
+	@mkdir -p build
+	@python=$(PYTHON); $$python -c 'import matplotlib' 2>/dev/null || { \
+		python=build/venv/bin/python; \
+		[ -x $$python ] || echo "installing matplotlib into build/venv"; \
+		[ -x $$python ] || { $(PYTHON) -m venv build/venv && build/venv/bin/pip install -q matplotlib; } \
+			>build/venv.log 2>&1 || { rm -rf build/venv; \
+			echo "matplotlib is missing: install it with 'apt-get install python3-matplotlib'" >&2; exit 1; }; }; \
+	for figure in $(FIGURES); do echo "plots/$$figure.png"; $$python plots/$$figure.py || exit 1; done
+
+# --- the source --------------------------------------------------------------------------------------
+.PHONY: format
+format:  ## clang-format all sources
+	clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 
 .PHONY: diff-%
 diff-%:
 	@git --no-pager diff --no-index --stat -p $(if $(filter 00,$*),/dev/null,steps/$(lastword \
 		$(filter-out $(call step_of,$*) $(shell printf '%s\n' $(STEPS) | awk '$$0 > "$*"'),$(STEPS)))/attention.cu) \
 		steps/$(call step_of,$*)/attention.cu || true
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
 .PHONY: clean
 clean:  ## remove everything that was built

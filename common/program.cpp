@@ -124,10 +124,10 @@ void print_verdict(const reference::Verdict &verdict, std::size_t places, std::s
 /// Times launches: as many as --iters says, else 20, or fewer if they would take over two seconds.
 void time_launches(Device &device, const std::function<void()> &launch, const Options &options,
                    Result &result) {
-  const float first = device.time(launch, 1)[0];  // warm: the check ran the same launch
+  std::vector<float> ms = device.time(launch, 1);  // warm: the check ran the same launch
   const int iterations =
-      options.iters.value_or(std::clamp(static_cast<int>(2000 / std::max(first, 1e-3f)), 3, 20));
-  std::vector<float> ms = device.time(launch, iterations);
+      options.iters.value_or(std::clamp(static_cast<int>(2000 / std::max(ms[0], 1e-3f)), 3, 20));
+  for (const float next : device.time(launch, iterations - 1)) ms.push_back(next);
   std::sort(ms.begin(), ms.end());
   const std::size_t half = ms.size() / 2;
   result.median_ms = ms.size() % 2 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
@@ -217,6 +217,7 @@ std::vector<std::string> profile_rows(const Result &result, const emulator::Prof
   };
   const Counts total = profile.total();
   for (int i = 0; i < kCounters; i++) add(0, name(static_cast<Counter>(i)), total[i]);
+  add(0, "shared wavefronts, ideal", total[kSharedLoadIdeal] + total[kSharedStoreIdeal]);
   add(0, "global bytes read", 32 * total[kGlobalLoadSectors]);
   add(0, "global bytes written", 32 * total[kGlobalStoreSectors]);
   add(0, "unique global bytes read", profile.unique_read_bytes);

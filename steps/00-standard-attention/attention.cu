@@ -85,15 +85,14 @@ __global__ void __launch_bounds__(softmax_warps * 32)
   m = warp_max(m);
   if (lane == 0) smem.of_warp(0, warp) = m;
   __syncthreads();  // every warp's maximum is there
-  m = warp_max(smem.of_warp(0, lane % softmax_warps));
+  m = warp_max(lane < softmax_warps ? float(smem.of_warp(0, lane)) : -INFINITY);
 
   float l = 0;
   for (int i = threadIdx.x; i < seqlen; i += softmax_warps * 32) l += __expf(row(0, i) - m);
   l = warp_sum(l);
   if (lane == 0) smem.of_warp(1, warp) = l;
   __syncthreads();  // every warp's sum is there
-  l = 0;
-  for (int w = 0; w < softmax_warps; w++) l += smem.of_warp(1, w);
+  l = warp_sum(lane < softmax_warps ? float(smem.of_warp(1, lane)) : 0.0f);
 
   for (int i = threadIdx.x; i < seqlen; i += softmax_warps * 32)
     row(0, i) = __expf(row(0, i) - m) / l;

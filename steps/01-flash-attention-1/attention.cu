@@ -146,7 +146,7 @@ void run(const Problem &p) {
 }  // namespace
 
 EXPORT_STEP(.tile = Bc,
-            .default_batch = 16,
+            .default_batch = 8,
             .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
             .workspace_bytes =
                 [](const Problem &p) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/docs.h"
+#include "common/docs/docs.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "common/docs.h"
+#include "common/docs/docs.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

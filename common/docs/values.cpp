@@ -1,4 +1,4 @@
-#include "common/docs_values.h"
+#include "common/docs/values.h"
 
 #include <algorithm>
 #include <array>

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/docs_values.h"
+#include "common/docs/values.h"
 
 namespace docs {
 

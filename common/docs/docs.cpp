@@ -1,4 +1,4 @@
-#include "common/docs.h"
+#include "common/docs/docs.h"
 
 #include <algorithm>
 #include <fstream>
