@@ -107,9 +107,11 @@ struct alignas(sizeof(T) * N) Vector {
 
 #ifdef __CUDACC__
 
-// One access of a built-in type: for a struct of fp16 values nvcc would copy them one by one.
+// One access of a built-in type: nvcc would copy a struct of fp16 values one by one, and may split a
+// uint2 in two.
 template <int Bytes>
-using Raw = std::conditional_t<Bytes == 16, uint4, std::conditional_t<Bytes == 8, uint2, unsigned>>;
+using Raw = std::conditional_t<Bytes == 16, uint4,
+                               std::conditional_t<Bytes == 8, unsigned long long, unsigned>>;
 
 /// Loads N consecutive elements as one access; the first must be aligned to all of them.
 template <int N, class T>
