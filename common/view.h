@@ -107,11 +107,9 @@ struct alignas(sizeof(T) * N) Vector {
 
 #ifdef __CUDACC__
 
-// One access of a built-in type: nvcc would copy a struct of fp16 values one by one, and may split a
-// uint2 in two.
+// One access of a built-in type: nvcc would copy a struct of fp16 values one by one.
 template <int Bytes>
-using Raw = std::conditional_t<Bytes == 16, uint4,
-                               std::conditional_t<Bytes == 8, unsigned long long, unsigned>>;
+using Raw = std::conditional_t<Bytes == 16, uint4, std::conditional_t<Bytes == 8, uint2, unsigned>>;
 
 /// Loads N consecutive elements as one access; the first must be aligned to all of them.
 template <int N, class T>
@@ -125,8 +123,9 @@ __device__ __forceinline__ Vector<std::remove_const_t<T>, N> load(T &first) {
 /// Stores N consecutive elements as one access; the first must be aligned to all of them.
 template <int N, class T>
 __device__ __forceinline__ void store(T &first, const Vector<T, N> &values) {
-  reinterpret_cast<Raw<N * sizeof(T)> &>(first) =
-      reinterpret_cast<const Raw<N * sizeof(T)> &>(values);
+  // nvcc splits a uint2 into two stores where its halves are not neighbouring registers.
+  using Word = std::conditional_t<N * sizeof(T) == 8, unsigned long long, Raw<N * sizeof(T)>>;
+  reinterpret_cast<Word &>(first) = reinterpret_cast<const Word &>(values);
 }
 
 #else
