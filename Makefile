@@ -163,24 +163,34 @@ COUNTED := batch=1 heads=2 seqlen=512 head_dim=128
 LARGE := batch=4 heads=16 seqlen=4096 head_dim=128
 shape_options = $(foreach s,$(1),--$(subst _,-,$(subst =, ,$(s))))
 awk_variables = $(foreach s,$(1),-v $(s))
-METRICS := $(shell sed -nE 's/^ *name\["([^"]+)"\].*/\1/p' plots/ncu.awk | paste -sd,)
+METRICS := $(shell sed -nE 's/^ *name\["([^"]+_(ld|st|shared)[^"]*|[^"]*shared_ideal)"\].*/\1/p' plots/ncu.awk | paste -sd,)
+HBM_METRICS := dram__bytes_read.sum,dram__bytes_write.sum,$(shell echo $(METRICS) | tr , '\n' | grep t_sectors | paste -sd,)
+STALL_REASONS := selected not_selected dispatch_stall short_scoreboard long_scoreboard wait mio_throttle math_pipe_throttle barrier
+space := $() $()
+STALL_METRICS := $(subst $(space),$(comma),smsp__issue_active.avg.pct_of_peak_sustained_active \
+	sm__warps_active.avg.per_cycle_active l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed \
+	$(STALL_REASONS:%=smsp__average_warps_issue_stalled_%_per_issue_active.ratio))
+# measure FILE METRICS SHAPE: appends what ncu measures of each step in turn
+define measure
+	for step in $(STEPS); do echo "ncu $$step $(3)"; \
+		ncu --clock-control none --metrics $(2) --csv ./step-$${step%%-*} --device gpu --check-only \
+			$(call shape_options,$(3)) > build/ncu.txt || { tail -3 build/ncu.txt; exit 1; }; \
+		awk -f plots/ncu.awk -v step=$$step $(call awk_variables,$(3)) build/ncu.txt | sort >> $(1); done
+endef
 
 .PHONY: counters
 counters: $(PROGRAMS)  ## count on the emulator and, where there is a GPU and ncu, measure beside it
-	@rm -f build/counters.csv build/hbm.csv
+	@rm -f build/counters.csv build/hbm.csv build/stalls.csv
 	@for n in $(NUMBERS); do ./step-$$n --device cpu $(call shape_options,$(COUNTED)) \
 		--profile-csv build/counters.csv | head -3 || exit 1; done
-	@[ -n "$(GPU)" ] || { mv build/counters.csv $(RESULTS)/emulator-counters.csv; \
-		echo "SKIP: no GPU to measure on; the emulator's counts are in $(RESULTS)/emulator-counters.csv"; }
-	@[ -z "$(GPU)" ] || { head -1 build/counters.csv > build/hbm.csv; for step in $(STEPS); do n=$${step%%-*}; echo "ncu $$step"; \
-		ncu --clock-control none --metrics $(METRICS) --csv ./step-$$n --device gpu --check-only \
-			$(call shape_options,$(COUNTED)) > build/ncu.txt || { tail -3 build/ncu.txt; exit 1; }; \
-		awk -f plots/ncu.awk -v step=$$step $(call awk_variables,$(COUNTED)) build/ncu.txt | sort >> build/counters.csv; \
-		ncu --clock-control none --metrics dram__bytes_read.sum,dram__bytes_write.sum,l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum,l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum \
-			--csv ./step-$$n --device gpu --check-only $(call shape_options,$(LARGE)) > build/ncu.txt || exit 1; \
-		awk -f plots/ncu.awk -v step=$$step $(call awk_variables,$(LARGE)) build/ncu.txt | sort >> build/hbm.csv; \
-		done; cp build/counters.csv $(RESULTS)/$(GPU)-counters.csv; cp build/hbm.csv $(RESULTS)/$(GPU)-hbm-counters.csv; \
-		grep -v ,ncu, build/counters.csv > $(RESULTS)/emulator-counters.csv; }
+	@cp build/counters.csv $(RESULTS)/emulator-counters.csv
+	@[ -n "$(GPU)" ] || echo "SKIP: no GPU to measure on; the emulator's counts: $(RESULTS)/emulator-counters.csv"
+	@[ -z "$(GPU)" ] || { head -1 build/counters.csv | tee build/hbm.csv > build/stalls.csv; \
+		$(call measure,build/counters.csv,$(METRICS),$(COUNTED)); \
+		$(call measure,build/hbm.csv,$(HBM_METRICS),$(LARGE)); \
+		$(call measure,build/stalls.csv,$(STALL_METRICS),$(LARGE)); \
+		mv build/counters.csv $(RESULTS)/$(GPU)-counters.csv; mv build/hbm.csv $(RESULTS)/$(GPU)-hbm-counters.csv; \
+		mv build/stalls.csv $(RESULTS)/$(GPU)-stalls-counters.csv; }
 	@rm -f $(RESULTS)/trace-*.csv
 	@./step-02 --device cpu --trace-csv $(RESULTS)/trace-02-loop-inverted.csv >/dev/null
 	@./step-03 --device cpu --trace-csv $(RESULTS)/trace-03-bank-conflicts.csv >/dev/null

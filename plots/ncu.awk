@@ -1,5 +1,6 @@
 # Turns the CSV that ncu prints into rows of a counters CSV: the sum over all kernels of a step.
 # Variables: step, batch, heads, seqlen, head_dim.
+# (Ratios are only meaningful for a step with one kernel.)
 BEGIN {
   FS = "\",\""
   name["smsp__inst_executed_op_shared_ld.sum"] = "shared load requests"
@@ -13,6 +14,14 @@ BEGIN {
   name["l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"] = "global store sectors"
   name["dram__bytes_read.sum"] = "dram bytes read"
   name["dram__bytes_write.sum"] = "dram bytes written"
+  name["smsp__issue_active.avg.pct_of_peak_sustained_active"] = "issue slots used, percent"
+  name["sm__warps_active.avg.per_cycle_active"] = "warps resident a multiprocessor"
+  name["l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed"] = "shared memory busy, percent"
+  split("selected not_selected dispatch_stall short_scoreboard long_scoreboard wait mio_throttle " \
+        "math_pipe_throttle barrier", reasons, " ")
+  for (i in reasons)
+    name["smsp__average_warps_issue_stalled_" reasons[i] "_per_issue_active.ratio"] = \
+      "warps per issue: " reasons[i]
 }
 /^"[0-9]+"/ && ($13 in name) {
   value = $15
@@ -28,5 +37,5 @@ END {
   }
 }
 function row(counter, value) {
-  printf "%s,ncu,%s,%s,%s,%s,total,0,\"%s\",%.0f\n", step, batch, heads, seqlen, head_dim, counter, value
+  printf "%s,ncu,%s,%s,%s,%s,total,0,\"%s\",%s\n", step, batch, heads, seqlen, head_dim, counter, value == int(value) ? sprintf("%.0f", value) : value
 }

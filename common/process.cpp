@@ -1,0 +1,84 @@
+#include "common/process.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+
+Finished run_command(const std::string &line) {
+  using File = std::unique_ptr<std::FILE, int (*)(std::FILE *)>;
+  const File out(std::tmpfile(), std::fclose), err(std::tmpfile(), std::fclose);
+  if (!out || !err) throw std::runtime_error("no temporary file");
+
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&files, fileno(out.get()), STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&files, fileno(err.get()), STDERR_FILENO);
+  std::string shell = "sh", option = "-c", command = line;
+  char *arguments[] = {shell.data(), option.data(), command.data(), nullptr};
+  pid_t child;
+  const int error = posix_spawn(&child, "/bin/sh", &files, nullptr, arguments, environ);
+  posix_spawn_file_actions_destroy(&files);
+  int status = 0;
+  if (error || waitpid(child, &status, 0) != child) throw std::runtime_error("cannot run " + line);
+
+  const auto text = [](std::FILE *file) {
+    std::string all;
+    std::rewind(file);
+    for (int c; (c = std::fgetc(file)) != EOF;) all += static_cast<char>(c);
+    return all;
+  };
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), text(out.get()),
+          text(err.get())};
+}
+
+std::string read_text(const std::filesystem::path &file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+std::vector<std::string> lines_of(const std::string &text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<std::string> step_names() {
+  std::vector<std::string> names;
+  for (const auto &entry : std::filesystem::directory_iterator("steps")) {
+    const std::string name = entry.path().filename();
+    if (entry.is_directory() && std::isdigit(static_cast<unsigned char>(name[0])))
+      names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+StepHelp read_help(const std::string &program) {
+  StepHelp help;
+  const std::string multiple = "a multiple of ";
+  for (const std::string &line : lines_of(run_command(program + " --help").out)) {
+    if (const auto at = line.find(multiple); at != std::string::npos)
+      help.tile = std::stoi(line.substr(at + multiple.size()));
+    std::istringstream words(line);
+    std::string option, value, choices;
+    if (words >> option >> value >> choices && value == "LAYOUT") {
+      help.layouts.clear();
+      std::istringstream list(choices);
+      for (std::string choice; std::getline(list, choice, '|');)
+        help.layouts.push_back(option + " " + choice);
+    }
+  }
+  return help;
+}

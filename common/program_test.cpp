@@ -1,0 +1,512 @@
+// The interface of ./step-NN: options, exit status, what it prints and what it writes.
+#include <doctest/doctest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "common/process.h"
+
+namespace {
+
+/// A small shape on the emulator, which takes a tenth of a second.
+const std::string kSmall = " --device cpu --heads 1 --seqlen 128";
+
+/// A folder that is gone after the test.
+class Scratch {
+ public:
+  Scratch() {
+    std::string name = std::filesystem::temp_directory_path() / "program_test.XXXXXX";
+    REQUIRE(mkdtemp(name.data()));
+    path_ = name;
+  }
+  ~Scratch() { std::filesystem::remove_all(path_); }
+  Scratch(const Scratch &) = delete;
+  Scratch &operator=(const Scratch &) = delete;
+
+  std::string file(const std::string &name) const { return path_ / name; }
+  bool empty() const { return std::filesystem::is_empty(path_); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+void write_text(const std::string &file, const std::string &text) {
+  std::ofstream(file) << text;
+}
+
+bool contains(const std::string &text, const std::string &part) {
+  return text.find(part) != std::string::npos;
+}
+
+bool has_gpu() {
+  static const bool has =
+      run_command("./step-02 --device gpu --batch 1 --heads 1 --seqlen 128 --check-only").status !=
+      3;
+  return has;
+}
+
+/// Demands a refusal: this exit status, nothing but one line, and these parts in it.
+void check_refused(const std::string &command, int status, const std::vector<std::string> &parts) {
+  CAPTURE(command);
+  const Finished run = run_command(command);
+  CAPTURE(run.err);
+  REQUIRE_MESSAGE(run.status != 127, "no such program; `make` builds them");
+  CHECK(run.status == status);
+  CHECK(run.out == "");
+  CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
+  for (const std::string &part : parts) {
+    CAPTURE(part);
+    CHECK(contains(run.err, part));
+  }
+}
+
+/// The fields of a CSV row; quotes are taken off.
+std::vector<std::string> fields(const std::string &row) {
+  std::vector<std::string> list(1);
+  bool quoted = false;
+  for (const char c : row) {
+    if (c == '"')
+      quoted = !quoted;
+    else if (c == ',' && !quoted)
+      list.emplace_back();
+    else
+      list.back() += c;
+  }
+  return list;
+}
+
+std::string first_line(const std::string &file) {
+  const std::vector<std::string> lines = lines_of(read_text(file));
+  return lines.empty() ? "" : lines[0];
+}
+
+using Row = std::map<std::string, std::string>;
+
+/// The rows of a CSV file by the names in its header. Every row has a value for every name.
+std::vector<Row> read_csv(const std::string &file) {
+  const std::vector<std::string> lines = lines_of(read_text(file));
+  REQUIRE(!lines.empty());
+  const std::vector<std::string> names = fields(lines[0]);
+  std::vector<Row> rows;
+  for (std::size_t i = 1; i < lines.size(); i++) {
+    const std::vector<std::string> values = fields(lines[i]);
+    REQUIRE(values.size() == names.size());
+    Row &row = rows.emplace_back();
+    for (std::size_t column = 0; column < names.size(); column++)
+      row[names[column]] = values[column];
+  }
+  return rows;
+}
+
+/// A line of --profile's table.
+struct Line {
+  std::string where, memory, operation;
+  double requests, cost, each;
+  std::string source;
+};
+
+std::vector<Line> profile_lines(const std::string &out) {
+  std::vector<Line> lines;
+  for (const std::string &text : lines_of(out)) {
+    std::istringstream words(text);
+    Line line;
+    if (words >> line.where >> line.memory >> line.operation >> line.requests >> line.cost >>
+            line.each &&
+        contains(line.where, ":"))
+      std::getline(words >> std::ws, line.source), lines.push_back(line);
+  }
+  return lines;
+}
+
+/// The most wavefronts that a shared-memory load takes, at a line whose source holds this text.
+double most_wavefronts(const std::vector<Line> &lines, const std::string &source) {
+  double most = 0;
+  for (const Line &line : lines)
+    if (line.memory == "shared" && line.operation == "R" && contains(line.source, source))
+      most = std::max(most, line.each);
+  return most;
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("program");
+TEST_CASE("a bad argument: exit status 2, one line, no file") {
+  struct Bad {
+    const char *step, *arguments;
+    std::vector<std::string> parts;  // of the line: the option, the value, what is allowed
+  };
+  const std::string whole = "a whole number from 1 to 2147483647 is allowed";
+  const std::string see_help = "--help lists the options";
+  const std::string families = "allowed are normal, rising, one-hot, ends, equal-keys";
+  const std::string layouts = "allowed are swizzled, row-major, padded, transposed";
+  const std::vector<Bad> table = {
+      // no such option
+      {"02", "--frobnicate", {"--frobnicate: no such option", see_help}},
+      {"02", "--frobnicate=3", {"--frobnicate=3: no such option", see_help}},
+      {"02", "-x", {"-x: no such option", see_help}},
+      {"02", "-xy", {"-x: no such option", see_help}},
+      {"02", "--k-layout padded", {"--k-layout: no such option", see_help}},
+      {"02", "--check-only=1", {"--check-only=1: ", see_help}},
+      {"02", "256", {"256: not an option", see_help}},
+      {"02", "-- --seqlen", {"--seqlen: not an option", see_help}},
+      // a value is missing
+      {"02", "--seqlen", {"--seqlen: a value is missing", see_help}},
+      {"02", "--csv", {"--csv: a value is missing", see_help}},
+      {"03", "--k-layout", {"--k-layout: a value is missing", see_help}},
+      // not a number, or one out of range
+      {"02", "--seqlen 0", {"--seqlen 0: " + whole}},
+      {"02", "--batch 0", {"--batch 0: " + whole}},
+      {"02", "--heads -1", {"--heads -1: " + whole}},
+      {"02", "--heads +1", {"--heads +1: " + whole}},
+      {"02", "--heads ' 1'", {"--heads  1: " + whole}},
+      {"02", "--seqlen many", {"--seqlen many: " + whole}},
+      {"02", "--seqlen 256x", {"--seqlen 256x: " + whole}},
+      {"02", "--seqlen '256 '", {"--seqlen 256 : " + whole}},
+      {"02", "--seqlen 0x100", {"--seqlen 0x100: " + whole}},
+      {"02", "--seqlen 2.56e2", {"--seqlen 2.56e2: " + whole}},
+      {"02", "--seqlen --check-only", {"--seqlen --check-only: " + whole}},
+      {"02", "--batch 2147483648", {"--batch 2147483648: " + whole}},
+      {"02", "--batch 18446744073709551617", {"--batch 18446744073709551617: " + whole}},
+      {"02", "--iters 0", {"--iters 0: a whole number from 1 to 1000000 is allowed"}},
+      {"02", "--iters 1000001", {"--iters 1000001: a whole number from 1 to 1000000 is allowed"}},
+      {"02", "--seed -1", {"--seed -1: a whole number from 0 to 18446744073709551615 is allowed"}},
+      {"02",
+       "--seed 18446744073709551616",
+       {"--seed 18446744073709551616: a whole number from 0 to 18446744073709551615 is allowed"}},
+      // an empty value
+      {"02", "--seqlen ''", {"--seqlen : " + whole}},
+      {"02", "--seqlen=", {"--seqlen : " + whole}},
+      {"02", "--device ''", {"--device : allowed are auto, gpu, cpu"}},
+      {"02", "--inputs ''", {"--inputs : " + families}},
+      {"02", "--csv ''", {"--csv : "}},
+      {"02", "--profile-csv=", {"--profile-csv : "}},
+      {"02", "--trace-csv ''", {"--trace-csv : "}},
+      // not one of a list
+      {"02", "--device tpu", {"--device tpu: allowed are auto, gpu, cpu"}},
+      {"02", "--inputs zeros", {"--inputs zeros: " + families}},
+      {"02", "--inputs Normal", {"--inputs Normal: " + families}},
+      {"03", "--k-layout diagonal", {"--k-layout diagonal: " + layouts}},
+      {"02", "--head-dim 96", {"--head-dim 96: allowed are 64, 128"}},
+      {"02", "--head-dim 0", {"--head-dim 0: allowed are 64, 128"}},
+      {"02", "--head-dim 064", {"--head-dim 064: allowed are 64, 128"}},
+      {"02", "--head-dim 128k", {"--head-dim 128k: allowed are 64, 128"}},
+      // a shape that the step does not take
+      {"02", "--seqlen 64", {"--seqlen 64: a multiple of 128 is allowed"}},
+      {"02", "--seqlen 200", {"--seqlen 200: a multiple of 128 is allowed"}},
+      {"04", "--seqlen 96", {"--seqlen 96: a multiple of 64 is allowed"}},
+      {"02", "--batch 65536 --heads 1", {"--batch 65536 --heads 1: ", "at most 65535 is allowed"}},
+      {"02", "--batch 256 --heads 256", {"--batch 256 --heads 256: ", "at most 65535 is allowed"}},
+      {"02",
+       "--batch 2147483647 --heads 2147483647",
+       {"--batch 2147483647 --heads 2147483647: ", "at most 65535 is allowed"}},
+      // options that exclude each other
+      {"02", "--device gpu --profile", {"--profile with --device gpu"}},
+      {"02", "--device gpu --profile-csv p.csv", {"--profile-csv with --device gpu"}},
+      {"02", "--device gpu --trace-csv t.csv", {"--trace-csv with --device gpu"}},
+      {"02", "--check-only --profile", {"--profile with --check-only"}},
+      {"02", "--check-only --profile-csv p.csv", {"--profile-csv with --check-only"}},
+      {"02", "--check-only --trace-csv t.csv", {"--trace-csv with --check-only"}},
+  };
+  const std::string programs = std::filesystem::current_path();
+  for (const Bad &bad : table) {
+    const Scratch scratch;  // a file would show, wherever the program put it
+    check_refused("cd " + scratch.file("") + " && " + programs + "/step-" + bad.step +
+                      " --csv new.csv " + bad.arguments,
+                  2, bad.parts);
+    CHECK(scratch.empty());
+  }
+}
+
+TEST_CASE("a CSV file that cannot be appended to: exit status 2, and it stays as it was") {
+  const Scratch scratch;
+  const std::string allowed = "is allowed";
+  for (const std::string option : {"--csv", "--profile-csv", "--trace-csv"}) {
+    for (const std::string &path : {scratch.file("no/such/folder.csv"), scratch.file("")})
+      check_refused("./step-02" + kSmall + " " + option + " " + path, 2,
+                    {option + " " + path + ": cannot be written", allowed});
+    CHECK(scratch.empty());
+
+    const std::string other = scratch.file("other.csv"), text = "month,rain\nMay,60\n";
+    write_text(other, text);
+    check_refused("./step-02" + kSmall + " " + option + " " + other, 2,
+                  {option + " " + other + ": has another header", allowed});
+    CHECK(read_text(other) == text);
+    std::filesystem::remove(other);
+  }
+  // Two kinds of rows in one file.
+  const std::string same = scratch.file("same.csv");
+  check_refused("./step-02" + kSmall + " --csv " + same + " --profile-csv " + same, 2,
+                {"--profile-csv " + same});
+  CHECK(scratch.empty());
+}
+
+TEST_CASE("a shape that does not fit: exit status 3, one line, no file") {
+  const std::vector<std::string> shapes = {
+      "--seqlen 1073741824",
+      "--batch 65535 --heads 1 --seqlen 2147483520 --head-dim 128",  // S: more than 2^64 bytes
+      "--batch 255 --heads 257 --seqlen 2147483520 --head-dim 64",
+  };
+  for (const std::string &name : step_names())
+    for (const std::string &shape : shapes) {
+      const Scratch scratch;
+      check_refused("./step-" + name.substr(0, 2) + " --device cpu --csv " +
+                        scratch.file("new.csv") + " " + shape,
+                    3, {"out of memory", "--batch, --heads or --seqlen must be smaller"});
+      CHECK(scratch.empty());
+    }
+}
+
+TEST_CASE("memory that runs out under way: exit status 3, one line") {
+  const Finished run =
+      run_command("ulimit -v 1000000; ./step-02 --device cpu --heads 2 --seqlen 4194304");
+  CHECK(run.status == 3);
+  CHECK(lines_of(run.err).size() == 1);
+  CHECK(contains(run.err, "out of memory"));
+}
+
+TEST_CASE("--device gpu without a GPU: exit status 3, one line, no file") {
+  if (has_gpu()) return void(std::puts("SKIP: this machine has a GPU"));
+  const Scratch scratch;
+  check_refused("./step-02 --device gpu --csv " + scratch.file("new.csv"), 3,
+                {"--device gpu: no GPU (", "--device cpu runs the emulator"});
+  CHECK(scratch.empty());
+}
+
+TEST_CASE("--help lists every option") {
+  for (const std::string &name : step_names())
+    for (const std::string option : {"--help", "-h", "--seqlen 128 --help"}) {
+      const Finished run = run_command("./step-" + name.substr(0, 2) + " " + option);
+      CAPTURE(name);
+      CHECK(run.status == 0);
+      CHECK(run.err == "");
+      const std::vector<std::string> parts = {
+          "usage: ./step-" + name.substr(0, 2),
+          "--device auto|gpu|cpu",
+          "--batch N",
+          "--heads N",
+          "--seqlen N ",
+          "--head-dim 64|128",
+          "--inputs FAMILY        normal|rising|one-hot|ends|equal-keys\n",
+          "--seed N",
+          "--iters N",
+          "--check-only",
+          "--profile ",
+          "--csv FILE",
+          "--profile-csv FILE",
+          "--trace-csv FILE",
+          "--help",
+          "a multiple of ",
+          "Exit status: 0 "};
+      for (const std::string &part : parts) {
+        CAPTURE(part);
+        CHECK(contains(run.out, part));
+      }
+      const bool layouts =
+          contains(run.out, "--k-layout LAYOUT      swizzled|row-major|padded|transposed\n");
+      CHECK(layouts == (name == "03-bank-conflicts"));
+    }
+}
+
+TEST_CASE("what a run says: device, shape, check, counts") {
+  const Finished run = run_command("./step-02 --device cpu --batch 1 --heads 3 --seqlen 128");
+  CHECK(run.status == 0);
+  CHECK(run.err == "");
+  CHECK(run.out.starts_with("02-loop-inverted on emulator, "));
+  CHECK(contains(run.out, "shape    batch 1, heads 3, seqlen 128, head dim 64, normal inputs\n"));
+  CHECK(contains(run.out, "check    384 of 384 rows: error "));
+  CHECK(contains(run.out, ": passed\n"));
+  CHECK(contains(run.out, "counts\n"));
+  CHECK(!contains(run.out, "no GPU"));
+  CHECK(!contains(run.out, "lines "));
+
+  const Finished only = run_command("./step-02 --check-only" + kSmall);
+  CHECK(only.status == 0);
+  CHECK(contains(only.out, ": passed\n"));
+  CHECK(!contains(only.out, "counts"));
+  CHECK(lines_of(only.out).size() == 3);
+}
+
+TEST_CASE("without --device it runs where it can, and says where") {
+  const Finished run = run_command("./step-02 --check-only --heads 1 --seqlen 128");
+  CHECK(run.status == 0);
+  CHECK(contains(run.out, " on emulator, ") == !has_gpu());
+  CHECK(contains(run.out, " (no GPU: ") == !has_gpu());
+  // Only the emulator counts.
+  CHECK(contains(run_command("./step-02 --profile --heads 1 --seqlen 128").out, " on emulator, "));
+}
+
+TEST_CASE("the same seed gives the same run, another seed other inputs") {
+  const auto out = [](const std::string &options) {
+    return run_command("./step-02" + kSmall + " " + options).out;
+  };
+  CHECK(out("--seed 7") == out("--seed 7"));
+  CHECK(out("") == out("--seed 1"));
+  CHECK(out("--seed 7") != out("--seed 8"));
+  CHECK(out("--seed 0") != out("--seed 18446744073709551615"));
+
+  const Scratch scratch;
+  std::set<std::string> errors;
+  for (const std::string seed : {"1", "2", "3"})
+    out("--check-only --csv " + scratch.file("r.csv") + " --seed " + seed);
+  for (const Row &row : read_csv(scratch.file("r.csv"))) errors.insert(row.at("rms_error"));
+  CHECK(errors.size() == 3);
+}
+
+TEST_CASE("--csv appends a row under one header") {
+  const Scratch scratch;
+  const std::string file = scratch.file("results.csv");
+  CHECK(run_command(
+            "./step-02 --device cpu --batch 2 --heads 1 --seqlen 128 --head-dim 128 --csv " + file)
+            .status == 0);
+  CHECK(
+      run_command("./step-03 --k-layout padded --check-only" + kSmall + " --csv " + file).status ==
+      0);
+  CHECK(run_command("./step-03 --check-only" + kSmall + " --csv " + file).status == 0);
+
+  CHECK(first_line(file) ==
+        "step,device,batch,heads,seqlen,head_dim,causal,median_ms,min_ms,tflops,rms_error");
+  std::vector<Row> rows = read_csv(file);
+  REQUIRE(rows.size() == 3);
+  for (Row &row : rows) {
+    const double error = std::stod(row["rms_error"]);
+    CHECK(error > 0);
+    CHECK(error < 1e-3);
+    row.erase("rms_error");
+  }
+  Row expected = {{"step", "02-loop-inverted"},
+                  {"device", "emulator"},
+                  {"batch", "2"},
+                  {"heads", "1"},
+                  {"seqlen", "128"},
+                  {"head_dim", "128"},
+                  {"causal", "0"},
+                  {"median_ms", ""},
+                  {"min_ms", ""},
+                  {"tflops", ""}};
+  CHECK(rows[0] == expected);
+  expected["step"] = "03-bank-conflicts:padded";
+  expected["batch"] = "1";
+  expected["head_dim"] = "64";
+  CHECK(rows[1] == expected);
+  expected["step"] = "03-bank-conflicts";
+  CHECK(rows[2] == expected);
+}
+
+TEST_CASE("a row that was cut off does not spoil the next") {
+  const Scratch scratch;
+  const std::string file = scratch.file("results.csv");
+  const std::string run = "./step-02 --check-only" + kSmall + " --csv " + file;
+  CHECK(run_command(run).status == 0);
+  std::filesystem::resize_file(file,
+                               std::filesystem::file_size(file) - 1);  // the end of the line
+  CHECK(run_command(run).status == 0);
+  CHECK(read_csv(file).size() == 2);
+}
+
+TEST_CASE("on a GPU a row has the time and the speed") {
+  if (!has_gpu()) return void(std::puts("SKIP: no GPU"));
+  const Scratch scratch;
+  const std::string file = scratch.file("results.csv");
+  const Finished run = run_command(
+      "./step-02 --device gpu --batch 2 --heads 4 --seqlen 1024 --head-dim 64 --iters 5 --csv " +
+      file);
+  CHECK(run.status == 0);
+  CHECK(contains(run.out, "ms min of 5\n"));
+  const std::vector<Row> rows = read_csv(file);
+  REQUIRE(rows.size() == 1);
+  const double median = std::stod(rows[0].at("median_ms"));
+  CHECK(std::stod(rows[0].at("min_ms")) <= median);
+  CHECK(std::stod(rows[0].at("tflops")) ==
+        doctest::Approx(4.0 * 2 * 4 * 1024 * 1024 * 64 / median / 1e9).epsilon(1e-3));
+}
+
+TEST_CASE("--profile-csv: every counter in total, and line by line") {
+  const Scratch scratch;
+  const std::string file = scratch.file("counts.csv");
+  for (int i = 0; i < 2; i++)
+    CHECK(run_command("./step-02" + kSmall + " --profile-csv " + file).status == 0);
+  CHECK(first_line(file) == "step,source,batch,heads,seqlen,head_dim,kernel,line,counter,value");
+
+  std::map<std::string, long long> total, sum;
+  const std::vector<Row> rows = read_csv(file);
+  for (std::size_t i = 0; i < rows.size() / 2; i++) {
+    const Row &row = rows[i];
+    CHECK(row == rows[i + rows.size() / 2]);  // the second run appended the same
+    CHECK(row.at("step") == "02-loop-inverted");
+    CHECK(row.at("source") == "emulator");
+    CHECK(row.at("heads") == "1");
+    CHECK(row.at("seqlen") == "128");
+    CHECK(row.at("head_dim") == "64");
+    (row.at("line") == "0" ? total : sum)[row.at("counter")] += std::stoll(row.at("value"));
+  }
+  // Each of 4 blocks of 4 warps: 8 rows, of 64 k steps with 1 + 4 loads, and 128 keys with 1 + 2.
+  CHECK(total["shared load requests"] == 4 * 4 * 8 * (64 * 5 + 128 * 3));
+  CHECK(total["shared load wavefronts"] == 4 * 4 * 8 * (64 * (1 + 4 * 32) + 128 * 3));
+  CHECK(total["unique global bytes read"] == 3 * 128 * 64 * 2);     // Q, K, V
+  CHECK(total["unique global bytes written"] == 1 * 128 * 64 * 2);  // O
+  for (const auto &[counter, value] : sum) {
+    CAPTURE(counter);
+    CHECK(total[counter] == value);
+  }
+  CHECK(!sum.empty());
+}
+
+TEST_CASE("--trace-csv: where each lane of a request goes") {
+  const Scratch scratch;
+  const std::string file = scratch.file("trace.csv");
+  const Finished run = run_command("./step-02 --profile" + kSmall + " --trace-csv " + file);
+  CHECK(run.status == 0);
+  CHECK(first_line(file) == "line,op,request,lane,address,bytes,bank,wavefront");
+
+  std::string k_line;  // where K is read
+  for (const Line &line : profile_lines(run.out))
+    if (line.operation == "R" && contains(line.source, "smem.K"))
+      k_line = line.where.substr(line.where.find(':') + 1);
+  std::set<std::string> lanes, banks, wavefronts;
+  for (const Row &row : read_csv(file)) {
+    CHECK(std::stoi(row.at("bank")) == std::stoi(row.at("address")) / 4 % 32);
+    if (row.at("line") != k_line || row.at("request") != "0") continue;
+    CHECK(row.at("bytes") == "2");
+    CHECK(row.at("op") == "load");
+    lanes.insert(row.at("lane"));
+    banks.insert(row.at("bank"));
+    wavefronts.insert(row.at("wavefront"));
+  }
+  CHECK(lanes.size() == 32);
+  CHECK(banks.size() == 1);
+  CHECK(wavefronts.size() == 32);
+}
+
+TEST_CASE("--profile names the line whose loads conflict") {
+  const auto profile = [](const std::string &command) {
+    const Finished run = run_command(command + kSmall + " --profile");
+    CHECK(run.status == 0);
+    return profile_lines(run.out);
+  };
+  const std::vector<Line> inverted = profile("./step-02");
+  CHECK(most_wavefronts(inverted, "smem.K(lane + 32 * c, k)") == 32);
+  for (const std::string source : {"smem.Q", "smem.V", "smem.P"})
+    CHECK(most_wavefronts(inverted, source) == 1);
+
+  const std::map<std::string, double> expected = {{"", 1},
+                                                  {" --k-layout swizzled", 1},
+                                                  {" --k-layout row-major", 32},
+                                                  {" --k-layout padded", 1},
+                                                  {" --k-layout transposed", 1}};
+  for (const auto &[layout, wavefronts] : expected) {
+    CAPTURE(layout);
+    const std::vector<Line> lines = profile("./step-03" + layout);
+    CHECK(most_wavefronts(lines, "smem.K(lane + 32 * c, k)") == wavefronts);
+    CHECK(most_wavefronts(lines, "") == wavefronts);  // over all shared loads
+  }
+}
+
+TEST_SUITE_END();
