@@ -16,13 +16,16 @@ CsvFile::CsvFile(std::string option, std::string path, std::string header)
       exists ? std::filesystem::is_regular_file(file) && access(path_.c_str(), W_OK | R_OK) == 0
              : std::filesystem::is_directory(folder) && access(folder.c_str(), W_OK) == 0;
   if (!writable)
-    throw UsageError(option_ + " " + path_ + ": cannot be written; a file in a folder that exists "
+    throw UsageError(option_ + " " + path_ +
+                     ": cannot be written; a file in a folder that exists "
                      "and can be written to is allowed");
   std::string first_line;
   if (exists) std::getline(std::ifstream(path_), first_line);
   if (!first_line.empty() && first_line != header_)
-    throw UsageError(option_ + " " + path_ + ": has another header; a new file or one that begins "
-                     "with '" + header_ + "' is allowed");
+    throw UsageError(option_ + " " + path_ +
+                     ": has another header; a new file or one that begins "
+                     "with '" +
+                     header_ + "' is allowed");
 }
 
 void CsvFile::append(const std::vector<std::string> &rows) const {

@@ -1,4 +1,4 @@
-// The one header that a step includes. The same kernel source is compiled by nvcc for the GPU and by
+// The one header that a step includes. A kernel's source is compiled by nvcc for the GPU and by
 // the host's compiler for the emulator; what differs between the two is here and in view.h.
 #pragma once
 
@@ -26,16 +26,15 @@ __device__ SharedStorage &shared_storage() {
 }
 
 /// Starts a kernel whose blocks have one SharedStorage each (void: none). More than 48 KB of shared
-/// memory must be asked for (CUDA C++ Programming Guide, 'Shared Memory' of compute capability 7.x).
+/// memory must be asked for (CUDA C++ Programming Guide, 'Shared Memory' of compute capability 7).
 template <class SharedStorage, class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
   int bytes = 0;
   if constexpr (!std::is_void_v<SharedStorage>) bytes = sizeof(SharedStorage);
   int device, available;
   cuda_check(cudaGetDevice(&device), "cudaGetDevice");
-  cuda_check(
-      cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-      "cudaDeviceGetAttribute");
+  cuda_check(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "cudaDeviceGetAttribute");
   if (bytes > available)
     throw std::runtime_error("this step needs " + std::to_string(bytes / 1024) +
                              " KB of shared memory a block at this head dim, and this GPU has " +
@@ -66,9 +65,13 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... a
 
 #endif
 
-/// Ends a step's file: gives the program its Step. STEP_NAME is the folder's name, from the Makefile.
+/// Ends a step's file: gives the program its Step. STEP_NAME, from the Makefile, is the folder.
 #define EXPORT_STEP(...)          \
   extern const Step BACKEND_STEP; \
-  const Step BACKEND_STEP = {.name = STEP_NAME, __VA_ARGS__};
+  const Step BACKEND_STEP = [] {  \
+    Step step __VA_ARGS__;        \
+    step.name = STEP_NAME;        \
+    return step;                  \
+  }()
 
 constexpr unsigned kAllLanes = 0xffffffff;

@@ -100,12 +100,10 @@ Options parse_options(int argc, char **argv, const Step &step) {
         choice("--head-dim", optarg, {"64", "128"});
         options.head_dim = positive("--head-dim");
         break;
-      case kIters:
-        options.iters = static_cast<int>(number("--iters", optarg, 1, 1000000));
-        break;
+      case kIters: options.iters = static_cast<int>(number("--iters", optarg, 1, 1000000)); break;
       case kInputs:
-        options.inputs = static_cast<reference::Family>(
-            choice("--inputs", optarg, reference::family_names()));
+        options.inputs =
+            static_cast<reference::Family>(choice("--inputs", optarg, reference::family_names()));
         break;
       case kVariant:
         options.variant = choice(std::string("--") + step.variant_option, optarg,
@@ -134,23 +132,24 @@ Options parse_options(int argc, char **argv, const Step &step) {
 }
 
 std::string help_text(const Step &step) {
-  std::string text = "usage: ./step-" + std::string(step.name, 2) +
-                     " [options]\n"
-                     "\n"
-                     "Computes attention, checks the answer, and says how long it took (on a GPU)\n"
-                     "or what it cost (on the emulator).\n"
-                     "\n"
-                     "  --device auto|gpu|cpu  the GPU if there is one, else the emulator; or insist\n"
-                     "  --batch N              default 1 on the emulator, " +
-                     std::to_string(step.default_batch) +
-                     " on a GPU\n"
-                     "  --heads N              default 2 on the emulator, 16 on a GPU\n"
-                     "  --seqlen N             a multiple of " +
-                     std::to_string(step.tile) +
-                     "; default 256 on the emulator, 8192 on a GPU\n"
-                     "  --head-dim 64|128      default 64 on the emulator, 128 on a GPU\n"
-                     "  --inputs FAMILY        " +
-                     join(reference::family_names()) + "\n";
+  std::string text =
+      "usage: ./step-" + std::string(step.name, 2) +
+      " [options]\n"
+      "\n"
+      "Computes attention, checks the answer, and says how long it took (on a GPU)\n"
+      "or what it cost (on the emulator).\n"
+      "\n"
+      "  --device auto|gpu|cpu  the GPU if there is one, else the emulator; or insist\n"
+      "  --batch N              default 1 on the emulator, " +
+      std::to_string(step.default_batch) +
+      " on a GPU\n"
+      "  --heads N              default 2 on the emulator, 16 on a GPU\n"
+      "  --seqlen N             a multiple of " +
+      std::to_string(step.tile) +
+      "; default 256 on the emulator, 8192 on a GPU\n"
+      "  --head-dim 64|128      default 64 on the emulator, 128 on a GPU\n"
+      "  --inputs FAMILY        " +
+      join(reference::family_names()) + "\n";
   if (step.variant_option)
     text += "  --" + std::string(step.variant_option) + " LAYOUT      " +
             join({step.variants.begin(), step.variants.end()}) + "\n";

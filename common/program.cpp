@@ -63,15 +63,13 @@ std::string format(const char *pattern, double value) {
 // --- before the run ------------------------------------------------------------------------------
 
 std::unique_ptr<Device> choose_device(const Options &options, std::string &note) {
-  const bool counts =
-      options.profile || !options.profile_csv.empty() || !options.trace_csv.empty();
+  const bool counts = options.profile || !options.profile_csv.empty() || !options.trace_csv.empty();
   if (options.device == DeviceChoice::kCpu) return make_cpu_device();
   if (options.device == DeviceChoice::kAuto && counts) return make_cpu_device();
   std::string why_not;
   if (std::unique_ptr<Device> gpu = make_gpu_device(why_not)) return gpu;
   if (options.device == DeviceChoice::kGpu)
-    throw DeviceError("--device gpu: no GPU (" + why_not +
-                      "); --device cpu runs the emulator");
+    throw DeviceError("--device gpu: no GPU (" + why_not + "); --device cpu runs the emulator");
   note = "no GPU: " + why_not;
   return make_cpu_device();
 }
@@ -107,17 +105,17 @@ void check_fits(const Problem &problem, const Device &device) {
                       " GB; --batch, --heads or --seqlen must be smaller");
 }
 
-// --- the run ---------------------------------------------------------------------------------------
+// --- the run -------------------------------------------------------------------------------------
 
 void print_verdict(const reference::Verdict &verdict, std::size_t places, std::size_t rows) {
-  std::printf("check    %zu of %zu rows: error %.2e rms (at most %.2e), %.2e max (at most %.2e): %s\n",
-              places, rows, verdict.rms_error, verdict.rms_bound, verdict.max_error,
-              verdict.max_bound, verdict.passed() ? "passed" : "WRONG");
+  std::printf(
+      "check    %zu of %zu rows: error %.2e rms (at most %.2e), %.2e max (at most %.2e): %s\n",
+      places, rows, verdict.rms_error, verdict.rms_bound, verdict.max_error, verdict.max_bound,
+      verdict.passed() ? "passed" : "WRONG");
   if (verdict.passed()) return;
-  if (verdict.not_finite)
-    std::printf("         %zu elements are not finite\n", verdict.not_finite);
-  std::printf("         worst: head %d, row %d, column %d is %g, should be %g\n", verdict.worst.head,
-              verdict.worst.row, verdict.worst_column, verdict.worst_output,
+  if (verdict.not_finite) std::printf("         %zu elements are not finite\n", verdict.not_finite);
+  std::printf("         worst: head %d, row %d, column %d is %g, should be %g\n",
+              verdict.worst.head, verdict.worst.row, verdict.worst_column, verdict.worst_output,
               verdict.worst_expected);
 }
 
@@ -133,14 +131,15 @@ void time_launches(Device &device, const std::function<void()> &launch, const Op
   result.median_ms = ms.size() % 2 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
   result.min_ms = ms.front();
   // Two products, Q K^T and P V, of N x N x d multiplications and additions each.
-  const double operations = 4.0 * static_cast<double>(result.shape.elements()) * result.shape.seqlen;
+  const double operations =
+      4.0 * static_cast<double>(result.shape.elements()) * result.shape.seqlen;
   result.tflops = operations / *result.median_ms / 1e9;
   std::printf("time     %.4g ms median, %.4g ms min of %d\n", *result.median_ms, *result.min_ms,
               iterations);
   std::printf("speed    %.4g TFLOP/s\n", *result.tflops);
 }
 
-// --- the emulator's counts -------------------------------------------------------------------------
+// --- the emulator's counts -----------------------------------------------------------------------
 
 void print_row(const char *what, std::uint64_t requests, std::uint64_t cost, const char *unit,
                std::uint64_t ideal) {
@@ -148,7 +147,8 @@ void print_row(const char *what, std::uint64_t requests, std::uint64_t cost, con
   std::printf("  %-14s %12llu requests %13llu %s, %.2f a request", what,
               static_cast<unsigned long long>(requests), static_cast<unsigned long long>(cost),
               unit, static_cast<double>(cost) / static_cast<double>(requests));
-  if (ideal) std::printf(" (%.1fx the ideal)", static_cast<double>(cost) / static_cast<double>(ideal));
+  if (ideal)
+    std::printf(" (%.1fx the ideal)", static_cast<double>(cost) / static_cast<double>(ideal));
   std::printf("\n");
 }
 
@@ -161,13 +161,14 @@ void print_totals(const emulator::Profile &profile) {
   print_row("shared stores", total[kSharedStoreRequests], total[kSharedStoreWavefronts],
             "wavefronts", total[kSharedStoreIdeal]);
   print_row("global loads", total[kGlobalLoadRequests], total[kGlobalLoadSectors], "sectors   ", 0);
-  print_row("global stores", total[kGlobalStoreRequests], total[kGlobalStoreSectors],
-            "sectors   ", 0);
-  std::printf("  global memory: %.3f MB read, %.3f MB written; each sector once: %.3f and %.3f MB\n",
-              32e-6 * static_cast<double>(total[kGlobalLoadSectors]),
-              32e-6 * static_cast<double>(total[kGlobalStoreSectors]),
-              1e-6 * static_cast<double>(profile.unique_read_bytes),
-              1e-6 * static_cast<double>(profile.unique_written_bytes));
+  print_row("global stores", total[kGlobalStoreRequests], total[kGlobalStoreSectors], "sectors   ",
+            0);
+  std::printf(
+      "  global memory: %.3f MB read, %.3f MB written; each sector once: %.3f and %.3f MB\n",
+      32e-6 * static_cast<double>(total[kGlobalLoadSectors]),
+      32e-6 * static_cast<double>(total[kGlobalStoreSectors]),
+      1e-6 * static_cast<double>(profile.unique_read_bytes),
+      1e-6 * static_cast<double>(profile.unique_written_bytes));
   std::printf("  %llu exp2, %llu shuffles, %llu warp barriers, %llu block barriers (warp-wide)\n",
               static_cast<unsigned long long>(total[kExp2]),
               static_cast<unsigned long long>(total[kShuffles]),
@@ -188,7 +189,8 @@ std::string source_text(const emulator::Line &line) {
 void print_lines(const emulator::Profile &profile) {
   using namespace emulator;
   std::printf("lines    (warp-wide requests; wavefronts of shared memory, sectors of global)\n");
-  std::printf("  %-22s %-8s %10s %12s %8s  %s\n", "line", "", "requests", "wavefronts", "each", "source");
+  std::printf("  %-22s %-8s %10s %12s %8s  %s\n", "line", "", "requests", "wavefronts", "each",
+              "source");
   const auto row = [&](const Line &line, const char *what, std::uint64_t requests,
                        std::uint64_t cost) {
     if (requests)
@@ -249,7 +251,7 @@ std::string csv_row(const Result &result) {
          format("%.4g", result.rms_error);
 }
 
-// --- all of it -------------------------------------------------------------------------------------
+// --- all of it -----------------------------------------------------------------------------------
 
 ExitStatus run(const Options &options) {
   std::string note;
@@ -264,9 +266,8 @@ ExitStatus run(const Options &options) {
   if (!options.trace_csv.empty())
     trace_csv.emplace("--trace-csv", options.trace_csv, kTraceCsvHeader);
 
-  Problem problem{nullptr,        nullptr,      nullptr,        nullptr,
-                  nullptr,        shape.batch,  shape.heads,    shape.seqlen,
-                  shape.head_dim, options.variant};
+  Problem problem{nullptr,     nullptr,     nullptr,      nullptr,        nullptr,
+                  shape.batch, shape.heads, shape.seqlen, shape.head_dim, options.variant};
   check_fits(problem, *device);
 
   Result result{step.name, device->is_gpu() ? device->name() : "emulator", shape, {}, {}, {}, 0};
@@ -285,8 +286,8 @@ ExitStatus run(const Options &options) {
       options.inputs, shape.batch_heads(), shape.seqlen, shape.head_dim, options.seed);
   std::vector<half> O(shape.elements());
   const std::size_t bytes = O.size() * sizeof(half);
-  for (auto &[on_device, on_host] : {std::pair{&problem.Q, &inputs.Q}, {&problem.K, &inputs.K},
-                                     {&problem.V, &inputs.V}}) {
+  for (auto &[on_device, on_host] :
+       {std::pair{&problem.Q, &inputs.Q}, {&problem.K, &inputs.K}, {&problem.V, &inputs.V}}) {
     void *memory = device->allocate(bytes);
     device->upload(memory, on_host->data(), bytes);
     *on_device = memory;

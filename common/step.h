@@ -15,12 +15,12 @@ struct Problem {
 };
 
 struct Step {
-  const char *name;   // "02-loop-inverted": directory, and label in all results
-  int tile;           // seqlen must be a multiple of this
+  const char *name = nullptr;  // "02-loop-inverted": the directory, and the label in all results
+  int tile;                    // seqlen must be a multiple of this
   int default_batch;  // on a GPU; less than 16 where a step's time or memory does not allow it
   void (*launch)(const Problem &);  // all of the step's kernels; throws std::runtime_error
   std::size_t (*workspace_bytes)(const Problem &) = nullptr;
-  const char *variant_option = nullptr;  // "k-layout": the option that chooses among
+  const char *variant_option = nullptr;     // "k-layout": the option that chooses among
   std::vector<const char *> variants = {};  // these; the first is the default
 };
 

@@ -81,8 +81,7 @@ void make_head(Family family, const Head &head, Random &random) {
       std::vector<int> permuted(head.N);
       std::iota(permuted.begin(), permuted.end(), 0);
       for (int i = head.N - 1; i > 0; i--) std::swap(permuted[i], permuted[random.below(i + 1)]);
-      for (int i = 0; i < head.N; i++)
-        head.fill(head.K, i, [&](int) { return random.sign(); });
+      for (int i = 0; i < head.N; i++) head.fill(head.K, i, [&](int) { return random.sign(); });
       for (int i = 0; i < head.N; i++) {
         const half *key = head.K + static_cast<std::size_t>(permuted[i]) * head.d;
         head.fill(head.Q, i, [&](int k) { return 8 * half_to_float(key[k]); });
@@ -122,8 +121,8 @@ Inputs make_inputs(Family family, int batch_heads, int seqlen, int head_dim, std
     for (int head; (head = next++) < batch_heads;) {
       Random random(seed * 1000003 + static_cast<std::uint64_t>(head));
       make_head(family,
-                {&inputs.Q[head * per_head], &inputs.K[head * per_head],
-                 &inputs.V[head * per_head], seqlen, head_dim},
+                {&inputs.Q[head * per_head], &inputs.K[head * per_head], &inputs.V[head * per_head],
+                 seqlen, head_dim},
                 random);
     }
   };

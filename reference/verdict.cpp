@@ -52,8 +52,8 @@ std::vector<Place> places_to_check(const Inputs &inputs, int tile, unsigned long
       places.push_back({head, row});
   std::mt19937_64 random(seed);
   for (int i = 0; i < 256; i++)
-    places.push_back({static_cast<int>(random() % inputs.batch_heads),
-                      static_cast<int>(random() % N)});
+    places.push_back(
+        {static_cast<int>(random() % inputs.batch_heads), static_cast<int>(random() % N)});
   return places;
 }
 

@@ -28,7 +28,7 @@ struct Verdict {
 ///
 /// The bound: attention in double precision but with P and O rounded to fp16 differs from exact
 /// attention by some error, in RMS and at most. A kernel that keeps its operands in fp16 cannot do
-/// better; one that does everything else well stays close. It may differ by twice as much. (The rule
+/// better; one that does all else well stays close. It may differ by twice as much. (The rule
 /// of FlashAttention's own tests, tests/test_flash_attn.py, without their additional 1e-5.)
 Verdict judge(const Inputs &inputs, const std::vector<half> &O, const std::vector<Place> &places);
 

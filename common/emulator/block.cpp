@@ -59,7 +59,8 @@ Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<
 
 void Block::run(std::uint64_t number) {
   number_ = number;
-  index_ = {static_cast<unsigned>(number % grid_.x), static_cast<unsigned>(number / grid_.x % grid_.y),
+  index_ = {static_cast<unsigned>(number % grid_.x),
+            static_cast<unsigned>(number / grid_.x % grid_.y),
             static_cast<unsigned>(number / grid_.x / grid_.y)};
   random_ = settings.seed * 0x2545f4914f6cdd1du + number;
   barriers_ = 0;
@@ -96,7 +97,7 @@ void Block::run(std::uint64_t number) {
   if (!error_.empty()) throw KernelError(error_);
 }
 
-// --- threads that wait for each other ---------------------------------------------------------------
+// --- threads that wait for each other ------------------------------------------------------------
 
 void Block::make_ready(unsigned thread) {
   threads_[thread].state = State::kReady;
@@ -196,7 +197,7 @@ void Block::report_stuck() {
     error_ += std::string("; others wait in ") + other->waits_for + " at " + describe(other->where);
 }
 
-// --- errors ----------------------------------------------------------------------------------------
+// --- errors --------------------------------------------------------------------------------------
 
 std::string Block::position() const {
   const Dim3 thread{running_ % dim_.x, running_ / dim_.x % dim_.y, running_ / dim_.x / dim_.y};
@@ -208,14 +209,14 @@ void Block::fail(const std::string &what, const Where &where) {
   for (;;) Fiber::yield();  // run() sees error_ and never resumes this fiber
 }
 
-// --- memory ----------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 
 void Block::access(const void *address, int bytes, bool store, const Where &where) {
   const auto value = reinterpret_cast<std::uintptr_t>(address);
   const char *operation = store ? "store" : "load";
   if (value % bytes)
-    fail(std::to_string(bytes) + "-byte " + operation + " at an address that is not a multiple of " +
-             std::to_string(bytes),
+    fail(std::to_string(bytes) + "-byte " + operation +
+             " at an address that is not a multiple of " + std::to_string(bytes),
          where);
   const SiteId site = site_of(where);
   const Position now{running_, number_, barriers_, warps_[running_ / 32].barriers};
@@ -239,13 +240,12 @@ void Block::access(const void *address, int bytes, bool store, const Where &wher
     if (!last || static_cast<std::size_t>(byte - last->memory) + bytes > last->bytes)
       fail(std::string(operation) + " outside of every allocation", where);
     error = last->check(static_cast<std::size_t>(byte - last->memory), bytes, store, site, now);
-    if (settings.profile)
-      count(store ? Kind::kGlobalStore : Kind::kGlobalLoad, bytes, value, site);
+    if (settings.profile) count(store ? Kind::kGlobalStore : Kind::kGlobalLoad, bytes, value, site);
   }
   if (!error.empty()) fail(error, where);
 }
 
-// --- counting --------------------------------------------------------------------------------------
+// --- counting ------------------------------------------------------------------------------------
 
 // The n-th time that each lane comes by one place of the source, between two points where the warp
 // is together, is one request of the warp.

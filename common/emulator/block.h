@@ -16,7 +16,7 @@
 
 namespace emulator {
 
-/// Runs the blocks of a launch one after the other. A thread goes on until it waits for others; then
+/// Runs the blocks of a launch one after the other. A thread runs until it waits for others; then
 /// one that can go on is drawn at random.
 class Block {
  public:
@@ -87,8 +87,8 @@ class Block {
   std::uint64_t barriers_ = 0;
   std::uint64_t random_ = 0;
   std::string error_;
-  std::vector<Counts> counts_;       // by site
-  std::vector<int> traced_;          // by site: requests of block 0, warp 0 traced so far
+  std::vector<Counts> counts_;  // by site
+  std::vector<int> traced_;     // by site: requests of block 0, warp 0 traced so far
   std::vector<TraceRow> trace_rows_;
 };
 

@@ -81,7 +81,7 @@ struct Request {
 /// The wavefronts that a shared-memory request costs, and the fewest it could. Lanes are served in
 /// groups that fit 128 bytes: the whole warp for 1 to 4 bytes a lane, half-warps for 8,
 /// quarter-warps for 16. A load's neighbouring groups merge into one when lanes i and i^1, or lanes
-/// i and i^2, ask for the same address throughout the warp. Within a group each wavefront serves one
+/// i and i^2, ask for the same address throughout the warp. Within a group a wavefront serves one
 /// 4-byte word of each of the 32 banks. (Measured: wavefronts_h200.csv holds 260 patterns with what
 /// ncu counted for each on an H200, and the tests compare them all.)
 struct Wavefronts {

@@ -53,7 +53,9 @@ class Emulator : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_cpu_device() { return std::make_unique<Emulator>(); }
+std::unique_ptr<Device> make_cpu_device() {
+  return std::make_unique<Emulator>();
+}
 
 #ifndef HAVE_CUDA
 

@@ -21,8 +21,12 @@ using dim3 = emulator::Dim3;
 // Set by the engine each time it lets a thread go on.
 extern thread_local constinit dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-inline float __half2float(half h) { return half_to_float(h); }
-inline half __float2half(float f) { return float_to_half(f); }
+inline float __half2float(half h) {
+  return half_to_float(h);
+}
+inline half __float2half(float f) {
+  return float_to_half(f);
+}
 
 inline void __syncthreads(emulator::Where where = emulator::Where::current()) {
   emulator::block_barrier(where);

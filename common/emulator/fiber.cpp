@@ -22,7 +22,8 @@ Fiber::~Fiber() {
 void Fiber::start(void (*function)(void *), void *argument) {
   function_ = function;
   argument_ = argument;
-  if (!finished_) started_ = false;  // abandoned in the middle: only a new context can run this stack
+  if (!finished_)
+    started_ = false;  // abandoned in the middle: only a new context can run this stack
   finished_ = false;
 }
 

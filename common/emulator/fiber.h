@@ -2,15 +2,15 @@
 // emulator runs each CUDA thread of a block as one fiber, all of them on one thread of the host.
 #pragma once
 
-#include <csetjmp>
 #include <ucontext.h>
+#include <csetjmp>
 
 #include <cstddef>
 
 namespace emulator {
 
 /// One stack and the place where its function stopped. The function is run again from its beginning
-/// by each start(), on the same stack: making a context costs two system calls, going on costs none.
+/// by each start(), on the same stack: a context costs two system calls to make, none to go on with.
 class Fiber {
  public:
   Fiber() = default;

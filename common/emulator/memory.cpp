@@ -86,7 +86,9 @@ struct GlobalStamp {
 };
 constexpr std::uint64_t kSeveralBlocks = (1u << 22) - 1;
 
-GlobalStamp unpack(std::uint64_t packed) { return std::bit_cast<GlobalStamp>(packed); }
+GlobalStamp unpack(std::uint64_t packed) {
+  return std::bit_cast<GlobalStamp>(packed);
+}
 
 bool ordered(const GlobalStamp &before, const GlobalStamp &now) {
   if (before.site == 0) return true;
@@ -108,9 +110,8 @@ GlobalStamp merge_reads(const GlobalStamp &before, const GlobalStamp &now) {
 
 std::string global_race(bool store, bool stored_before, const GlobalStamp &before,
                         const GlobalStamp &now) {
-  std::string message =
-      race("global", store, stored_before, static_cast<unsigned>(before.thread),
-           static_cast<SiteId>(before.site));
+  std::string message = race("global", store, stored_before, static_cast<unsigned>(before.thread),
+                             static_cast<SiteId>(before.site));
   if (before.block == now.block) return message;
   return message + " (the other is of " +
          (before.block == kSeveralBlocks ? "several other blocks"

@@ -15,9 +15,9 @@ constexpr std::size_t kUnit = 2;
 
 /// Where a thread stands when it touches memory.
 struct Position {
-  unsigned thread;         // in the block
-  std::uint64_t block;     // in the grid
-  std::uint64_t barriers;  // __syncthreads passed by the block
+  unsigned thread;              // in the block
+  std::uint64_t block;          // in the grid
+  std::uint64_t barriers;       // __syncthreads passed by the block
   std::uint64_t warp_barriers;  // __syncwarp passed by the warp
 };
 
@@ -44,7 +44,7 @@ class SharedShadow {
 };
 
 /// One allocation of global memory. Threads of different blocks are never ordered within a launch;
-/// those of one block by a __syncthreads; those of one warp always (coarser than for shared memory).
+/// those of one block by a __syncthreads; those of one warp always (coarser than in shared memory).
 struct Allocation {
   std::byte *memory = nullptr;
   std::size_t bytes = 0;

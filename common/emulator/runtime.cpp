@@ -57,7 +57,9 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   if (settings.profile) count_unique_bytes(profile.unique_read_bytes, profile.unique_written_bytes);
 }
 
-Profile take_profile() { return std::exchange(profile, Profile{}); }
+Profile take_profile() {
+  return std::exchange(profile, Profile{});
+}
 
 // A kernel's thread is always inside a block; these are the doors to it.
 
@@ -74,12 +76,20 @@ void collective(const char *instruction, Counter counter, const Where &where, vo
   Block::current->collective(instruction, counter, where, lane, compute);
 }
 
-void warp_barrier(const Where &where) { Block::current->warp_barrier(where); }
+void warp_barrier(const Where &where) {
+  Block::current->warp_barrier(where);
+}
 
-void block_barrier(const Where &where) { Block::current->block_barrier(where); }
+void block_barrier(const Where &where) {
+  Block::current->block_barrier(where);
+}
 
-void *shared_memory() { return Block::current->shared_memory(); }
+void *shared_memory() {
+  return Block::current->shared_memory();
+}
 
-void fail(const std::string &what, const Where &where) { Block::current->fail(what, where); }
+void fail(const std::string &what, const Where &where) {
+  Block::current->fail(what, where);
+}
 
 }  // namespace emulator

@@ -51,7 +51,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
 /// The counts of all launches since the last call, which begins a new profile.
 Profile take_profile();
 
-// --- called by the running threads ----------------------------------------------------------------
+// --- called by the running threads ---------------------------------------------------------------
 
 /// Checks one access, and counts it if a profile is wanted. `bytes` is 2, 4, 8 or 16.
 void access(const void *address, int bytes, bool store, const Where &where);
@@ -59,7 +59,7 @@ void access(const void *address, int bytes, bool store, const Where &where);
 /// Counts one special-function instruction.
 void count_exp2(const Where &where);
 
-/// Parks the thread until all threads of its warp have come here; the last computes for all of them.
+/// Parks the thread until all threads of its warp are here; the last to come computes for all.
 /// `lane` is this lane's operands and results, on its own stack; `compute` gets those of all lanes.
 void collective(const char *instruction, Counter counter, const Where &where, void *lane,
                 void (*compute)(void **lanes));

@@ -1,7 +1,7 @@
 // Step 00: standard attention, three kernels: S = Q K^T, P = softmax(S), O = P V.
 //
 // Before      nothing: this is the definition (reference/attention.h), tiled for a GPU.
-// Change      Each kernel is one line of the formula. S is N x N and goes through HBM: written by the
+// Change      Each kernel is one line of the formula. S is N x N and crosses HBM: written by the
 //             first kernel, turned into P in place by the second, read by the third.
 // Prediction  S and P cross HBM four times, 4 bytes each: 16 bytes a score, where Q, K, V and O
 //             together cost 8 d / N bytes a score, 0.125 at seqlen 8192. And 4 N^2 bytes of memory
@@ -34,10 +34,10 @@ struct ScoresStorage {
 
 /// S = Q K^T / sqrt(d). A block computes one Br x Bc tile of S.
 template <int d>
-__global__ void __launch_bounds__(warps * 32)
-    scores(const half *Q,  // [batch * heads, seqlen, d]
-           const half *K,  // [batch * heads, seqlen, d]
-           float *S,       // [batch * heads, seqlen, seqlen]
+__global__ void __launch_bounds__(warps * 32)  // threads a block
+    scores(const half *Q,                      // [batch * heads, seqlen, d]
+           const half *K,                      // [batch * heads, seqlen, d]
+           float *S,                           // [batch * heads, seqlen, seqlen]
            int seqlen, float scale) {
   auto &smem = shared_storage<ScoresStorage<d>>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -73,7 +73,7 @@ struct SoftmaxStorage {
 };
 
 /// P = softmax(S), in place. A block takes one row: three passes over it.
-__global__ void __launch_bounds__(softmax_warps * 32)
+__global__ void __launch_bounds__(softmax_warps * 32)  // threads a block
     softmax(float *S,  // [batch * heads * seqlen, seqlen], S on the way in, P on the way out
             int seqlen) {
   auto &smem = shared_storage<SoftmaxStorage>();
@@ -106,10 +106,10 @@ struct OutputStorage {
 
 /// O = P V. A block computes Br rows of O.
 template <int d>
-__global__ void __launch_bounds__(warps * 32)
-    output(const float *P,  // [batch * heads, seqlen, seqlen]
-           const half *V,   // [batch * heads, seqlen, d]
-           half *O,         // [batch * heads, seqlen, d]
+__global__ void __launch_bounds__(warps * 32)  // threads a block
+    output(const float *P,                     // [batch * heads, seqlen, seqlen]
+           const half *V,                      // [batch * heads, seqlen, d]
+           half *O,                            // [batch * heads, seqlen, d]
            int seqlen) {
   auto &smem = shared_storage<OutputStorage<d>>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -156,10 +156,12 @@ void run(const Problem &p) {
 
 }  // namespace
 
-EXPORT_STEP(.tile = Bc,
-            .default_batch = 1,
-            .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
-            .workspace_bytes =
-                [](const Problem &p) {
-                  return std::size_t(p.batch) * p.heads * p.seqlen * p.seqlen * sizeof(float);
-                })
+EXPORT_STEP({
+    .tile = Bc,
+    .default_batch = 1,
+    .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
+    .workspace_bytes =
+        [](const Problem &p) {
+          return std::size_t(p.batch) * p.heads * p.seqlen * p.seqlen * sizeof(float);
+        },
+});

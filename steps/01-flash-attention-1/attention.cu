@@ -36,19 +36,20 @@ __device__ float warp_sum(float x) {
 }
 
 template <int d>
-__global__ void __launch_bounds__(warps * 32)
-    attention(const half *Q,  // [batch * heads, seqlen, d]
-              const half *K,  // [batch * heads, seqlen, d]
-              const half *V,  // [batch * heads, seqlen, d]
-              half *O,        // [batch * heads, seqlen, d]
-              float *O_sum,   // [batch * heads, seqlen, d], O between visits
-              float *l,       // [batch * heads, seqlen]
-              float *m,       // [batch * heads, seqlen]
+__global__ void __launch_bounds__(warps * 32)  // threads a block
+    attention(const half *Q,                   // [batch * heads, seqlen, d]
+              const half *K,                   // [batch * heads, seqlen, d]
+              const half *V,                   // [batch * heads, seqlen, d]
+              half *O,                         // [batch * heads, seqlen, d]
+              float *O_sum,                    // [batch * heads, seqlen, d], O between visits
+              float *l,                        // [batch * heads, seqlen]
+              float *m,                        // [batch * heads, seqlen]
               int seqlen, float scale) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const std::int64_t head = std::int64_t{blockIdx.x} * seqlen * d;
-  const Matrix<const half> gQ{Q + head, seqlen, d}, gK{K + head, seqlen, d}, gV{V + head, seqlen, d};
+  const Matrix<const half> gQ{Q + head, seqlen, d}, gK{K + head, seqlen, d},
+      gV{V + head, seqlen, d};
   const Matrix<half> gO{O + head, seqlen, d};
   const Matrix<float> gO_sum{O_sum + head, seqlen, d};
   const Matrix<float> gl{l + std::int64_t{blockIdx.x} * seqlen, seqlen, 1};
@@ -145,10 +146,12 @@ void run(const Problem &p) {
 
 }  // namespace
 
-EXPORT_STEP(.tile = Bc,
-            .default_batch = 8,
-            .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
-            .workspace_bytes =
-                [](const Problem &p) {
-                  return std::size_t(p.batch) * p.heads * p.seqlen * (p.head_dim + 2) * sizeof(float);
-                })
+EXPORT_STEP({
+    .tile = Bc,
+    .default_batch = 8,
+    .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
+    .workspace_bytes =
+        [](const Problem &p) {
+          return std::size_t(p.batch) * p.heads * p.seqlen * (p.head_dim + 2) * sizeof(float);
+        },
+});

@@ -35,17 +35,18 @@ __device__ float warp_sum(float x) {
 }
 
 template <int d>
-__global__ void __launch_bounds__(warps * 32)
-    attention(const half *Q,  // [batch * heads, seqlen, d]
-              const half *K,  // [batch * heads, seqlen, d]
-              const half *V,  // [batch * heads, seqlen, d]
-              half *O,        // [batch * heads, seqlen, d]
+__global__ void __launch_bounds__(warps * 32)  // threads a block
+    attention(const half *Q,                   // [batch * heads, seqlen, d]
+              const half *K,                   // [batch * heads, seqlen, d]
+              const half *V,                   // [batch * heads, seqlen, d]
+              half *O,                         // [batch * heads, seqlen, d]
               int seqlen, float scale) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first_row = blockIdx.x * Br;
   const std::int64_t head = std::int64_t{blockIdx.y} * seqlen * d;
-  const Matrix<const half> gQ{Q + head, seqlen, d}, gK{K + head, seqlen, d}, gV{V + head, seqlen, d};
+  const Matrix<const half> gQ{Q + head, seqlen, d}, gK{K + head, seqlen, d},
+      gV{V + head, seqlen, d};
   const Matrix<half> gO{O + head, seqlen, d};
 
   for (int i = threadIdx.x; i < Br * d; i += warps * 32)
@@ -72,8 +73,7 @@ __global__ void __launch_bounds__(warps * 32)
 #pragma unroll 1  // unrolled, nvcc merges neighbouring loads: step 04 will, by hand
       for (int k = 0; k < d; k++) {
         const float q = __half2float(smem.Q(row, k));
-        for (int c = 0; c < keys_per_lane; c++)
-          s[c] += q * __half2float(smem.K(lane + 32 * c, k));
+        for (int c = 0; c < keys_per_lane; c++) s[c] += q * __half2float(smem.K(lane + 32 * c, k));
       }
 
       // Online softmax: a new maximum rescales what was summed under the old one.
@@ -118,6 +118,8 @@ void run(const Problem &p) {
 
 }  // namespace
 
-EXPORT_STEP(.tile = Bc,
-            .default_batch = 1,
-            .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); })
+EXPORT_STEP({
+    .tile = Bc,
+    .default_batch = 1,
+    .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
+});

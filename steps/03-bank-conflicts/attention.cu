@@ -1,10 +1,10 @@
 // Step 03: bank conflicts. K is read down its columns; the layout decides what that costs.
 //
 // Before      step 02: 32 lanes read one column of 32 rows of K, rows 256 bytes apart.
-// Bottleneck  All 32 words lie in the same bank of shared memory: each load of K takes 32 wavefronts
+// Bottleneck  All 32 words lie in one bank of shared memory: each load of K takes 32 wavefronts
 //             where one would do.
-// Change      Where K's elements lie in the tile, nothing else. Four layouts to compare (--k-layout):
-//             swizzled (kept), row-major (step 02's), padded, and transposed before the kernel runs.
+// Change      Where K's elements lie in the tile, nothing else. --k-layout compares four layouts:
+//             swizzled (kept), row-major (step 02's), padded, and transposed before the kernel.
 // Prediction  A row and k step took 1 wavefront for Q and 4 x 32 for K, for 4 FMA; now 1 + 4. P V
 //             takes 1 + 4 for the same 4 FMA. So (129 + 5) / (5 + 5): up to 13 times faster.
 #include "common/kernel.h"
@@ -27,7 +27,7 @@ struct Padded {
 };
 
 /// Words of two elements, permuted within their row: word w of a row lies at w XOR row % 32. Down a
-/// column, 32 rows lie in 32 banks; along a row, a permutation of banks conflicts no more than before.
+/// column, 32 rows lie in 32 banks; along a row, the same banks as before in another order.
 template <int d>
 struct Swizzled {
   static constexpr int size = Bc * d;
@@ -62,8 +62,8 @@ __device__ float warp_sum(float x) {
 }
 
 template <int d, class KLayout>
-__global__ void __launch_bounds__(warps * 32)
-    attention(const half *Q,  // [batch * heads, seqlen, d]
+__global__ void __launch_bounds__(warps * 32)  // threads a block
+    attention(const half *Q,                   // [batch * heads, seqlen, d]
               const half *K,  // [batch * heads, seqlen, d]; Transposed: [batch * heads, d, seqlen]
               const half *V,  // [batch * heads, seqlen, d]
               half *O,        // [batch * heads, seqlen, d]
@@ -104,8 +104,7 @@ __global__ void __launch_bounds__(warps * 32)
 #pragma unroll 1  // unrolled, nvcc merges neighbouring loads: step 04 will, by hand
       for (int k = 0; k < d; k++) {
         const float q = __half2float(smem.Q(row, k));
-        for (int c = 0; c < keys_per_lane; c++)
-          s[c] += q * __half2float(smem.K(lane + 32 * c, k));
+        for (int c = 0; c < keys_per_lane; c++) s[c] += q * __half2float(smem.K(lane + 32 * c, k));
       }
 
       // Online softmax: a new maximum rescales what was summed under the old one.
@@ -165,10 +164,9 @@ void run(const Problem &p) {
     K = K_T;
   }
   const dim3 grid(p.seqlen / Br, p.batch * p.heads);
-  launch<SharedStorage<d, KLayout>>(attention<d, KLayout>, grid, dim3(warps * 32),
-                                    static_cast<const half *>(p.Q), K,
-                                    static_cast<const half *>(p.V), static_cast<half *>(p.O),
-                                    p.seqlen, 1 / sqrtf(d));
+  launch<SharedStorage<d, KLayout>>(
+      attention<d, KLayout>, grid, dim3(warps * 32), static_cast<const half *>(p.Q), K,
+      static_cast<const half *>(p.V), static_cast<half *>(p.O), p.seqlen, 1 / sqrtf(d));
 }
 
 template <int d>
@@ -183,12 +181,14 @@ void run_variant(const Problem &p) {
 
 }  // namespace
 
-EXPORT_STEP(.tile = Bc,
-            .default_batch = 16,
-            .launch = [](const Problem &p) { p.head_dim == 64 ? run_variant<64>(p) : run_variant<128>(p); },
-            .workspace_bytes =
-                [](const Problem &p) {
-                  return std::size_t(p.batch) * p.heads * p.seqlen * p.head_dim * sizeof(half);
-                },
-            .variant_option = "k-layout",
-            .variants = {"swizzled", "row-major", "padded", "transposed"})
+EXPORT_STEP({
+    .tile = Bc,
+    .default_batch = 16,
+    .launch = [](const Problem &p) { p.head_dim == 64 ? run_variant<64>(p) : run_variant<128>(p); },
+    .workspace_bytes =
+        [](const Problem &p) {
+          return std::size_t(p.batch) * p.heads * p.seqlen * p.head_dim * sizeof(half);
+        },
+    .variant_option = "k-layout",
+    .variants = {"swizzled", "row-major", "padded", "transposed"},
+});

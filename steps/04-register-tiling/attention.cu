@@ -19,9 +19,9 @@ constexpr int warps = 4;
 constexpr int rows_per_thread = 8;  // a warp's 16 rows, two lanes deep
 constexpr int keys_per_thread = 4;  // a tile's 64 keys, 16 lanes wide
 
-// Rows are padded, not swizzled: every address is then a register plus a constant. Two lanes' rows of
-// Q or P, and 8 lanes' rows of K, must begin in different banks: 4 floats (16 bytes) a row do that,
-// and 16 for P, whose rows are also stored, 4 lanes each, two rows at a time.
+// Rows are padded, not swizzled: every address is then a register plus a constant. Two lanes' rows
+// of Q or P, and 8 lanes' rows of K, must begin in different banks: 4 floats (16 bytes) a row do
+// that, and 16 for P, whose rows are also stored, 4 lanes each, two rows at a time.
 template <int d>
 struct SharedStorage {
   Tile<float, Br, d + 4> Q;
@@ -44,21 +44,22 @@ __device__ void load_tile(Tile<float, Rows, d + 4> &tile, const Matrix<const hal
 }
 
 template <int d>
-__global__ void __launch_bounds__(warps * 32)
-    attention(const half *Q,  // [batch * heads, seqlen, d]
-              const half *K,  // [batch * heads, seqlen, d]
-              const half *V,  // [batch * heads, seqlen, d]
-              half *O,        // [batch * heads, seqlen, d]
+__global__ void __launch_bounds__(warps * 32)  // threads a block
+    attention(const half *Q,                   // [batch * heads, seqlen, d]
+              const half *K,                   // [batch * heads, seqlen, d]
+              const half *V,                   // [batch * heads, seqlen, d]
+              half *O,                         // [batch * heads, seqlen, d]
               int seqlen, float scale) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first_row = blockIdx.x * Br;
   const std::int64_t head = std::int64_t{blockIdx.y} * seqlen * d;
-  const Matrix<const half> gQ{Q + head, seqlen, d}, gK{K + head, seqlen, d}, gV{V + head, seqlen, d};
+  const Matrix<const half> gQ{Q + head, seqlen, d}, gK{K + head, seqlen, d},
+      gV{V + head, seqlen, d};
   const Matrix<half> gO{O + head, seqlen, d};
 
-  // The thread's patch: rows row + 2 r, keys key + 16 c, columns col + 64 h + e. Lanes one apart share
-  // their keys, lanes two apart their rows, so that both kinds of load merge into 2 wavefronts.
+  // The thread's patch: rows row + 2 r, keys key + 16 c, columns col + 64 h + e. Lanes one apart
+  // share their keys, lanes two apart their rows: both kinds of load merge into 2 wavefronts.
   const int row = warp * 16 + lane % 2, key = lane / 2, col = lane / 2 * 4;
 
   load_tile<Br, d>(smem.Q, gQ, first_row);
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(warps * 32)
           for (int c = 0; c < keys_per_thread; c++) s[r][c] += q[r][e] * kk[c][e];
     }
 
-    // Online softmax. The 16 lanes of equal parity share a row; l stays a sum per lane until the end.
+    // Online softmax. The 16 lanes of equal parity share a row; l is a sum per lane until the end.
 #pragma unroll
     for (int r = 0; r < rows_per_thread; r++) {
       float m_new = m[r];
@@ -138,6 +139,8 @@ void run(const Problem &p) {
 
 }  // namespace
 
-EXPORT_STEP(.tile = Bc,
-            .default_batch = 16,
-            .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); })
+EXPORT_STEP({
+    .tile = Bc,
+    .default_batch = 16,
+    .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
+});

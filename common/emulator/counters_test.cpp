@@ -1,0 +1,605 @@
+// What the emulator counts: the rules of one request against cases worked out by hand and against
+// measurements, then whole small kernels, line by line.
+#include "common/emulator/counters.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bit>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/kernel.h"
+
+namespace {
+
+using emulator::Kind;
+using emulator::Line;
+using emulator::Profile;
+using emulator::Request;
+using emulator::Wavefronts;
+
+constexpr std::uint32_t kAll = 0xffffffff;
+
+/// A request in which lane i asks for the address that `address` returns for it.
+template <class Address>
+Request request(Kind kind, int bytes, std::uint32_t active, Address address) {
+  Request result{kind, bytes, active, {}};
+  for (int lane = 0; lane < 32; lane++)
+    result.address[lane] = active >> lane & 1 ? static_cast<std::uint64_t>(address(lane)) : 0;
+  return result;
+}
+
+/// The wavefronts and the ideal number of a load or store by all lanes.
+struct Cost {
+  int actual, ideal;
+  bool operator==(const Cost &) const = default;
+};
+
+std::ostream &operator<<(std::ostream &stream, const Cost &cost) {
+  return stream << cost.actual << ", ideal " << cost.ideal;
+}
+
+template <class Address>
+Cost load_cost(int bytes, Address address, std::uint32_t active = kAll) {
+  const Wavefronts wavefronts =
+      emulator::shared_wavefronts(request(Kind::kSharedLoad, bytes, active, address));
+  return {wavefronts.actual, wavefronts.ideal};
+}
+
+template <class Address>
+Cost store_cost(int bytes, Address address, std::uint32_t active = kAll) {
+  const Wavefronts wavefronts =
+      emulator::shared_wavefronts(request(Kind::kSharedStore, bytes, active, address));
+  return {wavefronts.actual, wavefronts.ideal};
+}
+
+template <class Address>
+int sectors(int bytes, Address address, std::uint32_t active = kAll) {
+  return emulator::global_sectors(request(Kind::kGlobalLoad, bytes, active, address));
+}
+
+}  // namespace
+
+// --- shared memory: 32 banks of 4 bytes ----------------------------------------------------------
+
+TEST_CASE("counters: 4 bytes a lane: one wavefront for each word that the fullest bank must give") {
+  const auto stride = [](int words) { return [=](int lane) { return 4 * words * lane; }; };
+  CHECK(load_cost(4, stride(1)) == Cost{1, 1});
+  CHECK(load_cost(4, stride(0)) == Cost{1, 1});    // all lanes, one word: a broadcast
+  CHECK(load_cost(4, stride(2)) == Cost{2, 1});    // 16 banks, 2 words of each
+  CHECK(load_cost(4, stride(4)) == Cost{4, 1});    // 8 banks
+  CHECK(load_cost(4, stride(32)) == Cost{32, 1});  // one bank: a column of a 32-wide tile
+  CHECK(load_cost(4, stride(33)) == Cost{1, 1});   // the same, padded by one word
+  CHECK(load_cost(4, stride(3)) == Cost{1, 1});    // odd: every bank once
+  CHECK(store_cost(4, stride(1)) == Cost{1, 1});
+  CHECK(store_cost(4, stride(2)) == Cost{2, 1});
+  CHECK(store_cost(4, stride(32)) == Cost{32, 1});
+  CHECK(store_cost(4, stride(33)) == Cost{1, 1});
+}
+
+TEST_CASE(
+    "counters: two lanes at one word of a bank cost nothing, at two words one wavefront more") {
+  const auto same_word = [](int lane) { return lane == 31 ? 0 : 4 * lane; };
+  const auto same_bank = [](int lane) { return lane == 31 ? 128 : 4 * lane; };
+  const auto three_words = [](int lane) { return lane < 3 ? 128 * lane : 4 * lane; };
+  CHECK(load_cost(4, same_word) == Cost{1, 1});
+  CHECK(store_cost(4, same_word) == Cost{1, 1});
+  CHECK(load_cost(4, same_bank) == Cost{2, 1});
+  CHECK(store_cost(4, same_bank) == Cost{2, 1});
+  CHECK(load_cost(4, three_words) == Cost{3, 1});
+}
+
+TEST_CASE("counters: 2 bytes a lane: the two halves of a word are one word") {
+  CHECK(load_cost(2, [](int lane) { return 2 * lane; }) == Cost{1, 1});
+  CHECK(store_cost(2, [](int lane) { return 2 * lane; }) == Cost{1, 1});
+  CHECK(load_cost(2, [](int lane) { return 4 * lane + 2; }) == Cost{1, 1});
+  CHECK(load_cost(2, [](int lane) { return 128 * (lane / 2) + 2 * (lane % 2); }) == Cost{16, 1});
+  CHECK(load_cost(2, [](int lane) { return 128 * lane; }) == Cost{32, 1});
+}
+
+TEST_CASE("counters: 8 bytes a lane: a half-warp at a time") {
+  CHECK(load_cost(8, [](int lane) { return 8 * lane; }) == Cost{2, 2});
+  CHECK(store_cost(8, [](int lane) { return 8 * lane; }) == Cost{2, 2});
+  // Stride 16: the half-warp's 16 lanes use every second pair of banks twice.
+  CHECK(load_cost(8, [](int lane) { return 16 * lane; }) == Cost{4, 2});
+  // The two halves of the warp use the same banks, but never meet.
+  CHECK(load_cost(8, [](int lane) { return 8 * (lane % 16) + 4096 * (lane / 16); }) == Cost{2, 2});
+  // Lane 1 at the banks of lane 0: one wavefront more for the first half, none for the second.
+  CHECK(load_cost(8, [](int lane) { return lane == 1 ? 128 : 8 * lane; }) == Cost{3, 2});
+}
+
+TEST_CASE("counters: 16 bytes a lane: a quarter-warp at a time") {
+  CHECK(load_cost(16, [](int lane) { return 16 * lane; }) == Cost{4, 4});
+  CHECK(store_cost(16, [](int lane) { return 16 * lane; }) == Cost{4, 4});
+  // Rows of 128 bytes: each quarter's 8 lanes at the same 4 banks.
+  CHECK(load_cost(16, [](int lane) { return 128 * lane; }) == Cost{32, 4});
+  // The same with the XOR swizzle: each quarter's lanes at 8 different columns.
+  CHECK(load_cost(16, [](int lane) { return 128 * lane + 16 * (lane % 8); }) == Cost{4, 4});
+  // Rows of 256 bytes, two lanes a row.
+  CHECK(load_cost(16, [](int lane) { return 256 * (lane / 2) + 16 * (lane % 2); }) == Cost{16, 4});
+}
+
+TEST_CASE("counters: groups of a load merge when lanes share addresses with a neighbour") {
+  // Lanes i and i^1, then i and i^2: the whole warp asks for half as much.
+  const auto pairs = [](int bytes) { return [=](int lane) { return bytes * (lane / 2); }; };
+  const auto second = [](int bytes) {
+    return [=](int lane) { return bytes * (lane / 4 * 2 + lane % 2); };
+  };
+  const auto fourth = [](int bytes) {  // i and i^4: too far
+    return [=](int lane) { return bytes * (lane / 8 * 4 + lane % 4); };
+  };
+  const auto halves = [](int bytes) { return [=](int lane) { return bytes * (lane % 16); }; };
+  CHECK(load_cost(8, pairs(8)) == Cost{1, 1});
+  CHECK(load_cost(8, second(8)) == Cost{1, 1});
+  CHECK(load_cost(8, fourth(8)) == Cost{2, 2});
+  CHECK(load_cost(8, halves(8)) == Cost{2, 2});
+  CHECK(load_cost(16, pairs(16)) == Cost{2, 2});
+  CHECK(load_cost(16, second(16)) == Cost{2, 2});
+  CHECK(load_cost(16, fourth(16)) == Cost{4, 4});
+  // Both at once merge no further.
+  CHECK(load_cost(16, [](int lane) { return 16 * (lane / 4); }) == Cost{2, 2});
+  CHECK(load_cost(16, [](int) { return 0; }) == Cost{2, 2});
+  CHECK(load_cost(8, [](int) { return 0; }) == Cost{1, 1});
+  // Merged groups can conflict: 16 lanes of a merged half at 8 rows of 128 bytes.
+  CHECK(load_cost(16, [](int lane) { return 128 * (lane / 2); }) == Cost{16, 4});
+  // Some lanes i and i^1, the others i and i^2: not throughout the warp.
+  CHECK(load_cost(8, [](int lane) {
+          return lane < 16 ? 8 * (lane / 2) : 8 * (lane / 4 * 2 + lane % 2);
+        }) == Cost{2, 2});
+  CHECK(load_cost(8, [](int lane) { return lane == 31 ? 8 * 16 : 8 * (lane / 2); }) == Cost{2, 2});
+}
+
+TEST_CASE("counters: groups of a store never merge") {
+  CHECK(store_cost(8, [](int lane) { return 8 * (lane / 2); }) == Cost{2, 2});
+  CHECK(store_cost(8, [](int lane) { return 8 * (lane / 4 * 2 + lane % 2); }) == Cost{2, 2});
+  CHECK(store_cost(16, [](int lane) { return 16 * (lane / 2); }) == Cost{4, 4});
+  CHECK(store_cost(16, [](int) { return 0; }) == Cost{4, 4});
+}
+
+TEST_CASE("counters: lanes that take no part cost nothing and ask for nothing") {
+  const auto linear = [](int bytes) { return [=](int lane) { return bytes * lane; }; };
+  CHECK(load_cost(
+            4, [](int lane) { return 128 * lane; }, 0x1) == Cost{1, 1});
+  CHECK(load_cost(
+            4, [](int lane) { return 128 * lane; }, 0xff) == Cost{8, 1});
+  CHECK(load_cost(
+            4, [](int lane) { return 128 * lane; }, 0x80000001) == Cost{2, 1});
+  CHECK(load_cost(
+            4, [](int lane) { return 8 * lane; }, 0x5555) == Cost{1, 1});
+  // 16 lanes of 8 bytes are 128 bytes: one wavefront at best, and if they are of one half-warp.
+  CHECK(load_cost(8, linear(8), 0x0000ffff) == Cost{1, 1});
+  CHECK(load_cost(8, linear(8), 0x00ffff00) == Cost{2, 1});
+  CHECK(load_cost(16, linear(16), 0x000000ff) == Cost{1, 1});
+  CHECK(load_cost(16, linear(16), 0x01010101) == Cost{4, 1});
+  CHECK(load_cost(16, linear(16), 0x000001ff) == Cost{2, 2});
+  // A lane whose neighbour takes no part shares with nobody.
+  CHECK(load_cost(
+            8, [](int lane) { return 8 * (lane / 2); }, 0x7fffffff) == Cost{2, 2});
+  CHECK(load_cost(
+            8, [](int lane) { return 8 * (lane / 2); }, 0x3fffffff) == Cost{1, 1});
+}
+
+TEST_CASE(
+    "counters: the ideal is the bytes asked for, at 128 a wavefront, but no more than it costs") {
+  CHECK(load_cost(4, [](int lane) { return 128 * lane; }) == Cost{32, 1});
+  CHECK(load_cost(8, [](int lane) { return 128 * lane; }) == Cost{32, 2});
+  CHECK(load_cost(16, [](int lane) { return 512 * lane; }) == Cost{32, 4});
+  CHECK(load_cost(
+            16, [](int lane) { return 128 * lane; }, 0x7) == Cost{3, 1});
+  CHECK(load_cost(16, [](int lane) { return 16 * (lane / 2); }) == Cost{2, 2});  // 512 bytes asked
+}
+
+TEST_CASE("counters: the wavefront that serves each lane") {
+  const auto of_lane = [](int bytes, auto address, std::uint32_t active = kAll) {
+    return emulator::shared_wavefronts(request(Kind::kSharedLoad, bytes, active, address)).of_lane;
+  };
+  std::array<int, 32> expected{};
+  CHECK(of_lane(4, [](int lane) { return 4 * lane; }) == expected);
+  for (int lane = 0; lane < 32; lane++) expected[lane] = lane;
+  CHECK(of_lane(4, [](int lane) { return 128 * lane; }) == expected);
+  for (int lane = 0; lane < 32; lane++) expected[lane] = lane / 16;
+  CHECK(of_lane(4, [](int lane) { return 8 * lane; }) == expected);
+  CHECK(of_lane(8, [](int lane) { return 8 * lane; }) == expected);
+  for (int lane = 0; lane < 32; lane++) expected[lane] = lane / 8;
+  CHECK(of_lane(16, [](int lane) { return 16 * lane; }) == expected);
+  CHECK(of_lane(8, [](int lane) { return 16 * lane; }) == expected);
+  for (int lane = 0; lane < 32; lane++) expected[lane] = lane / 16;  // merged
+  CHECK(of_lane(16, [](int lane) { return 16 * (lane / 2); }) == expected);
+  // Lane 31 meets lane 0's word, one wavefront later; lane 30 shares it.
+  expected = {};
+  expected[30] = expected[31] = 1;
+  CHECK(of_lane(4, [](int lane) { return lane >= 30 ? 128 : 4 * lane; }) == expected);
+  expected = {};
+  expected[2] = 1;
+  CHECK(of_lane(
+            4, [](int lane) { return lane == 2 ? 128 : 0; }, 0x5) == expected);
+}
+
+// --- global memory -------------------------------------------------------------------------------
+
+TEST_CASE("counters: sectors of neighbouring lanes") {
+  CHECK(sectors(2, [](int lane) { return 2 * lane; }) == 2);
+  CHECK(sectors(4, [](int lane) { return 4 * lane; }) == 4);
+  CHECK(sectors(8, [](int lane) { return 8 * lane; }) == 8);
+  CHECK(sectors(16, [](int lane) { return 16 * lane; }) == 16);
+  CHECK(sectors(4, [](int lane) { return 4 * lane + 16; }) == 5);  // begins inside a sector
+  CHECK(sectors(2, [](int lane) { return 2 * lane + 30; }) == 3);
+}
+
+TEST_CASE("counters: sectors of lanes far apart, together, and absent") {
+  CHECK(sectors(4, [](int lane) { return 32 * lane; }) == 32);
+  CHECK(sectors(4, [](int lane) { return 8 * lane; }) == 8);
+  CHECK(sectors(4, [](int lane) { return 16384 * lane; }) == 32);
+  CHECK(sectors(4, [](int) { return 64; }) == 1);
+  CHECK(sectors(4, [](int lane) { return 32 * (lane % 2); }) == 2);  // back and forth
+  CHECK(sectors(4, [](int lane) { return 4 * ((lane * 7) % 32); }) == 4);
+  CHECK(sectors(
+            4, [](int lane) { return 4 * lane; }, 0x000000ff) == 1);
+  CHECK(sectors(
+            4, [](int lane) { return 4 * lane; }, 0x80000001) == 2);
+  CHECK(sectors(
+            4, [](int lane) { return 32 * lane; }, 0x00ff0000) == 8);
+}
+
+// --- measured ------------------------------------------------------------------------------------
+
+TEST_CASE("counters: 260 patterns cost what ncu measured on an H200") {
+  std::ifstream file("common/emulator/wavefronts_h200.csv");
+  REQUIRE_MESSAGE(file.is_open(), "run the tests from the root of the repository");
+  std::string line;
+  std::getline(file, line);
+  REQUIRE(line ==
+          "pattern,bytes,active,load_wavefronts,load_ideal,store_wavefronts,global_sectors,"
+          "addresses");
+  int rows = 0;
+  while (std::getline(file, line)) {
+    rows++;
+    CAPTURE(line);
+    std::istringstream fields(line);
+    std::string pattern, text;
+    std::getline(fields, pattern, ',');
+    std::uint32_t numbers[6];
+    for (std::uint32_t &number : numbers) {
+      std::getline(fields, text, ',');
+      number = static_cast<std::uint32_t>(std::stoul(text));
+    }
+    const auto [bytes, active, load, load_ideal, store, global] = numbers;
+    std::vector<int> addresses;
+    for (int address; fields >> address;) addresses.push_back(address);
+    REQUIRE(addresses.size() == 32);
+
+    const auto address = [&](int lane) { return addresses[lane]; };
+    const Request of_load = request(Kind::kSharedLoad, static_cast<int>(bytes), active, address);
+    const Wavefronts wavefronts = emulator::shared_wavefronts(of_load);
+    CHECK(wavefronts.actual == static_cast<int>(load));
+    CHECK(wavefronts.ideal == static_cast<int>(load_ideal));
+    CHECK(store_cost(static_cast<int>(bytes), address, active).actual == static_cast<int>(store));
+    CHECK(sectors(static_cast<int>(bytes), address, active) == static_cast<int>(global));
+    std::set<int> serving;  // every wavefront serves some lane
+    for (int lane = 0; lane < 32; lane++)
+      if (active >> lane & 1) serving.insert(wavefronts.of_lane[lane]);
+    CHECK(*serving.begin() == 0);
+    CHECK(*serving.rbegin() == wavefronts.actual - 1);
+    CHECK(static_cast<int>(serving.size()) == wavefronts.actual);
+  }
+  CHECK(rows == 260);
+}
+
+// --- whole kernels -------------------------------------------------------------------------------
+
+namespace {
+
+int at, also_at;  // lines that a kernel noted: `at = __LINE__` on the line of the access, before it
+
+/// An array in the emulator's global memory, of zeros.
+struct Global {
+  float *data;
+
+  explicit Global(int size) : data(static_cast<float *>(emulator::allocate(size * sizeof(float)))) {
+    std::fill_n(data, size, 0.0f);
+  }
+  Global(const Global &) = delete;
+  Global &operator=(const Global &) = delete;
+  ~Global() { emulator::release(data); }
+};
+
+struct Storage {
+  Tile<float, 32, 32> x;
+  Tile<half, 32, 32> h;
+};
+
+Storage &shared() {
+  return shared_storage<Storage>();
+}
+
+using Kernel = std::function<void()>;
+
+/// Sets the emulator up, and leaves it as it was.
+struct SettingsOf {
+  const emulator::Settings before = emulator::settings;
+  explicit SettingsOf(const emulator::Settings &settings) { emulator::settings = settings; }
+  ~SettingsOf() { emulator::settings = before; }
+};
+
+/// Runs a kernel on one thread of the host; does not begin a new profile.
+void run(dim3 grid, dim3 block, const Kernel &kernel, bool profile = true) {
+  const SettingsOf settings({.profile = profile, .host_threads = 1});
+  launch<Storage>(
+      +[](const Kernel *body) { (*body)(); }, grid, block, &kernel);
+}
+
+/// The counts of one launch.
+Profile profile_of(dim3 grid, dim3 block, const Kernel &kernel) {
+  emulator::take_profile();
+  run(grid, block, kernel);
+  return emulator::take_profile();
+}
+
+/// What was counted at a line of this file, as "shared load requests 1, ..."; zeros are left out.
+std::string counts_at(const Profile &profile, int line) {
+  const auto found = profile.lines.find(Line{__FILE__, static_cast<unsigned>(line)});
+  if (found == profile.lines.end()) return "";
+  std::string text;
+  for (int i = 0; i < emulator::kCounters; i++)
+    if (found->second[i])
+      text += (text.empty() ? "" : ", ") + std::string(name(static_cast<emulator::Counter>(i))) +
+              " " + std::to_string(found->second[i]);
+  return text;
+}
+
+/// The counts that counts_at should name.
+std::string shared_loads(int requests, int wavefronts, int ideal) {
+  return "shared load requests " + std::to_string(requests) + ", shared load wavefronts " +
+         std::to_string(wavefronts) + ", shared load wavefronts, ideal " + std::to_string(ideal);
+}
+std::string shared_stores(int requests, int wavefronts, int ideal) {
+  return "shared store requests " + std::to_string(requests) + ", shared store wavefronts " +
+         std::to_string(wavefronts) + ", shared store wavefronts, ideal " + std::to_string(ideal);
+}
+std::string global_loads(int requests, int sectors) {
+  return "global load requests " + std::to_string(requests) + ", global load sectors " +
+         std::to_string(sectors);
+}
+std::string global_stores(int requests, int sectors) {
+  return "global store requests " + std::to_string(requests) + ", global store sectors " +
+         std::to_string(sectors);
+}
+
+/// Reads an element and forgets it.
+template <class T>
+void read(const Reference<T> &element) {
+  (void)static_cast<std::remove_const_t<T>>(element);
+}
+
+int lane_id() {
+  return static_cast<int>(threadIdx.x % 32);
+}
+
+}  // namespace
+
+TEST_CASE("counters: each counter has a name of its own") {
+  std::set<std::string> names;
+  for (int i = 0; i < emulator::kCounters; i++)
+    names.insert(name(static_cast<emulator::Counter>(i)));
+  CHECK(names.size() == emulator::kCounters);
+  CHECK(names.count("?") == 0);
+}
+
+TEST_CASE("counters: a tile is written along its rows and read along a column, line by line") {
+  const Profile profile = profile_of(dim3(1), dim3(32), [] {
+    for (int row = 0; row < 32; row++) at = __LINE__, shared().x(row, lane_id()) = 1.0f;
+    __syncthreads();
+    for (int col = 0; col < 3; col++) also_at = __LINE__, read(shared().x(lane_id(), col));
+  });
+  REQUIRE(at != also_at);
+  CHECK(counts_at(profile, at) == shared_stores(32, 32, 32));
+  CHECK(counts_at(profile, also_at) == shared_loads(3, 3 * 32, 3));
+  CHECK(profile.total()[emulator::kSharedStoreWavefronts] == 32);
+  CHECK(profile.total()[emulator::kSharedLoadWavefronts] == 96);
+  CHECK(profile.total()[emulator::kBlockBarriers] == 1);
+}
+
+TEST_CASE("counters: two accesses on one line are two requests of that line") {
+  const Global memory(1024);
+  const Profile profile = profile_of(dim3(1), dim3(32), [&] {
+    const Matrix<float> m{memory.data, 32, 32};
+    at = __LINE__, shared().x(0, lane_id()) = m(0, lane_id()) + m(lane_id(), 1);
+  });
+  CHECK(counts_at(profile, at) == shared_stores(1, 1, 1) + ", " + global_loads(2, 4 + 32));
+}
+
+TEST_CASE("counters: vectors and fp16 are counted with the bytes they move") {
+  const Global memory(1024);
+  int lines[4];
+  const Profile profile = profile_of(dim3(1), dim3(32), [&] {
+    const Matrix<float> m{memory.data, 32, 32};
+    const int lane = lane_id();
+    lines[0] = __LINE__, store(m(lane / 8, lane % 8 * 4), Vector<float, 4>{});
+    lines[1] = __LINE__, (void)load<2>(m(lane / 16, lane % 16 * 2));
+    lines[2] = __LINE__, store(shared().h(lane / 4, lane % 4 * 8), Vector<half, 8>{});
+    lines[3] = __LINE__, shared().h(31, lane) = half{};
+  });
+  CHECK(counts_at(profile, lines[0]) == global_stores(1, 16));
+  CHECK(counts_at(profile, lines[1]) == global_loads(1, 8));
+  CHECK(counts_at(profile, lines[2]) == shared_stores(1, 4, 4));
+  CHECK(counts_at(profile, lines[3]) == shared_stores(1, 1, 1));
+}
+
+TEST_CASE("counters: every warp of every block makes its own requests") {
+  const Global memory(1024);
+  const Profile profile = profile_of(dim3(3, 2), dim3(64, 2), [&] {
+    const Matrix<const float> m{memory.data, 32, 32};
+    for (int i = 0; i < 5; i++) at = __LINE__, read(m(i, lane_id()));
+  });
+  CHECK(counts_at(profile, at) == global_loads(6 * 4 * 5, 6 * 4 * 5 * 4));
+}
+
+TEST_CASE("counters: lanes that do not come by are not in the request") {
+  const Global memory(1024);
+  const Profile profile = profile_of(dim3(1), dim3(32), [&] {
+    const Matrix<const float> m{memory.data, 32, 32};
+    if (lane_id() < 8) at = __LINE__, read(m(0, lane_id()));
+    if (lane_id() >= 4 && lane_id() < 9) also_at = __LINE__, shared().x(lane_id(), 0) = 1.0f;
+  });
+  CHECK(counts_at(profile, at) == global_loads(1, 1));
+  CHECK(counts_at(profile, also_at) == shared_stores(1, 5, 1));
+}
+
+TEST_CASE("counters: the n-th accesses of the lanes at one place are one request") {
+  const Global memory(1024);
+  const Matrix<const float> m{memory.data, 32, 32};
+  // Lane i comes by i % 4 times: 24 lanes a first time, 16 a second, 8 a third.
+  Profile profile = profile_of(dim3(1), dim3(32), [&] {
+    for (int i = 0; i < lane_id() % 4; i++) at = __LINE__, read(m(lane_id(), 0));
+  });
+  CHECK(counts_at(profile, at) == global_loads(3, 24 + 16 + 8));
+
+  // Even lanes come by in the first round, odd lanes in the second, with nothing in between that
+  // brings the warp together: it is the first time for all of them.
+  const auto take_turns = [&](auto between) {
+    return profile_of(dim3(1), dim3(32), [&] {
+      for (int round = 0; round < 2; round++) {
+        if (lane_id() % 2 == round) at = __LINE__, read(m(0, lane_id()));
+        between();
+      }
+    });
+  };
+  profile = take_turns([] {});
+  CHECK(counts_at(profile, at) == global_loads(1, 4));
+  profile = take_turns([] { __syncwarp(); });
+  CHECK(counts_at(profile, at) == global_loads(2, 8));
+  profile = take_turns([] { __syncthreads(); });
+  CHECK(counts_at(profile, at) == global_loads(2, 8));
+  profile = take_turns([] { __shfl_xor_sync(kAllLanes, 0, 1); });
+  CHECK(counts_at(profile, at) == global_loads(2, 8));
+}
+
+TEST_CASE("counters: accesses in two places of one line are never one request") {
+  const Global memory(1024);
+  const Matrix<const float> m{memory.data, 32, 32};
+  const Profile profile = profile_of(dim3(1), dim3(32), [&] {
+    at = __LINE__, lane_id() < 16 ? read(m(0, lane_id())) : read(m(0, lane_id()));
+  });
+  CHECK(counts_at(profile, at) == global_loads(2, 2 + 2));
+}
+
+TEST_CASE("counters: special-function and warp-wide instructions, and barriers, are per warp") {
+  int lines[4];
+  const Profile profile = profile_of(dim3(2), dim3(96), [&] {
+    float x = static_cast<float>(threadIdx.x);
+    for (int i = 0; i < 4; i++) lines[0] = __LINE__, x = __expf(-x);
+    for (int mask = 16; mask > 0; mask /= 2)
+      lines[1] = __LINE__, x += __shfl_xor_sync(kAll, x, mask);
+    for (int i = 0; i < 3; i++) lines[2] = __LINE__, __syncwarp();
+    for (int i = 0; i < 2; i++) lines[3] = __LINE__, __syncthreads();
+    if (threadIdx.x < 10) x = __expf(x);  // on the line of nothing else: one warp of each block
+  });
+  CHECK(counts_at(profile, lines[0]) == "exp2 instructions " + std::to_string(2 * 3 * 4));
+  CHECK(counts_at(profile, lines[1]) == "shuffles " + std::to_string(2 * 3 * 5));
+  CHECK(counts_at(profile, lines[2]) == "warp barriers " + std::to_string(2 * 3 * 3));
+  CHECK(counts_at(profile, lines[3]) == "block barriers " + std::to_string(2 * 3 * 2));
+  CHECK(profile.total()[emulator::kExp2] == 2 * 3 * 4 + 2);
+}
+
+TEST_CASE("counters: unique bytes: each sector once a launch, however often it is touched") {
+  const Global memory(1024);
+  const Matrix<float> m{memory.data, 32, 32};
+  const Kernel kernel = [&] {
+    read(m(0, lane_id()));  // 128 bytes, by all blocks
+    if (lane_id() == 0) {
+      read(m(8, 1)), read(m(8, 6));                            // two elements of one sector
+      m(16 + static_cast<int>(blockIdx.x), 0) = 1.0f;          // a sector a block
+      m(16 + static_cast<int>(blockIdx.x), 1) = 1.0f;          // the same sector
+      (void)load<4>(m(24 + static_cast<int>(blockIdx.x), 4));  // half a sector
+      read(m(16 + static_cast<int>(blockIdx.x), 0));           // read and written
+    }
+  };
+  const Profile once = profile_of(dim3(3), dim3(32), kernel);
+  CHECK(once.unique_read_bytes == 128 + 32 + 3 * 32 + 3 * 32);
+  CHECK(once.unique_written_bytes == 3 * 32);
+
+  emulator::take_profile();
+  run(dim3(3), dim3(32), kernel);
+  run(dim3(3), dim3(32), kernel);
+  const Profile twice = emulator::take_profile();
+  CHECK(twice.unique_read_bytes == 2 * once.unique_read_bytes);
+  CHECK(twice.unique_written_bytes == 2 * once.unique_written_bytes);
+}
+
+TEST_CASE("counters: a profile adds up launches, and taking it begins a new one") {
+  const Global memory(1024);
+  const Matrix<const float> m{memory.data, 32, 32};
+  const Kernel kernel = [&] { at = __LINE__, read(m(0, lane_id())); };
+  emulator::take_profile();
+  run(dim3(1), dim3(32), kernel);
+  run(dim3(2), dim3(64), kernel);
+  CHECK(counts_at(emulator::take_profile(), at) == global_loads(5, 20));
+  run(dim3(1), dim3(32), kernel);
+  CHECK(counts_at(emulator::take_profile(), at) == global_loads(1, 4));
+  CHECK(counts_at(emulator::take_profile(), at) == "");
+}
+
+TEST_CASE("counters: nothing is counted unless a profile is wanted") {
+  const Global memory(1024);
+  const Matrix<float> m{memory.data, 32, 32};
+  emulator::take_profile();
+  run(
+      dim3(1), dim3(32),
+      [&] {
+        shared().x(0, lane_id()) = m(0, lane_id()) + __expf(1);
+        __syncthreads();
+        m(1, lane_id()) = shared().x(0, lane_id()) + __shfl_xor_sync(kAllLanes, 1.0f, 1);
+        __syncwarp();
+      },
+      false);
+  const Profile profile = emulator::take_profile();
+  CHECK(profile.total() == emulator::Counts{});
+  CHECK(profile.unique_read_bytes == 0);
+  CHECK(profile.unique_written_bytes == 0);
+  CHECK(profile.trace.empty());
+}
+
+TEST_CASE("counters: the trace has the first two requests of block 0, warp 0 at each place") {
+  const Profile profile = profile_of(dim3(2), dim3(64), [] {
+    const int lane = lane_id(), warp = static_cast<int>(threadIdx.x / 32);
+    for (int i = 0; i < 4; i++) at = __LINE__, shared().h(8 * warp + i, lane) = half{};
+    __syncthreads();
+    for (int i = 0; i < 3; i++)
+      if (lane % 2 == 1) also_at = __LINE__, (void)load<4>(shared().h(i + 1, lane / 8 * 4));
+  });
+  // Each row once, whatever order the requests are in.
+  using Row = std::tuple<int, bool, int, int, std::uint64_t, int, int>;
+  std::set<Row> rows, expected;
+  for (const emulator::TraceRow &row : profile.trace) {
+    CHECK(row.line.file == __FILE__);
+    rows.insert({static_cast<int>(row.line.line), row.store, row.request, row.lane, row.address,
+                 row.bytes, row.wavefront});
+  }
+  // Before h lie 32 x 32 floats. Stores: 32 lanes, one wavefront, rows 0 and 1.
+  for (int i = 0; i < 2; i++)
+    for (int lane = 0; lane < 32; lane++)
+      expected.insert({at, true, i, lane, 4096 + 64 * i + 2 * lane, 2, 0});
+  CHECK(profile.trace.size() == 64 + 32);
+  CHECK(rows.size() == 64 + 32);
+  // Loads: 16 odd lanes, 8 bytes each, four lanes at one address, but none with its neighbour i^1;
+  // with i^2 throughout, so the half-warps merge.
+  for (int i = 0; i < 2; i++)
+    for (int lane = 1; lane < 32; lane += 2)
+      expected.insert({also_at, false, i, lane, 4096 + 64 * (i + 1) + 8 * (lane / 8), 8, 0});
+  CHECK(rows == expected);
+}
+
+TEST_CASE("counters: the trace tells which wavefront serves a lane") {
+  const Profile profile = profile_of(dim3(1), dim3(32), [] { shared().x(lane_id(), 0) = 1.0f; });
+  REQUIRE(profile.trace.size() == 32);
+  for (const emulator::TraceRow &row : profile.trace) {
+    CHECK(row.address == 128u * static_cast<unsigned>(row.lane));
+    CHECK(row.wavefront == row.lane);
+  }
+}
