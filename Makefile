@@ -200,7 +200,7 @@ regs:  ## print registers, shared memory and spills of every kernel
 	@[ -n "$(NVCC)" ] || { echo "make regs: nvcc is not on the PATH" >&2; exit 3; }
 	@for step in $(STEPS); do $(NVCC) $(NVCCFLAGS) -Xptxas -v -DSTEP_NAME='"x"' -c steps/$$step/attention.cu \
 		-o build/regs.o 2>&1 | c++filt -p | awk -v step=$$step ' \
-		/Function properties for/ { sub(/.*for /, ""); sub(/\\(anonymous namespace\\)::/, ""); sub(/\\(.*/, ""); sub(/^void /, ""); name = $$0 } \
+		/Function properties for/ { sub(/.*for /, ""); sub(/\(anonymous namespace\)::/, ""); sub(/\(.*/, ""); sub(/^void /, ""); name = $$0 } \
 		/spill/ { spills = $$(NF - 5) + $$(NF - 2) } \
 		/Used/ { split($$0, a, "Used "); split(a[2], b, " "); printf "%-24s %-60s %4d registers  %d bytes spilled\n", step, name, b[1], spills }'; done
 

@@ -108,21 +108,31 @@ std::vector<Row> read_csv(const std::string &file) {
 
 /// A line of --profile's table.
 struct Line {
-  std::string where, memory, operation;
+  int number;
+  std::string memory, operation;
   double requests, cost, each;
-  std::string source;
+  std::string source;  // from the file; the table may cut it short
 };
 
-std::vector<Line> profile_lines(const std::string &out) {
+/// The table that a run of this step, "02-loop-inverted", printed.
+std::vector<Line> profile_lines(const std::string &step, const std::string &out) {
+  const std::vector<std::string> source = lines_of(read_text("steps/" + step + "/attention.cu"));
+  const std::string file = "attention.cu:";
   std::vector<Line> lines;
   for (const std::string &text : lines_of(out)) {
     std::istringstream words(text);
+    std::string where, printed;
     Line line;
-    if (words >> line.where >> line.memory >> line.operation >> line.requests >> line.cost >>
-            line.each &&
-        contains(line.where, ":"))
-      std::getline(words >> std::ws, line.source), lines.push_back(line);
+    words >> where >> line.memory >> line.operation >> line.requests >> line.cost >> line.each;
+    if (!words || !where.starts_with(file)) continue;
+    std::getline(words >> std::ws, printed);
+    line.number = std::stoi(where.substr(file.size()));
+    line.source = source.at(line.number - 1);
+    CHECK(printed.size() > 10);
+    CHECK(contains(line.source, printed));
+    lines.push_back(line);
   }
+  CHECK(!lines.empty());
   return lines;
 }
 
@@ -138,6 +148,7 @@ double most_wavefronts(const std::vector<Line> &lines, const std::string &source
 }  // namespace
 
 TEST_SUITE_BEGIN("program");
+
 TEST_CASE("a bad argument: exit status 2, one line, no file") {
   struct Bad {
     const char *step, *arguments;
@@ -467,9 +478,9 @@ TEST_CASE("--trace-csv: where each lane of a request goes") {
   CHECK(first_line(file) == "line,op,request,lane,address,bytes,bank,wavefront");
 
   std::string k_line;  // where K is read
-  for (const Line &line : profile_lines(run.out))
-    if (line.operation == "R" && contains(line.source, "smem.K"))
-      k_line = line.where.substr(line.where.find(':') + 1);
+  for (const Line &line : profile_lines("02-loop-inverted", run.out))
+    if (line.memory == "shared" && line.operation == "R" && contains(line.source, "smem.K("))
+      k_line = std::to_string(line.number);
   std::set<std::string> lanes, banks, wavefronts;
   for (const Row &row : read_csv(file)) {
     CHECK(std::stoi(row.at("bank")) == std::stoi(row.at("address")) / 4 % 32);
@@ -486,14 +497,15 @@ TEST_CASE("--trace-csv: where each lane of a request goes") {
 }
 
 TEST_CASE("--profile names the line whose loads conflict") {
-  const auto profile = [](const std::string &command) {
-    const Finished run = run_command(command + kSmall + " --profile");
+  const auto profile = [](const std::string &step, const std::string &options) {
+    const Finished run =
+        run_command("./step-" + step.substr(0, 2) + " --profile" + kSmall + options);
     CHECK(run.status == 0);
-    return profile_lines(run.out);
+    return profile_lines(step, run.out);
   };
-  const std::vector<Line> inverted = profile("./step-02");
-  CHECK(most_wavefronts(inverted, "smem.K(lane + 32 * c, k)") == 32);
-  for (const std::string source : {"smem.Q", "smem.V", "smem.P"})
+  const std::vector<Line> inverted = profile("02-loop-inverted", "");
+  CHECK(most_wavefronts(inverted, "smem.K(lane") == 32);
+  for (const std::string source : {"smem.Q(", "smem.V(", "smem.P("})
     CHECK(most_wavefronts(inverted, source) == 1);
 
   const std::map<std::string, double> expected = {{"", 1},
@@ -503,8 +515,8 @@ TEST_CASE("--profile names the line whose loads conflict") {
                                                   {" --k-layout transposed", 1}};
   for (const auto &[layout, wavefronts] : expected) {
     CAPTURE(layout);
-    const std::vector<Line> lines = profile("./step-03" + layout);
-    CHECK(most_wavefronts(lines, "smem.K(lane + 32 * c, k)") == wavefronts);
+    const std::vector<Line> lines = profile("03-bank-conflicts", layout);
+    CHECK(most_wavefronts(lines, "smem.K(lane") == wavefronts);
     CHECK(most_wavefronts(lines, "") == wavefronts);  // over all shared loads
   }
 }

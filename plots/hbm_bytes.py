@@ -1,4 +1,4 @@
-"""Bytes a score: what each step asks of L2, counted and measured, and what HBM moves."""
+"""Bytes a score: what each step asks for, counted and measured, and what HBM moves."""
 
 import style
 from style import pyplot
@@ -6,8 +6,8 @@ from style import pyplot
 # A bar: the file, the counters that it adds up, who counted them, its label, its colour.
 ASKED = ["global bytes read", "global bytes written"]
 BARS = [
-    ("counters", ASKED, "emulator", "asked of L2: counted by the emulator", style.SKY),
-    ("counters", ASKED, "ncu", "asked of L2: measured by ncu", style.BLUE),
+    ("counters", ASKED, "emulator", "asked for: counted by the emulator", style.SKY),
+    ("counters", ASKED, "ncu", "asked for: measured by ncu", style.BLUE),
     ("hbm-counters", ["dram bytes read", "dram bytes written"], "ncu",
      "moved by HBM: measured by ncu", style.ORANGE),
 ]

@@ -1,0 +1,405 @@
+// Wrong kernels are found out. Each bug is planted in a copy of a step, which is compiled for the
+// emulator and run: the check of the answer or the emulator must report it. The same runs of a copy
+// without a bug must pass.
+//
+// CXX               the compiler, default g++
+// EMULATOR_OBJECTS  where `make NVCC= emulator-objects` put them, default build/cpu
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/process.h"
+
+namespace {
+
+const std::string kFolder = "build/planted/";
+
+// What the check and the emulator say.
+const char *const kWrong = ": WRONG";
+const char *const kNotWritten = "elements are not finite";  // or computed from what was not written
+const char *const kRace = "races in shared memory";
+const char *const kGlobalRace = "races in global memory";
+const char *const kOutside = "row or column out of bounds";
+const char *const kNoMemory = "outside of every allocation";
+const char *const kMisaligned = "at an address that is not a multiple of";
+const char *const kOtherBarrier = "threads of one block wait at different barriers";
+const char *const kForEver = "threads wait for ever in __syncthreads";
+const char *const kOtherInstruction = "lanes of one warp wait in different instructions";
+
+struct Plant {
+  std::string step, name;
+  std::string find, replace;  // `find` occurs once in the step
+  std::string report;
+  std::vector<std::string> inputs{"normal"};  // each must give the report
+  std::string options = "";
+};
+
+const std::vector<Plant> kPlants = {
+    // Step 00
+    {"00", "K of head 0", "gK{K + head,", "gK{K,", kWrong},
+    {"00", "scale missing", "s[c] * scale", "s[c]", kWrong},
+    {"00", "S of all heads in one", "std::int64_t{blockIdx.z} * seqlen * seqlen",
+     "std::int64_t{blockIdx.z} * seqlen", kGlobalRace},
+    {"00", "a Q tile without scores", "dim3(keys, rows, heads)", "dim3(keys, rows - 1, heads)",
+     kNotWritten},
+    {"00",
+     "maximum of one warp",
+     "m = warp_max(lane < softmax_warps ? float(smem.of_warp(0, lane)) : -INFINITY);",
+     "",
+     kWrong,
+     {"normal", "rising"}},
+    {"00", "sum of one warp",
+     "l = warp_sum(lane < softmax_warps ? float(smem.of_warp(1, lane)) : 0.0f);", "", kWrong},
+    {"00", "no maximum", "__expf(row(0, i) - m) / l", "__expf(row(0, i)) / l", kWrong},
+
+    // Step 01
+    {"01",
+     "O not rescaled",
+     "l_old * alpha * gO_sum(row, col)",
+     "l_old * gO_sum(row, col)",
+     kWrong,
+     {"rising"}},
+    {"01",
+     "l not rescaled",
+     "alpha * l_old + beta * l_tile",
+     "l_old + beta * l_tile",
+     kWrong,
+     {"rising"}},
+    {"01", "the new tile not rescaled", "beta * o[c]", "o[c]", kWrong, {"normal", "one-hot"}},
+    {"01", "not divided by l", "+ beta * o[c]) / l_new", "+ beta * o[c])", kWrong},
+    {"01", "O_sum not initialised",
+     "for (int c = 0; c < d / 32; c++) gO_sum(row, lane + 32 * c) = 0.0f;", "", kNotWritten},
+    {"01", "last tile of Q skipped", "for (int i = 0; i < seqlen; i += Br) {",
+     "for (int i = 0; i < seqlen - Br; i += Br) {", kNotWritten},
+    {"01", "O never written", "if (j + Bc < seqlen)", "if (j < seqlen)", kNotWritten},
+    {"01", "l and m overwritten too soon",
+     "__syncwarp();  // all lanes have read l, m and P; they are overwritten now\n        if (lane "
+     "== 0) {\n          gl(row, 0) = l_new;  // line 13\n          gm(row, 0) = m_new;\n        }",
+     "if (lane == 0) {\n gl(row, 0) = l_new;\n gm(row, 0) = m_new;\n }\n __syncwarp();", kWrong},
+
+    // Step 02
+    {"02",
+     "O not rescaled",
+     "for (int c = 0; c < d / 32; c++) o[r][c] *= alpha;",
+     "",
+     kWrong,
+     {"rising"}},
+    {"02", "l not rescaled", "l[r] * alpha + warp_sum", "l[r] + warp_sum", kWrong, {"rising"}},
+    {"02", "maximum begins at 0", "m[r] = -INFINITY", "m[r] = 0", kNotWritten, {"rising"}},
+    {"02", "maximum forgotten", "m[r] = m_new;", "", kWrong},
+    {"02", "not divided by l", "o[r][c] / l[r]", "o[r][c]", kWrong},
+    {"02", "no scale", "1 / sqrtf(d)", "1", kWrong},
+    {"02", "exp of unscaled scores", "fmaxf(m_new, s[c] *= scale)", "fmaxf(m_new, s[c] * scale)",
+     kWrong},
+    {"02",
+     "last tile of K and V skipped",
+     "j < seqlen;",
+     "j < seqlen - Bc;",
+     kWrong,
+     {"normal", "rising", "one-hot", "equal-keys"}},
+    {"02", "last tile of Q skipped", "grid(p.seqlen / Br,", "grid(p.seqlen / Br - 1,", kNotWritten},
+    {"02", "K of the first tile", "gK(j + i / d,", "gK(i / d,", kWrong, {"normal", "one-hot"}},
+    {"02", "V of head 0", "gV{V + head,", "gV{V,", kWrong},
+    {"02", "heads too close", "* seqlen * d;", "* seqlen * d / 2;", kGlobalRace},
+    {"02", "heads too far apart", "* seqlen * d;", "* seqlen * (d + 8);", kNoMemory},
+    {"02", "maximum of half a warp", "mask = 16; mask > 0; mask /= 2) x = fmaxf",
+     "mask = 8; mask > 0; mask /= 2) x = fmaxf", kWrong},
+    {"02", "sum of half a warp",
+     "mask = 16; mask > 0; mask /= 2) x +=", "mask = 8; mask > 0; mask /= 2) x +=", kWrong},
+    {"02", "a column beyond the tile", "smem.V(key, lane + 32 * c)",
+     "smem.V(key, lane + 1 + 32 * c)", kOutside},
+    {"02", "a row of Q beyond the matrix", "gQ(first_row + i / d,", "gQ(first_row + 1 + i / d,",
+     kOutside},
+    {"02", "O in the wrong row", "rows_per_warp + r, lane", "rows_per_warp + (r ^ 1), lane",
+     kWrong},
+    {"02", "O accumulated in fp16", "o[r][c] += p * __half2float(smem.V(key, lane + 32 * c));",
+     "o[r][c] = __half2float(__float2half(o[r][c] + p * __half2float(smem.V(key, lane + 32 * "
+     "c))));",
+     kWrong},
+    {"02", "a barrier for one warp", "__syncthreads();  // Q, K and V are there for all warps",
+     "__syncthreads(); if (warp == 0) __syncthreads();", kOtherBarrier},
+    {"02", "a last barrier for one warp", "#pragma unroll\n  for (int r",
+     "if (warp == 0) __syncthreads();\n  for (int r", kForEver},
+    {"02", "a barrier for half a warp", "__syncwarp();  // all lanes have read P",
+     "if (lane < 16) __syncwarp();  //", kOtherInstruction},
+
+    // Step 03
+    {"03",
+     "O not rescaled",
+     "for (int c = 0; c < d / 32; c++) o[r][c] *= alpha;",
+     "",
+     kWrong,
+     {"rising"}},
+    {"03", "l not rescaled", "l[r] * alpha + warp_sum", "l[r] + warp_sum", kWrong, {"rising"}},
+    {"03",
+     "written without the swizzle",
+     "smem.K(i / d, i % d) =",
+     "smem.K(i / d, i % d ^ i / d % 32 * 2) =",
+     kWrong,
+     {"normal", "one-hot"}},
+    {"03",
+     "read without the swizzle",
+     "s[c] += q * __half2float(smem.K(lane + 32 * c, k));",
+     "s[c] += q * __half2float(smem.K(lane + 32 * c, k ^ (lane * 2)));",
+     kWrong,
+     {"normal", "one-hot"}},
+    {"03", "a swizzle wider than the row", "row % 32 * 2", "row % 64 * 2", kRace},
+    {"03",
+     "padding without its memory",
+     "size = Bc * (d + 2);",
+     "size = Bc * d;",
+     kRace,
+     {"normal"},
+     "--k-layout padded"},
+    {"03",
+     "transposed K of the first tile",
+     "gK(i / Bc, j + i % Bc)",
+     "gK(i / Bc, i % Bc)",
+     kWrong,
+     {"normal"},
+     "--k-layout transposed"},
+
+    // Step 04
+    {"04",
+     "O not rescaled",
+     "for (int c = 0; c < d / 16; c++) o[r][c] *= alpha;",
+     "",
+     kWrong,
+     {"rising"}},
+    {"04", "l not rescaled", "l[r] *= alpha;", "", kWrong, {"rising"}},
+    {"04",
+     "columns of P in another order",
+     "smem.KV(k + 16 * e,",
+     "smem.KV(4 * k + e,",
+     kWrong,
+     {"normal", "one-hot"}},
+    {"04", "a misaligned load", "load<4>(matrix(first_row + row + i, col))",
+     "load<4>(matrix(first_row + row + i, col + 1))", kMisaligned},
+    {"04", "a misaligned row of P", "Tile<float, Br, Bc + 16> P", "Tile<float, Br, Bc + 18> P",
+     kMisaligned},
+    {"04", "maximum of 8 lanes", "for (int mask = 16; mask > 1; mask /= 2)\n        m_new",
+     "for (int mask = 16; mask > 2; mask /= 2)\n        m_new", kWrong},
+    {"04", "sum of 8 lanes", "for (int mask = 16; mask > 1; mask /= 2) l[r]",
+     "for (int mask = 8; mask > 1; mask /= 2) l[r]", kWrong},
+    {"04", "V not loaded", "load_tile<Bc, d>(smem.KV, gV, j);", "", kWrong},
+    {"04", "V of the first tile", "load_tile<Bc, d>(smem.KV, gV, j);",
+     "load_tile<Bc, d>(smem.KV, gV, 0);", kWrong},
+};
+
+std::string environment(const char *name, const char *otherwise) {
+  const char *value = std::getenv(name);
+  return value ? value : otherwise;
+}
+
+std::string step_name(const std::string &number) {
+  for (const std::string &step : step_names())
+    if (step.starts_with(number + "-")) return step;
+  return number;
+}
+
+std::string source_of(const std::string &step) {
+  return read_text("steps/" + step + "/attention.cu");
+}
+
+/// `text` with the one `find` in it replaced; empty if there is none, or another.
+std::string replaced(std::string text, const std::string &find, const std::string &replace) {
+  const std::size_t at = text.find(find);
+  if (at == std::string::npos || text.find(find, at + 1) != std::string::npos) return "";
+  return text.replace(at, find.size(), replace);
+}
+
+// --- copies ----------------------------------------------------------------------------------------
+
+struct Run {
+  int tiles, seed;
+  std::string inputs, options;
+};
+
+std::vector<Run> runs_of(const Plant &plant) {
+  std::vector<Run> runs;
+  // At least two orders of threads.
+  for (std::size_t i = 0; i < std::max<std::size_t>(plant.inputs.size(), 2); i++)
+    runs.push_back(
+        {2, static_cast<int>(i) + 1, plant.inputs[i % plant.inputs.size()], plant.options});
+  return runs;
+}
+
+/// Compiles and links a copy of a step, under this name. Returns the path of the program, or of
+/// nothing and what the compiler said.
+std::string build(const std::string &step, const std::string &name, const std::string &source,
+                  std::string &complaint) {
+  const std::string path = kFolder + name, compiler = environment("CXX", "g++");
+  std::ofstream(path + ".cu") << source;
+  std::string command = compiler + " -std=c++20 -O1 -w -I. -DSTEP_NAME='\"" + step +
+                        "\"' -x c++ -c " + path + ".cu -o " + path + ".o && " + compiler +
+                        " -pthread " + path + ".o";
+  const std::filesystem::path objects = environment("EMULATOR_OBJECTS", "build/cpu");
+  for (const char *object : {"common/program.o", "common/options.o", "common/csv.o",
+                             "reference/attention.o", "reference/inputs.o", "reference/verdict.o"})
+    command += " " + (objects / object).string();
+  for (const auto &entry : std::filesystem::directory_iterator(objects / "common/emulator"))
+    if (const std::string object = entry.path();
+        object.ends_with(".o") && !object.ends_with("_test.o"))
+      command += " " + object;
+  const Finished finished = run_command(command + " -o " + path);
+  if (finished.status != 0) complaint = finished.err;
+  return finished.status == 0 ? path : "";
+}
+
+std::string command(const std::string &program, int tile, const Run &run) {
+  return program + " --check-only --device cpu --batch 1 --heads 2 --head-dim 64 --seqlen " +
+         std::to_string(run.tiles * tile) + " --inputs " + run.inputs + " --seed " +
+         std::to_string(run.seed) + " " + run.options;
+}
+
+/// A copy to build and run, and what was wrong with the outcome.
+struct Job {
+  std::string name;
+  std::function<std::string()> work;
+  std::string failure;
+};
+
+/// Does all jobs, as many at a time as there are cores, and demands that none fails.
+void do_all(std::vector<Job> &jobs) {
+  std::filesystem::create_directories(kFolder);
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    for (std::size_t i; (i = next++) < jobs.size();) try {
+        jobs[i].failure = jobs[i].work();
+      } catch (const std::exception &error) {
+        jobs[i].failure = error.what();
+      }
+  };
+  std::vector<std::thread> pool;
+  for (unsigned i = 1; i < std::clamp(std::thread::hardware_concurrency(), 1u, 8u); i++)
+    pool.emplace_back(work);
+  work();
+  for (std::thread &worker : pool) worker.join();
+  for (const Job &job : jobs) CHECK_MESSAGE(job.failure.empty(), job.name, ": ", job.failure);
+}
+
+std::string file_name(std::string name) {
+  std::replace(name.begin(), name.end(), ' ', '-');
+  return name;
+}
+
+std::string show(const std::string &line, const Finished &finished) {
+  return "\n" + line + "\n" + finished.out + finished.err + "exit status " +
+         std::to_string(finished.status) + "\n";
+}
+
+bool reports(const Finished &finished, const std::string &report) {
+  return finished.status == 1 && (finished.out + finished.err).find(report) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("planted");
+
+TEST_CASE("copies without a bug pass all the runs below") {
+  std::vector<Job> jobs;
+  for (const std::string &step : step_names())
+    jobs.push_back({step,
+                    [step] {
+                      std::string complaint;
+                      const std::string name = step.substr(0, 2) + "-without-a-bug";
+                      const std::string program = build(step, name, source_of(step), complaint);
+                      if (program.empty()) return complaint;
+                      const StepHelp help = read_help(program);
+                      std::vector<std::string> lines;
+                      for (const std::string &layout : help.layouts)
+                        for (const int seed : {1, 2})
+                          lines.push_back(command(program, help.tile, {2, seed, "normal", layout}));
+                      for (const Plant &plant : kPlants)
+                        if (step.starts_with(plant.step + "-"))
+                          for (const Run &run : runs_of(plant))
+                            lines.push_back(command(program, help.tile, run));
+                      std::sort(lines.begin(), lines.end());
+                      lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+                      std::string failures;
+                      for (const std::string &line : lines)
+                        if (const Finished finished = run_command(line); finished.status != 0)
+                          failures += show(line, finished);
+                      return failures;
+                    },
+                    ""});
+  do_all(jobs);
+}
+
+TEST_CASE("every planted bug is reported, in every run") {
+  std::vector<Job> jobs;
+  for (const Plant &plant : kPlants)
+    jobs.push_back({plant.step + " " + plant.name,
+                    [&plant] {
+                      const std::string step = step_name(plant.step);
+                      const std::string name = file_name(plant.step + " " + plant.name);
+                      const std::string source =
+                          replaced(source_of(step), plant.find, plant.replace);
+                      if (source.empty())
+                        return "the step does not hold exactly one '" + plant.find + "'";
+                      std::string failures;
+                      const std::string program = build(step, name, source, failures);
+                      if (program.empty()) return failures;
+                      const int tile = read_help(program).tile;
+                      for (const Run &run : runs_of(plant)) {
+                        const std::string line = command(program, tile, run);
+                        const Finished finished = run_command(line);
+                        if (!reports(finished, plant.report))
+                          failures += show(line, finished) + "expected '" + plant.report + "'";
+                      }
+                      return failures;
+                    },
+                    ""});
+  do_all(jobs);
+}
+
+TEST_CASE("every barrier is missed when it is gone, with any order of threads") {
+  std::vector<Job> jobs;
+  for (const std::string &step : step_names()) {
+    const std::string source = source_of(step);
+    for (const std::string barrier : {"__syncthreads();", "__syncwarp();"})
+      for (std::size_t at = 0; (at = source.find(barrier, at)) != std::string::npos; at++) {
+        const auto line_number = 1 + std::count(source.begin(), source.begin() + at, '\n');
+        const std::string name =
+            step.substr(0, 2) + "-no-barrier-in-line-" + std::to_string(line_number);
+        std::string without = source;
+        without.replace(at, barrier.size(), ";");
+        jobs.push_back({name,
+                        [step, name, without] {
+                          std::string failures;
+                          const std::string program = build(step, name, without, failures);
+                          if (program.empty()) return failures;
+                          const StepHelp help = read_help(program);
+                          // With some layouts the barrier is not there to be missed.
+                          for (const int seed : {1, 2}) {
+                            bool reported = false;
+                            std::string shown;
+                            for (const std::string &layout : help.layouts) {
+                              const std::string line =
+                                  command(program, help.tile, {2, seed, "normal", layout});
+                              const Finished finished = run_command(line);
+                              reported =
+                                  reported || (reports(finished, kRace) ||
+                                               reports(finished, "memory that nobody wrote"));
+                              shown += show(line, finished);
+                            }
+                            if (!reported) failures += shown;
+                          }
+                          return failures;
+                        },
+                        ""});
+      }
+  }
+  REQUIRE(!jobs.empty());
+  do_all(jobs);
+}
+
+TEST_SUITE_END();
