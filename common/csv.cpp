@@ -21,7 +21,7 @@ CsvFile::CsvFile(std::string option, std::string path, std::string header)
                      "and can be written to is allowed");
   std::string first_line;
   if (exists) std::getline(std::ifstream(path_), first_line);
-  if (!first_line.empty() && first_line != header_)
+  if (exists && std::filesystem::file_size(file) > 0 && first_line != header_)
     throw UsageError(option_ + " " + path_ +
                      ": has another header; a new file or one that begins "
                      "with '" +
@@ -33,8 +33,13 @@ void CsvFile::append(const std::vector<std::string> &rows) const {
   const auto size = std::filesystem::file_size(path_, none);
   std::string text;
   if (none || size == 0) text = header_ + "\n";
+  if (std::ifstream end(path_); end.seekg(-1, std::ios::end) && end.get() != '\n')
+    text = "\n";  // the last row was cut off: it must not swallow this one
   for (const std::string &row : rows) text += row + "\n";
   std::ofstream file(path_, std::ios::app);
   file << text << std::flush;
-  if (!file) throw UsageError(option_ + " " + path_ + ": writing failed");
+  if (file) return;
+  file.close();
+  std::filesystem::resize_file(path_, none ? 0 : size, none);  // all of the rows or none
+  throw UsageError(option_ + " " + path_ + ": writing failed");
 }

@@ -14,6 +14,8 @@
 
 /// Turns a CUDA error into an exception that says what was being done.
 inline void cuda_check(cudaError_t error, const char *what) {
+  if (error == cudaErrorNoKernelImageForDevice)
+    throw DeviceError("not compiled for this GPU: make it with ARCH=sm_NN, its compute capability");
   if (error != cudaSuccess)
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
@@ -36,9 +38,9 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... a
   cuda_check(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
              "cudaDeviceGetAttribute");
   if (bytes > available)
-    throw std::runtime_error("this step needs " + std::to_string(bytes / 1024) +
-                             " KB of shared memory a block at this head dim, and this GPU has " +
-                             std::to_string(available / 1024) + " KB");
+    throw ShapeError("this head dim takes " + std::to_string(bytes / 1024) +
+                     " KB of shared memory a block, and this GPU allows " +
+                     std::to_string(available / 1024) + " KB; --head-dim 64 takes less");
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "cudaFuncSetAttribute");
   kernel<<<grid, block, bytes>>>(static_cast<Parameters>(arguments)...);

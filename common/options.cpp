@@ -51,6 +51,12 @@ int choice(const std::string &option, const std::string &text,
   throw UsageError(option + " " + text + ": allowed are " + list);
 }
 
+/// A file's path, or a UsageError if there is none.
+std::string path(const std::string &option, const char *text) {
+  if (*text == '\0') throw UsageError(option + " : the path of a file is allowed, not nothing");
+  return text;
+}
+
 std::string join(const std::vector<std::string> &words) {
   std::string text;
   for (const std::string &word : words) text += (text.empty() ? "" : "|") + word;
@@ -85,9 +91,12 @@ Options parse_options(int argc, char **argv, const Step &step) {
     return static_cast<int>(number(name, optarg, 1, INT_MAX));
   };
   opterr = 0;
-  optind = 1;
-  for (int key; (key = getopt_long(argc, argv, ":h", table.data(), nullptr)) != -1;) {
-    const std::string argument = argv[optind - 1];
+  optind = 0;  // glibc begins anew, also in the middle of a word
+  for (;;) {
+    const std::string word = argv[std::min(std::max(optind, 1), argc - 1)];  // what is read next
+    // '+' stops at the first word that is no option; ':' tells a missing value from a wrong option.
+    const int key = getopt_long(argc, argv, "+:h", table.data(), nullptr);
+    if (key == -1) break;
     switch (key) {
       case kDevice:
         options.device =
@@ -111,23 +120,40 @@ Options parse_options(int argc, char **argv, const Step &step) {
         break;
       case kCheckOnly: options.check_only = true; break;
       case kProfile: options.profile = true; break;
-      case kProfileCsv: options.profile_csv = optarg; break;
-      case kTraceCsv: options.trace_csv = optarg; break;
-      case kCsv: options.csv = optarg; break;
+      case kProfileCsv: options.profile_csv = path("--profile-csv", optarg); break;
+      case kTraceCsv: options.trace_csv = path("--trace-csv", optarg); break;
+      case kCsv: options.csv = path("--csv", optarg); break;
       case kSeed: options.seed = number("--seed", optarg, 0, ULLONG_MAX); break;
       case 'h':
       case kHelp: options.help = true; break;
-      case ':': throw UsageError(argument + ": a value is missing; --help lists the options");
-      default: throw UsageError(argument + ": no such option; --help lists the options");
+      case ':': throw UsageError(word + ": a value is missing; --help lists the options");
+      default:
+        throw UsageError(word +
+                         (optopt >= kDevice ? ": this option takes no value" : ": no such option") +
+                         "; --help lists the options");
     }
   }
   if (optind < argc)
     throw UsageError(std::string(argv[optind]) + ": not an option; --help lists the options");
-  if (options.device == DeviceChoice::kGpu &&
-      (options.profile || !options.profile_csv.empty() || !options.trace_csv.empty()))
-    throw UsageError(
-        "--profile with --device gpu: the emulator counts; leave --device out or say cpu, "
-        "or measure with `make counters`");
+  const std::string counting = options.profile                ? "--profile"
+                               : !options.profile_csv.empty() ? "--profile-csv"
+                               : !options.trace_csv.empty()   ? "--trace-csv"
+                                                              : "";
+  if (!counting.empty() && options.device == DeviceChoice::kGpu)
+    throw UsageError(counting +
+                     " with --device gpu: the emulator counts; leave --device out or say cpu, or "
+                     "measure with `make counters`");
+  if (!counting.empty() && options.check_only)
+    throw UsageError(counting + " with --check-only: one of the two is allowed; only one counts");
+  const std::vector<std::pair<std::string, std::string>> files = {
+      {"--csv", options.csv},
+      {"--profile-csv", options.profile_csv},
+      {"--trace-csv", options.trace_csv}};
+  for (std::size_t i = 0; i < files.size(); i++)
+    for (std::size_t j = 0; j < i; j++)
+      if (!files[i].second.empty() && files[i].second == files[j].second)
+        throw UsageError(files[i].first + " " + files[i].second + ": " + files[j].first +
+                         " writes to it; another file is allowed");
   return options;
 }
 
@@ -161,7 +187,7 @@ std::string help_text(const Step &step) {
       "  --profile              count on the emulator, line by line\n"
       "  --csv FILE             append the result as a row\n"
       "  --profile-csv FILE     append the emulator's counts\n"
-      "  --trace-csv FILE       write which bank each lane asks for, for the bank maps\n"
+      "  --trace-csv FILE       append which bank each lane asks for, for the bank maps\n"
       "  --help                 this\n"
       "\n"
       "Exit status: 0 passed; 1 wrong answer; 2 bad arguments, or a shape this step does not\n"

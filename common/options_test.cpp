@@ -75,21 +75,20 @@ TEST_CASE("options: every option, in both ways of writing it") {
     CHECK(options.inputs == reference::Family::kOneHot);
     CHECK(options.variant == 2);
     CHECK(options.seed == 99);
-    CHECK(options.check_only);
     CHECK(options.profile);
     CHECK(!options.help);
     CHECK(options.csv == "a.csv");
     CHECK(options.profile_csv == "b.csv");
     CHECK(options.trace_csv == "c.csv");
   };
-  check({"--device",     "cpu",       "--batch",    "2",        "--heads",       "3",
-         "--seqlen",     "512",       "--head-dim", "128",      "--iters",       "7",
-         "--inputs",     "one-hot",   "--k-layout", "swizzled", "--seed",        "99",
-         "--check-only", "--profile", "--csv",      "a.csv",    "--profile-csv", "b.csv",
-         "--trace-csv",  "c.csv"});
-  check({"--trace-csv=c.csv", "--profile-csv=b.csv", "--csv=a.csv", "--profile", "--check-only",
-         "--seed=99", "--k-layout=swizzled", "--inputs=one-hot", "--iters=7", "--head-dim=128",
-         "--seqlen=512", "--heads=3", "--batch=2", "--device=cpu"});
+  check(
+      {"--device",      "cpu",        "--batch",     "2",       "--heads",   "3",        "--seqlen",
+       "512",           "--head-dim", "128",         "--iters", "7",         "--inputs", "one-hot",
+       "--k-layout",    "swizzled",   "--seed",      "99",      "--profile", "--csv",    "a.csv",
+       "--profile-csv", "b.csv",      "--trace-csv", "c.csv"});
+  check({"--trace-csv=c.csv", "--profile-csv=b.csv", "--csv=a.csv", "--profile", "--seed=99",
+         "--k-layout=swizzled", "--inputs=one-hot", "--iters=7", "--head-dim=128", "--seqlen=512",
+         "--heads=3", "--batch=2", "--device=cpu"});
 }
 
 TEST_CASE("options: each option alone sets one thing") {
@@ -104,6 +103,17 @@ TEST_CASE("options: each option alone sets one thing") {
   CHECK(parse({"--head-dim", "64"}).head_dim == 64);
   CHECK(parse({"--device", "auto"}).device == DeviceChoice::kAuto);
   CHECK(parse({"--device", "gpu"}).device == DeviceChoice::kGpu);
+}
+
+TEST_CASE("options: what counts and what does not count exclude each other") {
+  for (const std::vector<std::string> counting : {std::vector<std::string>{"--profile"},
+                                                  {"--profile-csv", "a.csv"},
+                                                  {"--trace-csv", "a.csv"}}) {
+    std::vector<std::string> both = counting;
+    both.push_back("--check-only");
+    CHECK(error_of(both) ==
+          counting[0] + " with --check-only: one of the two is allowed; only one counts");
+  }
 }
 
 TEST_CASE("options: the last of two values counts") {

@@ -26,11 +26,6 @@ namespace {
 
 enum ExitStatus { kPassed = 0, kWrongAnswer = 1, kBadArguments = 2, kNoDevice = 3 };
 
-/// The device cannot do what was asked for: absent, or too small.
-struct DeviceError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
 struct Shape {
   int batch, heads, seqlen, head_dim;
 
@@ -183,7 +178,7 @@ std::string source_text(const emulator::Line &line) {
   for (unsigned i = 0; i < line.line; i++)
     if (!std::getline(file, text)) return "";
   text.erase(0, text.find_first_not_of(' '));
-  return text.substr(0, 70);
+  return text.substr(0, 90);
 }
 
 void print_lines(const emulator::Profile &profile) {
@@ -345,6 +340,9 @@ int main(int argc, char **argv) {
     }
     return run(options);
   } catch (const UsageError &error) {
+    complain(error.what());
+    return kBadArguments;
+  } catch (const ShapeError &error) {
     complain(error.what());
     return kBadArguments;
   } catch (const DeviceError &error) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <stdexcept>
 #include <vector>
 
 /// One forward pass of attention: O = softmax(Q K^T / sqrt(head_dim)) V for each of batch * heads
@@ -14,11 +15,21 @@ struct Problem {
   int variant;  // index into Step::variants
 };
 
+/// This device does not take the step at this shape.
+struct ShapeError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The device cannot do what was asked for: it is absent, too small or too old.
+struct DeviceError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 struct Step {
   const char *name = nullptr;  // "02-loop-inverted": the directory, and the label in all results
   int tile;                    // seqlen must be a multiple of this
   int default_batch;  // on a GPU; less than 16 where a step's time or memory does not allow it
-  void (*launch)(const Problem &);  // all of the step's kernels; throws std::runtime_error
+  void (*launch)(const Problem &);  // all of the step's kernels; throws the above
   std::size_t (*workspace_bytes)(const Problem &) = nullptr;
   const char *variant_option = nullptr;     // "k-layout": the option that chooses among
   std::vector<const char *> variants = {};  // these; the first is the default

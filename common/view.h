@@ -91,8 +91,11 @@ struct Tile {
 
   __device__ __forceinline__ Reference<T> operator()(int row, int col,
                                                      Where where = Where::current()) {
-    return element(data + Layout::offset(row, col),
-                   unsigned(row) < unsigned(Rows) && unsigned(col) < unsigned(Cols), where);
+    const int offset = Layout::offset(row, col);
+    return element(data + offset,
+                   unsigned(row) < unsigned(Rows) && unsigned(col) < unsigned(Cols) &&
+                       unsigned(offset) < unsigned(Layout::size),
+                   where);
   }
 };
 

@@ -67,9 +67,10 @@ void make_head(Family family, const Head &head, Random &random) {
   switch (family) {
     case Family::kNormal: break;
     case Family::kRising:
-      // All queries alike in sign: q . k_j / sqrt(d) climbs from 0 to 60, with a little noise.
+      // All queries alike in sign: q . k_j / sqrt(d) climbs from -200 to -140, with a little noise.
+      // All are so low that a maximum which begins at 0, not at -infinity, leaves nothing.
       for (int i = 0; i < head.N; i++) {
-        const float slope = 60 * static_cast<float>(i) / static_cast<float>(head.N) /
+        const float slope = (60 * static_cast<float>(i) / static_cast<float>(head.N) - 200) /
                             std::sqrt(static_cast<float>(head.d));
         head.fill(head.Q, i, [&](int) { return 1 + 0.01f * random.normal(); });
         head.fill(head.K, i, [&](int) { return slope + 0.1f * random.normal(); });
@@ -89,9 +90,13 @@ void make_head(Family family, const Head &head, Random &random) {
       break;
     }
     case Family::kEnds: {
-      constexpr std::array<float, 4> ends = {65504, 1, 0x1p-14f, 0x1p-24f};
+      // A row holds one of four magnitudes. K has 2^15 in place of 65504: then products add up
+      // exactly in fp32, and keys whose scores are equal stay equal. Rounded, they would differ by
+      // hundreds.
       for (half *matrix : {head.Q, head.K, head.V})
         for (int i = 0; i < head.N; i++) {
+          const std::array<float, 4> ends = {matrix == head.K ? 0x1p15f : 65504, 1, 0x1p-14f,
+                                             0x1p-24f};
           const float end = ends[random.below(4)];
           head.fill(matrix, i, [&](int) { return end * random.sign(); });
         }

@@ -1,4 +1,4 @@
-// The check that every step's answer goes through, given answers that are right and answers that are
+// The check that every step's answer goes through, given right answers and answers that are
 // wrong in the ways that kernels are.
 #include "reference/verdict.h"
 
@@ -308,7 +308,7 @@ TEST_CASE("verdict: a tile of the output left at zero fails") {
   });
 }
 
-// --- mistakes of kernels ---------------------------------------------------------------------------
+// --- mistakes of kernels -------------------------------------------------------------------------
 
 TEST_CASE("verdict: a skipped last tile of keys fails") {
   check_wrong([](const Case &c) { return flash_attention(c.inputs, {.keys = kSeqlen - kTile}); });
@@ -368,7 +368,7 @@ TEST_CASE("verdict: columns in another order fail") {
   });
 }
 
-// --- which rows ------------------------------------------------------------------------------------
+// --- which rows ----------------------------------------------------------------------------------
 
 namespace {
 

@@ -424,6 +424,7 @@ TEST_CASE("counters: vectors and fp16 are counted with the bytes they move") {
     const Matrix<float> m{memory.data, 32, 32};
     const int lane = lane_id();
     lines[0] = __LINE__, store(m(lane / 8, lane % 8 * 4), Vector<float, 4>{});
+    __syncwarp();
     lines[1] = __LINE__, (void)load<2>(m(lane / 16, lane % 16 * 2));
     lines[2] = __LINE__, store(shared().h(lane / 4, lane % 4 * 8), Vector<half, 8>{});
     lines[3] = __LINE__, shared().h(31, lane) = half{};

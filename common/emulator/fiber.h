@@ -10,7 +10,7 @@
 namespace emulator {
 
 /// One stack and the place where its function stopped. The function is run again from its beginning
-/// by each start(), on the same stack: a context costs two system calls to make, none to go on with.
+/// by each start(), on the same stack: a context costs two system calls to make.
 class Fiber {
  public:
   Fiber() = default;

@@ -82,9 +82,9 @@ std::string SharedShadow::check(std::size_t offset, int bytes, bool store, SiteI
 namespace {
 
 struct GlobalStamp {
-  std::uint64_t site : 12, thread : 11, block : 22, barriers : 19;
+  std::uint64_t site : 10, thread : 11, block : 15, barriers : 14, warp_barriers : 14;
 };
-constexpr std::uint64_t kSeveralBlocks = (1u << 22) - 1;
+constexpr std::uint64_t kSeveralBlocks = (1u << 15) - 1;
 
 GlobalStamp unpack(std::uint64_t packed) {
   return std::bit_cast<GlobalStamp>(packed);
@@ -93,8 +93,9 @@ GlobalStamp unpack(std::uint64_t packed) {
 bool ordered(const GlobalStamp &before, const GlobalStamp &now) {
   if (before.site == 0) return true;
   if (before.block != now.block) return false;
-  if (before.barriers != now.barriers) return true;
-  return before.thread != kSeveralWarps && warp_of(before.thread) == warp_of(now.thread);
+  if (before.barriers != now.barriers || before.thread == now.thread) return true;
+  if (before.thread == kSeveralWarps || warp_of(before.thread) != warp_of(now.thread)) return false;
+  return before.warp_barriers != now.warp_barriers;
 }
 
 GlobalStamp merge_reads(const GlobalStamp &before, const GlobalStamp &now) {
@@ -102,9 +103,12 @@ GlobalStamp merge_reads(const GlobalStamp &before, const GlobalStamp &now) {
   if (before.site == 0) return merged;
   if (before.block != now.block)
     merged.block = kSeveralBlocks;
-  else if (before.barriers == now.barriers &&
-           (before.thread == kSeveralWarps || warp_of(before.thread) != warp_of(now.thread)))
-    merged.thread = kSeveralWarps;
+  else if (before.barriers == now.barriers && before.thread != now.thread) {
+    if (before.thread == kSeveralWarps || warp_of(before.thread) != warp_of(now.thread))
+      merged.thread = kSeveralWarps;
+    else if (before.warp_barriers == now.warp_barriers)
+      merged.thread = kSeveralOfWarp + warp_of(now.thread);
+  }
   return merged;
 }
 
@@ -136,7 +140,8 @@ std::string Allocation::check(std::size_t offset, int access_bytes, bool store, 
     std::atomic_ref(sectors[offset / 32])
         .fetch_or(static_cast<std::uint8_t>(store ? 2 : 1), std::memory_order_relaxed);
   if (units.empty()) return {};
-  const GlobalStamp stamp{site, now.thread, now.block % kSeveralBlocks, now.barriers & 0x7ffff};
+  const GlobalStamp stamp{site, now.thread, now.block % kSeveralBlocks, now.barriers & 0x3fff,
+                          now.warp_barriers & 0x3fff};
   Unit *unit = &units[offset / kUnit];
   for (Unit *end = unit + access_bytes / kUnit; unit < end; unit++) {
     std::atomic_ref write(unit->write), read(unit->read);

@@ -44,7 +44,7 @@ class SharedShadow {
 };
 
 /// One allocation of global memory. Threads of different blocks are never ordered within a launch;
-/// those of one block by a __syncthreads; those of one warp always (coarser than in shared memory).
+/// those of one block as in shared memory.
 struct Allocation {
   std::byte *memory = nullptr;
   std::size_t bytes = 0;

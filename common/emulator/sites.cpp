@@ -28,7 +28,7 @@ SiteId look_up(const std::source_location &where) {
       {where.file_name(), where.line(), where.column()}, static_cast<SiteId>(table.lines.size()));
   if (added) {
     if (table.lines.size() == kMaxSites)
-      throw std::length_error("emulator: a program with more than 4095 places that touch memory");
+      throw std::length_error("emulator: a program with more than 1023 places that touch memory");
     table.lines.push_back(Line{where.file_name(), where.line()});
   }
   return entry->second;

@@ -9,7 +9,7 @@
 namespace emulator {
 
 using SiteId = std::uint32_t;  // 0: none; at most kMaxSites - 1
-constexpr SiteId kMaxSites = 4096;
+constexpr SiteId kMaxSites = 1024;
 
 /// The number of a place; the same place always has the same number.
 SiteId site_of(const std::source_location &where);
