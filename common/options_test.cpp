@@ -106,9 +106,9 @@ TEST_CASE("options: each option alone sets one thing") {
 }
 
 TEST_CASE("options: what counts and what does not count exclude each other") {
-  for (const std::vector<std::string> counting : {std::vector<std::string>{"--profile"},
-                                                  {"--profile-csv", "a.csv"},
-                                                  {"--trace-csv", "a.csv"}}) {
+  for (const std::vector<std::string> &counting : {std::vector<std::string>{"--profile"},
+                                                   {"--profile-csv", "a.csv"},
+                                                   {"--trace-csv", "a.csv"}}) {
     std::vector<std::string> both = counting;
     both.push_back("--check-only");
     CHECK(error_of(both) ==

@@ -165,6 +165,29 @@ TEST_CASE("emulator: a row or column outside of a tile is an error") {
   }
 }
 
+namespace {
+
+/// Padding without room for it.
+struct TooSmall {
+  static constexpr int size = 2 * 32;
+  static constexpr int offset(int row, int col) { return row * 33 + col; }
+};
+
+}  // namespace
+
+TEST_CASE("emulator: a layout that leaves the tile's memory is an error") {
+  const Setup setup;
+  struct Storage {
+    Tile<float, 2, 32, TooSmall> x;
+    Tile<float, 1, 32> after;
+  };
+  const std::string error = error_of<Storage>(dim3(64), [] {
+    const int i = static_cast<int>(threadIdx.x);
+    at = __LINE__, shared_storage<Storage>().x(i / 32, i % 32) = 1.0f;
+  });
+  CHECK(error == error_in_thread(at, 63, "row or column out of bounds"));
+}
+
 TEST_CASE("emulator: a row or column outside of a matrix is an error") {
   const Setup setup;
   const Global<float> memory(64);
@@ -510,6 +533,36 @@ TEST_CASE("emulator: two warps of a block race in global memory without a __sync
                                  race("store", "global", "load", at, "threads of several warps"));
   }
   CHECK(several_warps > 0);
+}
+
+TEST_CASE("emulator: lanes of one warp race in global memory without a __syncwarp") {
+  const Setup setup;
+  const Global<float> memory(64);
+  const Matrix<float> m{memory.data, 1, 64};
+  check_race("global", "store", 3, "load", 4, [&] {
+    if (is_thread(3)) at = __LINE__, m(0, 5) = 1.0f;
+    if (is_thread(4)) also_at = __LINE__, read(m(0, 5));
+  });
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = seed;
+    std::string error = error_of<void>(dim3(64), [&] {
+      if (threadIdx.x >= 32) at = __LINE__, read(m(0, 5));
+      __shfl_xor_sync(kAllLanes, 0, 1);
+      if (is_thread(40)) also_at = __LINE__, m(0, 5) = 1.0f;
+    });
+    CHECK(error ==
+          error_in_thread(also_at, 40,
+                          race("store", "global", "load", at, "several threads of warp 1")));
+    error = error_of<void>(dim3(64), [&] {
+      const int col = static_cast<int>(threadIdx.x / 32);  // an element for each warp
+      if (threadIdx.x % 32 == 3) m(0, col) = 1.0f;
+      __syncwarp();
+      read(m(0, col));
+      __syncwarp();
+      if (threadIdx.x % 32 == 8) m(0, col) = 2.0f;
+    });
+    CHECK(error == "");
+  }
 }
 
 TEST_CASE("emulator: one launch comes after the other") {

@@ -35,11 +35,11 @@ __device__ float warp_sum(float x) {
 }
 
 template <int d>
-__global__ void __launch_bounds__(warps * 32)  // threads a block
-    attention(const half *Q,                   // [batch * heads, seqlen, d]
-              const half *K,                   // [batch * heads, seqlen, d]
-              const half *V,                   // [batch * heads, seqlen, d]
-              half *O,                         // [batch * heads, seqlen, d]
+__global__ void __launch_bounds__(warps * 32, 3)  // threads a block; 3 blocks fit on an SM
+    attention(const half *Q,                      // [batch * heads, seqlen, d]
+              const half *K,                      // [batch * heads, seqlen, d]
+              const half *V,                      // [batch * heads, seqlen, d]
+              half *O,                            // [batch * heads, seqlen, d]
               int seqlen, float scale) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -62,8 +62,8 @@ __device__ float warp_sum(float x) {
 }
 
 template <int d, class KLayout>
-__global__ void __launch_bounds__(warps * 32)  // threads a block
-    attention(const half *Q,                   // [batch * heads, seqlen, d]
+__global__ void __launch_bounds__(warps * 32, 3)  // threads a block; 3 blocks fit on an SM
+    attention(const half *Q,                      // [batch * heads, seqlen, d]
               const half *K,  // [batch * heads, seqlen, d]; Transposed: [batch * heads, d, seqlen]
               const half *V,  // [batch * heads, seqlen, d]
               half *O,        // [batch * heads, seqlen, d]
