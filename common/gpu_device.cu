@@ -78,6 +78,10 @@ class Gpu : public Device {
 std::unique_ptr<Device> make_gpu_device(std::string &why_not) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorInsufficientDriver) {
+    why_not = "no NVIDIA driver, or one older than the CUDA toolkit";
+    return nullptr;
+  }
   if (error != cudaSuccess || count == 0) {
     why_not = error != cudaSuccess ? cudaGetErrorString(error) : "no CUDA device";
     return nullptr;

@@ -9,20 +9,17 @@
 #include <numeric>
 #include <thread>
 
+#include "common/random.h"
+
 namespace reference {
 namespace {
 
-/// splitmix64 and Box-Muller, because the standard's distributions differ between libraries.
+/// Normal numbers by Box and Muller: the standard's distributions differ between libraries.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
 
-  std::uint64_t bits() {
-    std::uint64_t z = state_ += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-  }
+  std::uint64_t bits() { return next_random(state_); }
   int below(int limit) { return static_cast<int>(bits() % static_cast<std::uint64_t>(limit)); }
   float sign() { return bits() & 1 ? 1.0f : -1.0f; }
 

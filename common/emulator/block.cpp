@@ -6,6 +6,7 @@
 #include <new>
 
 #include "common/emulator/emulator.h"
+#include "common/random.h"
 
 thread_local constinit dim3 threadIdx{}, blockIdx{}, blockDim{}, gridDim{};
 
@@ -16,14 +17,6 @@ thread_local Block *Block::current = nullptr;
 namespace {
 
 constexpr int kTracedRequests = 2;  // per place, enough to draw a bank map
-
-/// splitmix64: a sequence of well-mixed numbers from any seed.
-std::uint64_t next_random(std::uint64_t &state) {
-  std::uint64_t z = state += 0x9e3779b97f4a7c15u;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  return z ^ z >> 31;
-}
 
 bool same_place(const Where &a, const Where &b) {
   return a.line() == b.line() && a.column() == b.column() &&
