@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cerrno>
 #include <string>
 #include <vector>
 
@@ -153,6 +154,23 @@ TEST_CASE("options: a number out of range, or none, is refused with the range") 
           "--seed " + value + ": a whole number from 0 to 18446744073709551615 is allowed");
 }
 
+TEST_CASE("options: a number is read well whatever went wrong before") {
+  errno = ERANGE;
+  CHECK(parse({"--batch", "5"}).batch == 5);
+}
+
+TEST_CASE("options: a path that is empty, or given twice, is refused") {
+  for (const std::string option : {"--csv", "--profile-csv", "--trace-csv"})
+    CHECK(error_of({option, ""}) == option + " : the path of a file is allowed, not nothing");
+  CHECK(error_of({"--csv", "a.csv", "--profile-csv", "a.csv"}) ==
+        "--profile-csv a.csv: --csv writes to it; another file is allowed");
+  CHECK(error_of({"--trace-csv", "a.csv", "--csv", "a.csv"}) ==
+        "--trace-csv a.csv: --csv writes to it; another file is allowed");
+  CHECK(error_of({"--trace-csv", "a.csv", "--profile-csv", "a.csv"}) ==
+        "--trace-csv a.csv: --profile-csv writes to it; another file is allowed");
+  CHECK(error_of({"--trace-csv", "a.csv", "--profile-csv", "b.csv", "--csv", "c.csv"}) == "");
+}
+
 TEST_CASE("options: a word that is not on the list is refused with the list") {
   for (const std::string value : {"cuda", "", "GPU", "cp"})
     CHECK(error_of({"--device", value}) == "--device " + value + ": allowed are auto, gpu, cpu");
@@ -180,6 +198,7 @@ TEST_CASE("options: what is not an option is refused, by name") {
   CHECK(error_of({"512"}) == "512: not an option; --help lists the options");
   CHECK(error_of({"--seqlen", "64", "512", "--check-only"}) ==
         "512: not an option; --help lists the options");
+  CHECK(error_of({"512", "--frobnicate"}) == "512: not an option; --help lists the options");
   CHECK(error_of({"--", "512"}) == "512: not an option; --help lists the options");
   // An option of another step.
   CHECK(error_of({"--k-layout", "padded"}) ==

@@ -131,13 +131,13 @@ TEST_CASE("reference: large scores do not overflow") {
 
 TEST_CASE("reference: attention with P and O rounded to fp16, by hand") {
   // Scores 0 and -1; e^-1 = 0.36787944 lies between the fp16 numbers 0.36767578 and 0.36791992.
-  const Inputs inputs = one_head(2, 1, {1, 1}, {0, -1}, {1, 100});
+  const Inputs inputs = one_head(2, 1, {1, 1}, {0, -1}, {-37, 100});
   const double p = std::exp(-1.0), p_rounded = 0.367919921875;
   const Row row = attention_row(inputs, 0, 0);
-  CHECK(row.exact[0] == about((1 + 100 * p) / (1 + p)));  // 27.6251...
-  // The sum l stays exact: 37.7919921875 / 1.3678794 = 27.62816, between 27.625 and 27.640625.
-  CHECK((1 + 100 * p_rounded) / (1 + p) == doctest::Approx(27.62816).epsilon(1e-6));
-  CHECK(row.rounded[0] == 27.625);
+  CHECK(row.exact[0] == about((-37 + 100 * p) / (1 + p)));  // -0.155025...
+  // The sum l stays exact. fp16 has steps of 1 / 8192 here.
+  CHECK((-37 + 100 * p_rounded) / (1 + p) * 8192 == doctest::Approx(-1245.73).epsilon(1e-5));
+  CHECK(row.rounded[0] == -1246.0 / 8192);
 }
 
 TEST_CASE("reference: the order of keys does not matter if their values go along") {
@@ -260,12 +260,13 @@ TEST_CASE("inputs: the same seed gives the same numbers, another seed others") {
 TEST_CASE("inputs: heads differ from each other, and do not depend on how many there are") {
   for (const Family family : kFamilies) {
     CAPTURE(reference::family_names()[static_cast<int>(family)]);
-    const Inputs three = make_inputs(family, 3, 32, 16, 7), one = make_inputs(family, 1, 32, 16, 7);
+    const Inputs three = make_inputs(family, 3, 32, 16, 7), two = make_inputs(family, 2, 32, 16, 7);
     const auto head = [](const std::vector<half> &matrix, int h) {
       return std::vector<half>(matrix.begin() + h * 512, matrix.begin() + (h + 1) * 512);
     };
     for (auto matrix : {&Inputs::Q, &Inputs::K, &Inputs::V}) {
-      CHECK(same_bits(head(three.*matrix, 0), one.*matrix));
+      CHECK(same_bits(head(three.*matrix, 0), head(two.*matrix, 0)));
+      CHECK(same_bits(head(three.*matrix, 1), head(two.*matrix, 1)));
       CHECK(!same_bits(head(three.*matrix, 0), head(three.*matrix, 1)));
       CHECK(!same_bits(head(three.*matrix, 1), head(three.*matrix, 2)));
     }

@@ -534,6 +534,14 @@ TEST_CASE("counters: unique bytes: each sector once a launch, however often it i
   const Profile twice = emulator::take_profile();
   CHECK(twice.unique_read_bytes == 2 * once.unique_read_bytes);
   CHECK(twice.unique_written_bytes == 2 * once.unique_written_bytes);
+
+  // A launch that touches something else does not count this again.
+  emulator::take_profile();
+  run(dim3(3), dim3(32), kernel);
+  run(dim3(1), dim3(32), [&] { m(31, lane_id()) = 1.0f; });
+  const Profile other = emulator::take_profile();
+  CHECK(other.unique_read_bytes == once.unique_read_bytes);
+  CHECK(other.unique_written_bytes == once.unique_written_bytes + 128);
 }
 
 TEST_CASE("counters: a profile adds up launches, and taking it begins a new one") {

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "common/emulator/fiber.h"
 #include "common/kernel.h"
 
 namespace {
@@ -874,6 +875,15 @@ TEST_CASE("emulator: global memory is NaN when allocated, and aligned to 256 byt
   }
 }
 
+TEST_CASE("emulator: a small step outside of one allocation does not land in another") {
+  std::vector<std::uintptr_t> begins;
+  for (int i = 0; i < 20; i++)
+    begins.push_back(reinterpret_cast<std::uintptr_t>(emulator::allocate(256)));
+  std::sort(begins.begin(), begins.end());
+  for (std::size_t i = 1; i < begins.size(); i++) CHECK(begins[i] - begins[i - 1] >= 256 + 4096);
+  for (const std::uintptr_t begin : begins) emulator::release(reinterpret_cast<void *>(begin));
+}
+
 TEST_CASE("emulator: loads and stores move the values") {
   const Setup setup;
   const Global<half> in(256), out(256);
@@ -931,6 +941,33 @@ TEST_CASE("emulator: __expf is e^x, with one rounding of x log2(e)") {
     }
   });
   CHECK(worst < 1);
+}
+
+TEST_CASE("emulator: a fiber goes on where it stopped, and starts anew when told to") {
+  std::string log;
+  const auto letters = [](void *text) {
+    for (const char letter : {'a', 'b', 'c'}) {
+      *static_cast<std::string *>(text) += letter;
+      emulator::Fiber::yield();
+    }
+  };
+  const auto one_digit = [](void *text) { *static_cast<std::string *>(text) += '1'; };
+  emulator::Fiber fiber, other;
+  fiber.start(letters, &log);
+  other.start(letters, &log);
+  CHECK(!fiber.resume());
+  CHECK(!other.resume());
+  CHECK(!fiber.resume());
+  CHECK(log == "aab");
+  fiber.start(one_digit, &log);  // abandons it in the middle
+  CHECK(fiber.resume());
+  CHECK(log == "aab1");
+  fiber.start(letters, &log);  // after its function returned
+  CHECK(!fiber.resume());
+  CHECK(!other.resume());
+  CHECK(!other.resume());
+  CHECK(other.resume());
+  CHECK(log == "aab1abc");
 }
 
 TEST_CASE("emulator: local variables survive a wait") {
