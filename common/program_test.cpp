@@ -162,7 +162,7 @@ TEST_CASE("a bad argument: exit status 2, one line, no file") {
       // no such option
       {"02", "--frobnicate", {"--frobnicate: no such option", see_help}},
       {"02", "--frobnicate=3", {"--frobnicate=3: no such option", see_help}},
-      {"02", "-x", {"-xy: no such option", see_help}},
+      {"02", "-x", {"-x: no such option", see_help}},
       {"02", "-xy", {"-xy: no such option", see_help}},
       {"02", "--k-layout padded", {"--k-layout: no such option", see_help}},
       {"02", "--check-only=1", {"--check-only=1: ", see_help}},
