@@ -230,7 +230,7 @@ plot:  ## redraw the figures from the committed results; needs no GPU
 		[ -x $$python ] || { $(PYTHON) -m venv build/venv && build/venv/bin/pip install -q matplotlib; } \
 			>build/venv.log 2>&1 || { rm -rf build/venv; \
 			echo "matplotlib is missing: install it with 'apt-get install python3-matplotlib'" >&2; exit 1; }; }; \
-	for figure in $(FIGURES); do echo "plots/$$figure.png"; $$python plots/$$figure.py || exit 1; done
+	for figure in $(FIGURES); do $$python plots/$$figure.py || exit 1; done
 
 # --- the source --------------------------------------------------------------------------------------
 .PHONY: format
