@@ -6,8 +6,9 @@
 # ARCH  the GPU to compile for: sm_80, sm_90a, ...; left out, the one in this machine
 CXX ?= g++
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
-CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .)
-ARCH ?= sm_$(or $(filter-out %error% %failed%,$(CAPABILITY)),80)
+CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+	sed -nE '1s/^([0-9]+)\.([0-9]+)$$/\1\2/p')
+ARCH ?= sm_$(or $(CAPABILITY),80)
 WERROR ?=
 
 comma := ,
@@ -127,8 +128,9 @@ bench-emulator: $(PROGRAMS)  ## time the emulator, checking only and counting
 
 # --- measurements ------------------------------------------------------------------------------------
 # GPU: the name of the results: "NVIDIA H200" becomes h200.
-GPU ?= $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 | \
-	tr 'A-Z ' 'a-z-' | sed -E 's/^nvidia-//; s/^geforce-//')
+GPU ?= $(if $(CAPABILITY),$(shell nvidia-smi --query-gpu=name --format=csv,noheader | head -1 | \
+	tr 'A-Z ' 'a-z-' | sed -E 's/^nvidia-//; s/^geforce-//'))
+NCU := $(shell command -v ncu 2>/dev/null)
 PYTHON ?= python3
 RESULTS := plots/results
 REPEAT ?= 3
@@ -137,6 +139,7 @@ SWEEP := 512 1024 2048 4096 16384
 .PHONY: bench
 bench: $(PROGRAMS)  ## measure every step and PyTorch's attention on this GPU, interleaved
 	@[ -n "$(GPU)" ] || { echo "make bench: no GPU here" >&2; exit 3; }
+	@[ -n "$(NVCC)" ] || { echo "make bench: nvcc is not on the PATH" >&2; exit 3; }
 	@rm -f build/bench.csv
 	@for i in $$(seq $(REPEAT)); do echo "round $$i of $(REPEAT)"; \
 		for n in $(NUMBERS); do ./step-$$n --csv build/bench.csv || exit 1; done; \
@@ -154,7 +157,7 @@ bench: $(PROGRAMS)  ## measure every step and PyTorch's attention on this GPU, i
 	@mv build/bench.csv $(RESULTS)/$(GPU).csv
 	@{ nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit --format=csv; \
 		$(NVCC) --version | tail -2; \
-		$(PYTHON) -c 'import torch; print("PyTorch", torch.__version__)' 2>/dev/null; } > $(RESULTS)/$(GPU).txt
+		$(PYTHON) -c 'import torch; print("PyTorch", torch.__version__)' 2>/dev/null || :; } > $(RESULTS)/$(GPU).txt
 	@echo "written: $(RESULTS)/$(GPU).csv; 'make plot docs' redraws"
 
 # One shape for the counters, small enough for the emulator; one for the HBM traffic, whose scores and

@@ -288,7 +288,8 @@ ExitStatus run(const Options &options) {
     *on_device = memory;
   }
   problem.O = device->allocate(bytes);  // poisoned with NaN: what is not written cannot pass
-  if (step.workspace_bytes) problem.workspace = device->allocate(step.workspace_bytes(problem));
+  const std::size_t workspace = step.workspace_bytes ? step.workspace_bytes(problem) : 0;
+  if (workspace) problem.workspace = device->allocate(workspace);
 
   const bool profiled = !device->is_gpu() && !options.check_only;
   emulator::settings.seed = options.seed;

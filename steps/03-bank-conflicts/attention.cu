@@ -187,7 +187,8 @@ EXPORT_STEP({
     .launch = [](const Problem &p) { p.head_dim == 64 ? run_variant<64>(p) : run_variant<128>(p); },
     .workspace_bytes =
         [](const Problem &p) {
-          return std::size_t(p.batch) * p.heads * p.seqlen * p.head_dim * sizeof(half);
+          const bool transposed = p.variant == 3;
+          return transposed * std::size_t(p.batch) * p.heads * p.seqlen * p.head_dim * sizeof(half);
         },
     .variant_option = "k-layout",
     .variants = {"swizzled", "row-major", "padded", "transposed"},
