@@ -91,6 +91,7 @@ emulator-objects: $(PROGRAM_OBJECTS)
 
 .PHONY: doctest
 doctest:
+	@mkdir -p build
 	@echo '#include <doctest/doctest.h>' | $(CXX) -E -x c++ - >/dev/null 2>&1 || { \
 		echo "installing doctest"; \
 		sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
@@ -185,10 +186,10 @@ endef
 counters: $(PROGRAMS)  ## count on the emulator and, where there is a GPU and ncu, measure beside it
 	@rm -f build/counters.csv build/hbm.csv build/stalls.csv
 	@for n in $(NUMBERS); do ./step-$$n --device cpu $(call shape_options,$(COUNTED)) \
-		--profile-csv build/counters.csv | head -3 || exit 1; done
+		--profile-csv build/counters.csv >build/step.txt || { cat build/step.txt; exit 1; }; head -3 build/step.txt; done
 	@cp build/counters.csv $(RESULTS)/emulator-counters.csv
-	@[ -n "$(GPU)" ] || echo "SKIP: no GPU to measure on; the emulator's counts: $(RESULTS)/emulator-counters.csv"
-	@[ -z "$(GPU)" ] || { head -1 build/counters.csv | tee build/hbm.csv > build/stalls.csv; \
+	@[ -n "$(and $(GPU),$(NVCC),$(NCU))" ] || echo "SKIP: no GPU, nvcc or ncu to measure with; the emulator's counts: $(RESULTS)/emulator-counters.csv"
+	@[ -z "$(and $(GPU),$(NVCC),$(NCU))" ] || { head -1 build/counters.csv | tee build/hbm.csv > build/stalls.csv; \
 		$(call measure,build/counters.csv,$(METRICS),$(COUNTED)); \
 		$(call measure,build/hbm.csv,$(HBM_METRICS),$(LARGE)); \
 		$(call measure,build/stalls.csv,$(STALL_METRICS),$(LARGE)); \
@@ -199,12 +200,13 @@ counters: $(PROGRAMS)  ## count on the emulator and, where there is a GPU and nc
 	@./step-03 --device cpu --trace-csv $(RESULTS)/trace-03-bank-conflicts.csv >/dev/null
 
 .PHONY: regs
-regs:  ## print registers, shared memory and spills of every kernel
+regs:  ## print registers and spills of every kernel
 	@[ -n "$(NVCC)" ] || { echo "make regs: nvcc is not on the PATH" >&2; exit 3; }
+	@mkdir -p build
 	@for step in $(STEPS); do $(NVCC) $(NVCCFLAGS) -Xptxas -v -DSTEP_NAME='"x"' -c steps/$$step/attention.cu \
 		-o build/regs.o 2>&1 | c++filt -p | awk -v step=$$step ' \
 		/Function properties for/ { sub(/.*for /, ""); sub(/\(anonymous namespace\)::/, ""); sub(/\(.*/, ""); sub(/^void /, ""); name = $$0 } \
-		/spill/ { spills = $$(NF - 5) + $$(NF - 2) } \
+		/spill/ { spills = $$(NF - 7) + $$(NF - 3) } \
 		/Used/ { split($$0, a, "Used "); split(a[2], b, " "); printf "%-24s %-60s %4d registers  %d bytes spilled\n", step, name, b[1], spills }'; done
 
 # --- figures and tables ------------------------------------------------------------------------------
@@ -240,8 +242,8 @@ plot:  ## redraw the figures from the committed results; needs no GPU
 format:  ## clang-format all sources
 	clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 
-.PHONY: diff-%
 diff-%:
+	@[ -n "$(call step_of,$*)" ] || { echo "make diff-$*: no such step; there are $(NUMBERS)" >&2; exit 2; }
 	@git --no-pager diff --no-index --stat -p $(if $(filter 00,$*),/dev/null,steps/$(lastword \
 		$(filter-out $(call step_of,$*) $(shell printf '%s\n' $(STEPS) | awk '$$0 > "$*"'),$(STEPS)))/attention.cu) \
 		steps/$(call step_of,$*)/attention.cu || true

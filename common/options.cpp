@@ -190,7 +190,7 @@ std::string help_text(const Step &step) {
       "  --trace-csv FILE       append which bank each lane asks for, for the bank maps\n"
       "  --help                 this\n"
       "\n"
-      "Exit status: 0 passed; 1 wrong answer; 2 bad arguments, or a shape this step does not\n"
-      "take; 3 no such device, or out of memory.\n";
+      "Exit status: 0 passed; 1 wrong answer, or the kernel failed; 2 bad arguments, or a shape\n"
+      "this step does not take; 3 no such device, or out of memory.\n";
   return text;
 }

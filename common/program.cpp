@@ -1,13 +1,9 @@
 // What every step's program does: read the options, draw inputs, run the kernel, check the answer,
 // then time it (on a GPU) or say what it cost (on the emulator).
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <functional>
-#include <limits>
-#include <map>
 #include <memory>
 #include <new>
 #include <optional>
@@ -96,7 +92,7 @@ void check_fits(const Problem &problem, const Device &device) {
   const auto free = static_cast<double>(device.free_bytes());
   if (bytes > free)
     throw DeviceError("out of memory: this shape needs " + format("%.3g", bytes / 1e9) +
-                      " GB, the device has " + format("%.3g", free / 1e9) +
+                      " GB, the device has room for " + format("%.3g", free / 1e9) +
                       " GB; --batch, --heads or --seqlen must be smaller");
 }
 

@@ -1,6 +1,6 @@
 # Turns the CSV that ncu prints into rows of a counters CSV: the sum over all kernels of a step.
 # Variables: step, batch, heads, seqlen, head_dim.
-# (Ratios are only meaningful for a step with one kernel.)
+# A ratio has no sum: it is left out for a step of several kernels.
 BEGIN {
   FS = "\",\""
   name["smsp__inst_executed_op_shared_ld.sum"] = "shared load requests"
@@ -28,9 +28,11 @@ BEGIN {
   gsub(/[",]/, "", value)
   sub(/ .*/, "", value)
   sum[name[$13]] += value
+  kernels[name[$13]]++
 }
 END {
   for (counter in sum) {
+    if (kernels[counter] > 1 && counter ~ /percent|warps/) continue
     row(counter, sum[counter])
     if (counter == "global load sectors") row("global bytes read", 32 * sum[counter])
     if (counter == "global store sectors") row("global bytes written", 32 * sum[counter])

@@ -1,5 +1,6 @@
 #include "reference/verdict.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 

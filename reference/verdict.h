@@ -1,7 +1,6 @@
 // Is an output right? It may be twice as wrong as rounding alone would make it, and no more.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "reference/attention.h"
@@ -28,8 +27,8 @@ struct Verdict {
 ///
 /// The bound: attention in double precision but with P and O rounded to fp16 differs from exact
 /// attention by some error, in RMS and at most. A kernel that keeps its operands in fp16 cannot do
-/// better; one that does all else well stays close. It may differ by twice as much. (The rule
-/// of FlashAttention's own tests, tests/test_flash_attn.py, without their additional 1e-5.)
+/// better; one that does all else well stays close. It may differ by twice as much. (After
+/// the rule of FlashAttention's own tests, tests/test_flash_attn.py, for the maximum.)
 Verdict judge(const Inputs &inputs, const std::vector<half> &O, const std::vector<Place> &places);
 
 /// All rows, where that takes about a second; else 256 rows drawn with this seed, and the first and

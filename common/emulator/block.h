@@ -64,8 +64,6 @@ class Block {
 
   void wait(State state, const char *what, const Where &where);
   void make_ready(unsigned thread);
-  void release_warp(unsigned warp);
-  void release_block();
   void flush(unsigned warp);
   void trace(SiteId site, const Request &request, const Wavefronts &wavefronts);
   void report_stuck();

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <source_location>
 #include <string>
 #include <vector>
 

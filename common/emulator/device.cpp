@@ -26,8 +26,8 @@ class Emulator : public Device {
   const Step &step() const override { return cpu_step; }
 
   std::size_t free_bytes() const override {
-    // Half of the host's memory, and an eighth of that: for each two bytes of a tensor the emulator
-    // keeps 16 bytes on who touched them.
+    // Half of the host's memory, and a ninth of that: beside each two bytes of a tensor the
+    // emulator keeps 16 on who touched them.
     const auto pages = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES));
     return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) / 2 / 9;
   }

@@ -118,8 +118,7 @@ std::string global_race(bool store, bool stored_before, const GlobalStamp &befor
                              static_cast<SiteId>(before.site));
   if (before.block == now.block) return message;
   return message + " (the other is of " +
-         (before.block == kSeveralBlocks ? "several other blocks"
-                                         : "block number " + std::to_string(before.block)) +
+         (before.block == kSeveralBlocks ? "several other blocks" : std::string("another block")) +
          "; nothing orders two blocks)";
 }
 

@@ -21,10 +21,10 @@ struct Position {
   std::uint64_t warp_barriers;  // __syncwarp passed by the warp
 };
 
-/// Throws (by fail()) if an access to shared memory at `offset` races with an earlier one, or reads
-/// what nobody wrote; remembers it otherwise. Two threads are ordered by a __syncthreads between
-/// them, or, within a warp, by a __syncwarp. A shuffle orders nothing (CUDA C++ Programming Guide,
-/// 'Warp Shuffle Functions').
+/// Says what is wrong if an access to shared memory at `offset` races with an earlier one, or reads
+/// what nobody wrote; else returns nothing and remembers it. Two threads are ordered by a
+/// __syncthreads between them, or, within a warp, by a __syncwarp. A shuffle orders nothing (CUDA
+/// C++ Programming Guide, 'Warp Shuffle Functions').
 class SharedShadow {
  public:
   void reset(std::size_t bytes);

@@ -35,7 +35,7 @@ __device__ float warp_sum(float x) {
 }
 
 template <int d>
-__global__ void __launch_bounds__(warps * 32, 3)  // threads a block; 3 blocks fit on an SM
+__global__ void __launch_bounds__(warps * 32, 3)  // threads a block; 3 fit an H200's SM
     attention(const half *Q,                      // [batch * heads, seqlen, d]
               const half *K,                      // [batch * heads, seqlen, d]
               const half *V,                      // [batch * heads, seqlen, d]

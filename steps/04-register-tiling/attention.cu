@@ -8,7 +8,7 @@
 //             at each use; to make room, K and V take turns in one buffer.
 // Prediction  Scores: 12 loads, 2 wavefronts each, for 128 FMA. Output: 16 loads for 256 FMA. With
 //             softmax, loads and addresses about 9400 instructions a tile and thread, 8192 of them
-//             FMA: at most 87% of the peak, 58 TFLOP/s. Shared memory is busy 62% of that time.
+//             FMA: at most 87% of the peak, 58 TFLOP/s. Shared memory is busy 61% of that time.
 #include "common/kernel.h"
 
 namespace {
