@@ -159,7 +159,7 @@ bench: $(PROGRAMS)  ## measure every step and PyTorch's attention on this GPU, i
 	@{ nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit --format=csv; \
 		$(NVCC) --version | tail -2; \
 		$(PYTHON) -c 'import torch; print("PyTorch", torch.__version__)' 2>/dev/null || :; } > $(RESULTS)/$(GPU).txt
-	@echo "written: $(RESULTS)/$(GPU).csv; 'make plot docs' redraws"
+	@echo "written: $(RESULTS)/$(GPU).csv; 'make plot' draws it"
 
 # One shape for the counters, small enough for the emulator; one for the HBM traffic, whose scores and
 # outputs are far larger than the L2 cache.
@@ -227,7 +227,7 @@ check-docs: $(BUILD)/bin/docs  ## fail if a number, a table or a quote is stale
 
 # matplotlib: the system's, or in a virtual environment of our own.
 .PHONY: plot
-plot:  ## redraw the figures from the committed results; needs no GPU
+plot:  ## redraw the figures from plots/results; your own GPU's ladder goes to build/plots
 	@mkdir -p build
 	@python=$(PYTHON); $$python -c 'import matplotlib' 2>/dev/null || { \
 		python=build/venv/bin/python; \
@@ -235,7 +235,9 @@ plot:  ## redraw the figures from the committed results; needs no GPU
 		[ -x $$python ] || { $(PYTHON) -m venv build/venv && build/venv/bin/pip install -q matplotlib; } \
 			>build/venv.log 2>&1 || { rm -rf build/venv; \
 			echo "matplotlib is missing: install it with 'apt-get install python3-matplotlib'" >&2; exit 1; }; }; \
-	for figure in $(FIGURES); do $$python plots/$$figure.py || exit 1; done
+	for figure in $(FIGURES); do $$python plots/$$figure.py || exit 1; done; \
+	[ "$(GPU)" = h200 ] || [ ! -f $(RESULTS)/$(GPU).csv ] || { mkdir -p build/plots; \
+		for figure in ladder seqlen; do $$python plots/$$figure.py --gpu $(GPU) --out build/plots || exit 1; done; }
 
 # --- the source --------------------------------------------------------------------------------------
 .PHONY: format

@@ -1,5 +1,5 @@
 // Generated regions of Markdown files: code quotes, tables and numbers in prose, each rewritten
-// from the file that it comes from, so that none can drift. docs_main.cpp is the program, and its
+// from the file that it comes from, so that none can drift. main.cpp is the program, and its
 // --help says how regions are written.
 #pragma once
 
