@@ -2,6 +2,7 @@
 // the host's compiler for the emulator; what differs between the two is here and in view.h.
 #pragma once
 
+#include "common/ptx.h"
 #include "common/step.h"
 #include "common/view.h"
 
@@ -14,8 +15,6 @@
 
 /// Turns a CUDA error into an exception that says what was being done.
 inline void cuda_check(cudaError_t error, const char *what) {
-  if (error == cudaErrorNoKernelImageForDevice)
-    throw DeviceError("not compiled for this GPU: make it with ARCH=sm_NN, its compute capability");
   if (error != cudaSuccess)
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
@@ -23,6 +22,7 @@ inline void cuda_check(cudaError_t error, const char *what) {
 /// The block's shared memory, as the struct that the launch made room for.
 template <class SharedStorage>
 __device__ SharedStorage &shared_storage() {
+  asm volatile("// shared memory: %0" ::"n"(sizeof(SharedStorage)));  // `make regs` looks for it
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   return *reinterpret_cast<SharedStorage *>(shared_memory);
 }
@@ -38,9 +38,11 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... a
   cuda_check(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
              "cudaDeviceGetAttribute");
   if (bytes > available)
-    throw ShapeError("this head dim takes " + std::to_string(bytes / 1024) +
+    // At head dim 64 no step has come near the 64 KB that every GPU since sm_75 has.
+    throw ShapeError("this step and head dim take " + std::to_string((bytes + 1023) / 1024) +
                      " KB of shared memory a block, and this GPU allows " +
-                     std::to_string(available / 1024) + " KB; --head-dim 64 takes less");
+                     std::to_string(available / 1024) +
+                     " KB; --head-dim 64 takes less, and `make regs` lists what other steps take");
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "cudaFuncSetAttribute");
   kernel<<<grid, block, bytes>>>(static_cast<Parameters>(arguments)...);

@@ -177,7 +177,7 @@ TEST_CASE("options: a word that is not on the list is refused with the list") {
   for (const std::string value : {"32", "96", "064", "0", "64x"})
     CHECK(error_of({"--head-dim", value}) == "--head-dim " + value + ": allowed are 64, 128");
   CHECK(error_of({"--inputs", "ones"}) ==
-        "--inputs ones: allowed are normal, rising, one-hot, ends, equal-keys");
+        "--inputs ones: allowed are normal, rising, one-hot, ends, equal-keys, huge");
   CHECK(error_of({"--k-layout", "diagonal"}, kStepWithVariants) ==
         "--k-layout diagonal: allowed are row-major, padded, swizzled");
 }
@@ -259,7 +259,7 @@ TEST_CASE("options: --help lists every option, and what is particular to the ste
     CAPTURE(option);
     CHECK(contains(help, "\n  " + option));
   }
-  CHECK(contains(help, "normal|rising|one-hot|ends|equal-keys"));
+  CHECK(contains(help, "normal|rising|one-hot|ends|equal-keys|huge"));
   CHECK(contains(help, "default 1 on the emulator, 12 on a GPU"));
   CHECK(contains(help, "a multiple of " + std::to_string(kTile) + ";"));
   CHECK(!contains(help, "k-layout"));

@@ -151,6 +151,8 @@ void print_totals(const emulator::Profile &profile) {
             total[kSharedLoadIdeal]);
   print_row("shared stores", total[kSharedStoreRequests], total[kSharedStoreWavefronts],
             "wavefronts", total[kSharedStoreIdeal]);
+  print_row("cp.async", total[kCopyRequests], total[kCopyWavefronts], "wavefronts",
+            total[kCopyIdeal]);
   print_row("global loads", total[kGlobalLoadRequests], total[kGlobalLoadSectors], "sectors   ", 0);
   print_row("global stores", total[kGlobalStoreRequests], total[kGlobalStoreSectors], "sectors   ",
             0);
@@ -160,11 +162,16 @@ void print_totals(const emulator::Profile &profile) {
       32e-6 * static_cast<double>(total[kGlobalStoreSectors]),
       1e-6 * static_cast<double>(profile.unique_read_bytes),
       1e-6 * static_cast<double>(profile.unique_written_bytes));
-  std::printf("  %llu exp2, %llu shuffles, %llu warp barriers, %llu block barriers (warp-wide)\n",
-              static_cast<unsigned long long>(total[kExp2]),
-              static_cast<unsigned long long>(total[kShuffles]),
-              static_cast<unsigned long long>(total[kWarpBarriers]),
-              static_cast<unsigned long long>(total[kBlockBarriers]));
+  const auto count = [&](Counter counter) {
+    return static_cast<unsigned long long>(total[counter]);
+  };
+  std::printf("  %llu exp2, %llu shuffles, ", count(kExp2), count(kShuffles));
+  if (total[kVotes]) std::printf("%llu votes, ", count(kVotes));
+  std::printf("%llu warp barriers, %llu block barriers (warp-wide)\n", count(kWarpBarriers),
+              count(kBlockBarriers));
+  if (total[kMma] || total[kLdmatrix] || total[kCopyRequests])
+    std::printf("  %llu mma, %llu ldmatrix, %llu cp.async (warp-wide)\n", count(kMma),
+                count(kLdmatrix), count(kCopyRequests));
 }
 
 /// A line of source, without its indentation, if the file can be read from here.
@@ -191,8 +198,10 @@ void print_lines(const emulator::Profile &profile) {
                   source_text(line).c_str());
   };
   for (const auto &[line, c] : profile.lines) {
-    row(line, "shared R", c[kSharedLoadRequests], c[kSharedLoadWavefronts]);
+    row(line, c[kLdmatrix] ? "ldmatrix" : "shared R", c[kSharedLoadRequests],
+        c[kSharedLoadWavefronts]);
     row(line, "shared W", c[kSharedStoreRequests], c[kSharedStoreWavefronts]);
+    row(line, "cp.async", c[kCopyRequests], c[kCopyWavefronts]);
     row(line, "global R", c[kGlobalLoadRequests], c[kGlobalLoadSectors]);
     row(line, "global W", c[kGlobalStoreRequests], c[kGlobalStoreSectors]);
   }
@@ -209,8 +218,11 @@ std::vector<std::string> profile_rows(const Result &result, const emulator::Prof
     rows.push_back(prefix + std::to_string(line) + ",\"" + counter + "\"," + std::to_string(value));
   };
   const Counts total = profile.total();
-  for (int i = 0; i < kCounters; i++) add(0, name(static_cast<Counter>(i)), total[i]);
-  add(0, "shared wavefronts, ideal", total[kSharedLoadIdeal] + total[kSharedStoreIdeal]);
+  for (int i = 0; i < kCounters; i++)
+    if (const auto counter = static_cast<Counter>(i); total[i] || !is_optional(counter))
+      add(0, name(counter), total[i]);
+  add(0, "shared wavefronts, ideal",
+      total[kSharedLoadIdeal] + total[kSharedStoreIdeal] + total[kCopyIdeal]);
   add(0, "global bytes read", 32 * total[kGlobalLoadSectors]);
   add(0, "global bytes written", 32 * total[kGlobalStoreSectors]);
   add(0, "unique global bytes read", profile.unique_read_bytes);
@@ -223,8 +235,16 @@ std::vector<std::string> profile_rows(const Result &result, const emulator::Prof
 
 std::vector<std::string> trace_rows(const emulator::Profile &profile) {
   std::vector<std::string> rows;
+  const auto operation = [](emulator::Kind kind) {
+    switch (kind) {
+      case emulator::Kind::kSharedStore: return ",store,";
+      case emulator::Kind::kLdmatrix: return ",ldmatrix,";
+      case emulator::Kind::kCopy: return ",cp.async,";
+      default: return ",load,";
+    }
+  };
   for (const emulator::TraceRow &row : profile.trace)
-    rows.push_back(std::to_string(row.line.line) + (row.store ? ",store," : ",load,") +
+    rows.push_back(std::to_string(row.line.line) + operation(row.kind) +
                    std::to_string(row.request) + "," + std::to_string(row.lane) + "," +
                    std::to_string(row.address) + "," + std::to_string(row.bytes) + "," +
                    std::to_string(row.address / 4 % 32) + "," + std::to_string(row.wavefront));

@@ -156,7 +156,7 @@ TEST_CASE("a bad argument: exit status 2, one line, no file") {
   };
   const std::string whole = "a whole number from 1 to 2147483647 is allowed";
   const std::string see_help = "--help lists the options";
-  const std::string families = "allowed are normal, rising, one-hot, ends, equal-keys";
+  const std::string families = "allowed are normal, rising, one-hot, ends, equal-keys, huge";
   const std::string layouts = "allowed are swizzled, row-major, padded, transposed";
   const std::vector<Bad> table = {
       // no such option
@@ -305,7 +305,7 @@ TEST_CASE("--help lists every option") {
           "--heads N",
           "--seqlen N ",
           "--head-dim 64|128",
-          "--inputs FAMILY        normal|rising|one-hot|ends|equal-keys\n",
+          "--inputs FAMILY        normal|rising|one-hot|ends|equal-keys|huge\n",
           "--seed N",
           "--iters N",
           "--check-only",

@@ -86,14 +86,19 @@ void make_head(Family family, const Head &head, Random &random) {
       }
       break;
     }
-    case Family::kEnds: {
-      // A row holds one of four magnitudes. K has 2^15 in place of 65504: then products add up
-      // exactly in fp32, and keys whose scores are equal stay equal. Rounded, they would differ by
-      // hundreds.
+    case Family::kEnds:
+    case Family::kHuge: {
+      // A row holds one of four magnitudes. K's largest is a power of two: then products add up
+      // exactly in fp32, and keys whose scores are equal stay equal. In kEnds it keeps scores below
+      // 2^12; in kHuge they reach 2^35, where one unit in the last place is hundreds.
+      using Magnitudes = std::array<float, 4>;
+      const Magnitudes of_K = family == Family::kEnds
+                                  ? Magnitudes{0x1p-10f, 0x1p-12f, 0x1p-14f, 0x1p-24f}
+                                  : Magnitudes{0x1p15f, 1, 0x1p-14f, 0x1p-24f};
       for (half *matrix : {head.Q, head.K, head.V})
         for (int i = 0; i < head.N; i++) {
-          const std::array<float, 4> ends = {matrix == head.K ? 0x1p15f : 65504, 1, 0x1p-14f,
-                                             0x1p-24f};
+          const Magnitudes ends =
+              matrix == head.K ? of_K : Magnitudes{65504, 1, 0x1p-14f, 0x1p-24f};
           const float end = ends[random.below(4)];
           head.fill(matrix, i, [&](int) { return end * random.sign(); });
         }
@@ -109,8 +114,8 @@ void make_head(Family family, const Head &head, Random &random) {
 }  // namespace
 
 const std::vector<std::string> &family_names() {
-  static const std::vector<std::string> names = {"normal", "rising", "one-hot", "ends",
-                                                 "equal-keys"};
+  static const std::vector<std::string> names = {"normal", "rising",     "one-hot",
+                                                 "ends",   "equal-keys", "huge"};
   return names;
 }
 

@@ -15,6 +15,7 @@ enum class Family {
   kOneHot,     // each query matches one key: a permuted or skipped tile shows at once
   kEnds,       // values at the ends of fp16's range: largest, smallest normal, smallest subnormal
   kEqualKeys,  // all scores equal: the output is the mean of V
+  kHuge,       // as kEnds, with scores of up to 10^10: one unit in their last place is hundreds
 };
 
 /// The families' names, in the order of the enumeration, as --inputs takes them.

@@ -235,7 +235,8 @@ TEST_CASE("reference: where e^s overflows: fp32 from 89 on, double from 710 on")
 // --- inputs --------------------------------------------------------------------------------------
 
 TEST_CASE("inputs: each family has a name") {
-  const std::vector<std::string> names = {"normal", "rising", "one-hot", "ends", "equal-keys"};
+  const std::vector<std::string> names = {"normal", "rising",     "one-hot",
+                                          "ends",   "equal-keys", "huge"};
   CHECK(reference::family_names() == names);
 }
 
@@ -334,26 +335,31 @@ TEST_CASE("inputs: one-hot: each query matches one key, each key one query") {
   }
 }
 
-TEST_CASE(
-    "inputs: ends: fp16's largest, 1, smallest normal, smallest subnormal, and nothing else") {
+TEST_CASE("inputs: ends and huge: fp16's largest, 1, smallest normal and subnormal, nothing else") {
   const int N = 128, d = 16;
-  const Inputs inputs = make_inputs(Family::kEnds, 1, N, d, 1);
-  for (auto matrix : {&Inputs::Q, &Inputs::K, &Inputs::V}) {
-    std::set<unsigned> all;
-    int negative = 0;
-    for (int row = 0; row < N; row++) {
-      std::set<unsigned> of_row;
-      for (int k = 0; k < d; k++) {
-        const unsigned bits = (inputs.*matrix)[row * d + k].bits;
-        of_row.insert(bits & 0x7fff);
-        negative += bits >= 0x8000;
+  for (const Family family : {Family::kEnds, Family::kHuge}) {
+    const Inputs inputs = make_inputs(family, 1, N, d, 1);
+    for (auto matrix : {&Inputs::Q, &Inputs::K, &Inputs::V}) {
+      std::set<unsigned> all;
+      int negative = 0;
+      for (int row = 0; row < N; row++) {
+        std::set<unsigned> of_row;
+        for (int k = 0; k < d; k++) {
+          const unsigned bits = (inputs.*matrix)[row * d + k].bits;
+          of_row.insert(bits & 0x7fff);
+          negative += bits >= 0x8000;
+        }
+        CHECK(of_row.size() == 1);
+        all.insert(of_row.begin(), of_row.end());
       }
-      CHECK(of_row.size() == 1);
-      all.insert(of_row.begin(), of_row.end());
+      using Bits = std::set<unsigned>;
+      const Bits expected = matrix != &Inputs::K ? Bits{0x7bff, 0x3c00, 0x0400, 0x0001}  // 65504, 1
+                            : family == Family::kEnds
+                                ? Bits{0x1400, 0x0c00, 0x0400, 0x0001}   // 2^-10, 2^-12
+                                : Bits{0x7800, 0x3c00, 0x0400, 0x0001};  // 2^15, 1
+      CHECK(all == expected);
+      CHECK(negative == doctest::Approx(N * d / 2).epsilon(0.2));
     }
-    const unsigned largest = matrix == &Inputs::K ? 0x7800 : 0x7bff;  // 2^15 in K, else 65504
-    CHECK(all == std::set<unsigned>{largest, 0x3c00, 0x0400, 0x0001});
-    CHECK(negative == doctest::Approx(N * d / 2).epsilon(0.2));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "common/emulator/emulator.h"
 #include "common/random.h"
@@ -17,11 +18,6 @@ thread_local Block *Block::current = nullptr;
 namespace {
 
 constexpr int kTracedRequests = 2;  // per place, enough to draw a bank map
-
-bool same_place(const Where &a, const Where &b) {
-  return a.line() == b.line() && a.column() == b.column() &&
-         std::strcmp(a.file_name(), b.file_name()) == 0;
-}
 
 std::string describe(const Where &where) {
   return emulator::describe(Line{where.file_name(), where.line()});
@@ -48,7 +44,10 @@ Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<
       shared_bytes_(shared_bytes),
       shared_(allocate_shared(shared_bytes), std::free),
       threads_(size_),
-      warps_(size_ / 32) {}
+      warps_(size_ / 32) {
+  for (unsigned i = 0; i < size_; i++)
+    threads_[i].index = {i % dim.x, i / dim.x % dim.y, i / dim.x / dim.y};
+}
 
 void Block::run(std::uint64_t number) {
   number_ = number;
@@ -67,6 +66,9 @@ void Block::run(std::uint64_t number) {
   }
   ready_.clear();
   for (unsigned i = 0; i < size_; i++) {
+    // A thread of the block before may have exited with copies under way. That is no error: a wait
+    // is what a thread owes to those who read the copy.
+    threads_[i].copies.clear();
     threads_[i].fiber.start([](void *self) { static_cast<Block *>(self)->entry_(); }, this);
     make_ready(i);
   }
@@ -76,10 +78,10 @@ void Block::run(std::uint64_t number) {
   blockDim = dim_;
   gridDim = grid_;
   while (!ready_.empty() && error_.empty()) {
-    std::swap(ready_[next_random(random_) % ready_.size()], ready_.back());
-    running_ = ready_.back();
+    const std::uint64_t drawn = (next_random(random_) >> 32) * ready_.size() >> 32;
+    running_ = std::exchange(ready_[drawn], ready_.back());
     ready_.pop_back();
-    threadIdx = {running_ % dim_.x, running_ / dim_.x % dim_.y, running_ / dim_.x / dim_.y};
+    threadIdx = threads_[running_].index;
     if (threads_[running_].fiber.resume()) {
       threads_[running_].state = State::kExited;
       if (++warps_[running_ / 32].exited == 32) flush(running_ / 32);
@@ -104,8 +106,8 @@ void Block::wait(State state, const char *what, const Where &where) {
   self.where = where;
 }
 
-void Block::collective(const char *instruction, std::optional<Counter> counter, const Where &where,
-                       void *lane, void (*compute)(void **lanes)) {
+void Block::collective(const char *instruction, Counter counter, const Where &where, void *lane,
+                       void (*compute)(void **lanes)) {
   const unsigned warp = running_ / 32;
   wait(State::kInWarp, instruction, where);
   threads_[running_].lane = lane;
@@ -121,13 +123,9 @@ void Block::collective(const char *instruction, std::optional<Counter> counter, 
                std::to_string(i),
            where);
   }
-  if (compute) compute(lanes);
+  compute(lanes);
   flush(warp);
-  if (settings.profile && counter) {
-    const SiteId site = site_of(where);
-    counts_.resize(std::max<std::size_t>(counts_.size(), site + 1));
-    counts_[site][*counter]++;
-  }
+  if (settings.profile) counts_of(site_of(where))[counter]++;
   warps_[warp].waiting = 0;
   for (unsigned i = warp * 32; i < warp * 32 + 32; i++)
     if (i != running_) make_ready(i);
@@ -136,11 +134,8 @@ void Block::collective(const char *instruction, std::optional<Counter> counter, 
 
 void Block::warp_barrier(const Where &where) {
   // The last lane to come counts it; all lanes go on in the new epoch.
-  struct Lane {
-    std::uint64_t *barriers;
-  } lane{&warps_[running_ / 32].barriers};
-  collective("__syncwarp", kWarpBarriers, where, &lane,
-             [](void **lanes) { ++*static_cast<Lane *>(lanes[0])->barriers; });
+  collective("__syncwarp", kWarpBarriers, where, &warps_[running_ / 32].barriers,
+             [](void **lanes) { ++*static_cast<std::uint64_t *>(lanes[0]); });
 }
 
 void Block::block_barrier(const Where &where) {
@@ -155,11 +150,8 @@ void Block::block_barrier(const Where &where) {
   in_block_barrier_ = 0;
   barriers_++;
   for (unsigned warp = 0; warp < warps_.size(); warp++) flush(warp);
-  if (settings.profile) {
-    const SiteId site = site_of(where);
-    counts_.resize(std::max<std::size_t>(counts_.size(), site + 1));
-    counts_[site][kBlockBarriers] += warps_.size();  // as a profiler counts: one per warp
-  }
+  if (settings.profile)  // as a profiler counts: one per warp
+    counts_of(site_of(where))[kBlockBarriers] += warps_.size();
   for (unsigned i = 0; i < size_; i++)
     if (i != running_) make_ready(i);
   threads_[running_].state = State::kReady;
@@ -193,8 +185,7 @@ void Block::report_stuck() {
 // --- errors --------------------------------------------------------------------------------------
 
 std::string Block::position() const {
-  const Dim3 thread{running_ % dim_.x, running_ / dim_.x % dim_.y, running_ / dim_.x / dim_.y};
-  return "block " + text(index_) + " thread " + text(thread);
+  return "block " + text(index_) + " thread " + text(threads_[running_].index);
 }
 
 void Block::fail(const std::string &what, const Where &where) {
@@ -204,38 +195,106 @@ void Block::fail(const std::string &what, const Where &where) {
 
 // --- memory --------------------------------------------------------------------------------------
 
+Position Block::here(unsigned thread) const {
+  return {thread, number_, barriers_, warps_[thread / 32].barriers};
+}
+
+/// Where in shared memory an address lies; at least shared_bytes_ if elsewhere.
+std::size_t Block::shared_offset(const void *address) const {
+  return reinterpret_cast<std::uintptr_t>(address) -
+         reinterpret_cast<std::uintptr_t>(shared_.get());
+}
+
 void Block::access(const void *address, int bytes, bool store, const Where &where) {
-  const auto value = reinterpret_cast<std::uintptr_t>(address);
   const char *operation = store ? "store" : "load";
-  if (value % bytes)
+  if (reinterpret_cast<std::uintptr_t>(address) % bytes)
     fail(std::to_string(bytes) + "-byte " + operation +
              " at an address that is not a multiple of " + std::to_string(bytes),
          where);
   const SiteId site = site_of(where);
-  const Position now{running_, number_, barriers_, warps_[running_ / 32].barriers};
-  const std::uint64_t offset = value - reinterpret_cast<std::uintptr_t>(shared_.get());
-  std::string error;
-  if (offset < shared_bytes_) {
-    if (offset + bytes > shared_bytes_)
-      fail(std::string(operation) + " past the end of shared memory", where);
-    error = shadow_.check(offset, bytes, store, site, now);
-    if (settings.profile)
-      count(store ? Kind::kSharedStore : Kind::kSharedLoad, bytes, offset, site);
-  } else {
-    thread_local Allocation *last = nullptr;
-    thread_local std::uint64_t last_launch = 0;
-    const auto *byte = static_cast<const std::byte *>(address);
-    if (last_launch != launch_number || !last || byte < last->memory ||
-        byte >= last->memory + last->bytes) {
-      last = find_allocation(address);
-      last_launch = launch_number;
-    }
-    if (!last || static_cast<std::size_t>(byte - last->memory) + bytes > last->bytes)
-      fail(std::string(operation) + " outside of every allocation", where);
-    error = last->check(static_cast<std::size_t>(byte - last->memory), bytes, store, site, now);
-    if (settings.profile) count(store ? Kind::kGlobalStore : Kind::kGlobalLoad, bytes, value, site);
-  }
+  const std::size_t offset = shared_offset(address);
+  if (offset >= shared_bytes_) return access_global(address, bytes, store, site, where);
+  if (offset + bytes > shared_bytes_)
+    fail(std::string(operation) + " past the end of shared memory", where);
+  const std::string error = shadow_.check(offset, bytes, store, site, here(running_));
+  if (settings.profile) count(store ? Kind::kSharedStore : Kind::kSharedLoad, bytes, offset, site);
   if (!error.empty()) fail(error, where);
+}
+
+void Block::access_global(const void *address, int bytes, bool store, SiteId site,
+                          const Where &where) {
+  thread_local Allocation *last = nullptr;
+  thread_local std::uint64_t last_launch = 0;
+  const auto *byte = static_cast<const std::byte *>(address);
+  if (last_launch != launch_number || !last || byte < last->memory ||
+      byte >= last->memory + last->bytes) {
+    last = find_allocation(address);
+    last_launch = launch_number;
+  }
+  if (!last || static_cast<std::size_t>(byte - last->memory) + bytes > last->bytes)
+    fail(std::string(store ? "store" : "load") + " outside of every allocation", where);
+  const std::string error = last->check(static_cast<std::size_t>(byte - last->memory), bytes, store,
+                                        site, here(running_));
+  if (settings.profile)
+    count(store ? Kind::kGlobalStore : Kind::kGlobalLoad, bytes,
+          reinterpret_cast<std::uintptr_t>(address), site);
+  if (!error.empty()) fail(error, where);
+}
+
+void Block::load_rows(const std::array<const void *, 32> &rows, int count, const Where &where) {
+  const unsigned warp = running_ / 32;
+  const SiteId site = site_of(where);
+  Request request{
+      Kind::kLdmatrix, 16, static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1), {}};
+  for (int i = 0; i < count; i++) {
+    const unsigned thread = warp * 32 + i;
+    const std::size_t offset = shared_offset(rows[i]);
+    const std::string error =
+        offset >= shared_bytes_ ? "ldmatrix of a row that is not in shared memory"
+        : offset % 16           ? "ldmatrix of a row at an address that is not a multiple of 16"
+        : offset + 16 > shared_bytes_ ? "ldmatrix of a row past the end of shared memory"
+                                      : shadow_.check(offset, 16, false, site, here(thread));
+    if (!error.empty()) {
+      running_ = thread;  // the lane to name, whichever came last
+      fail(error, where);
+    }
+    request.address[i] = offset;
+  }
+  if (settings.profile) count_request(warp, site, request);
+}
+
+// --- cp.async ------------------------------------------------------------------------------------
+
+void Block::begin_copy(void *shared, const void *global, const Where &where) {
+  const std::size_t offset = shared_offset(shared);
+  if (offset >= shared_bytes_) fail("cp.async to what is not shared memory", where);
+  if (offset % kCopyBytes) fail("cp.async to an address that is not a multiple of 16", where);
+  if (offset + kCopyBytes > shared_bytes_) fail("cp.async past the end of shared memory", where);
+  if (reinterpret_cast<std::uintptr_t>(global) % kCopyBytes)
+    fail("cp.async from an address that is not a multiple of 16", where);
+  const SiteId site = site_of(where);
+  const std::string error = shadow_.begin_copy(offset, site, here(running_));
+  if (settings.profile) count(Kind::kCopy, kCopyBytes, offset, site);
+  if (!error.empty()) fail(error, where);
+  access_global(global, kCopyBytes, false, site, where);
+  Thread &self = threads_[running_];
+  self.copies.push_back({offset, global, site, self.groups});
+}
+
+void Block::commit_copies() {
+  threads_[running_].groups++;
+}
+
+void Block::wait_for_copies(int groups) {
+  Thread &self = threads_[running_];
+  const Position now = here(running_);
+  auto copy = self.copies.begin();
+  // A copy that is not committed has the group that comes next: no wait covers it.
+  for (; copy != self.copies.end() && copy->group + groups < self.groups; ++copy) {
+    std::memcpy(shared_.get() + copy->offset, copy->global, kCopyBytes);
+    shadow_.end_copy(copy->offset, copy->site, now);
+  }
+  self.copies.erase(self.copies.begin(), copy);
 }
 
 // --- counting ------------------------------------------------------------------------------------
@@ -255,34 +314,46 @@ void Block::count(Kind kind, int bytes, std::uint64_t address, SiteId site) {
   request.address[lane] = address;
 }
 
+Counts &Block::counts_of(SiteId site) {
+  counts_.resize(std::max<std::size_t>(counts_.size(), site + 1));
+  return counts_[site];
+}
+
+void Block::count_request(unsigned warp, SiteId site, const Request &request) {
+  Counts &counts = counts_of(site);
+  const auto shared = [&](Counter requests, Counter wavefronts, Counter ideal) {
+    const Wavefronts cost = shared_wavefronts(request);
+    counts[requests]++;
+    counts[wavefronts] += cost.actual;
+    counts[ideal] += cost.ideal;
+    if (number_ == 0 && warp == 0) trace(site, request, cost);
+  };
+  switch (request.kind) {
+    case Kind::kSharedLoad:
+    case Kind::kLdmatrix:
+      shared(kSharedLoadRequests, kSharedLoadWavefronts, kSharedLoadIdeal);
+      break;
+    case Kind::kSharedStore:
+      shared(kSharedStoreRequests, kSharedStoreWavefronts, kSharedStoreIdeal);
+      break;
+    case Kind::kCopy: shared(kCopyRequests, kCopyWavefronts, kCopyIdeal); break;
+    case Kind::kGlobalLoad:
+      counts[kGlobalLoadRequests]++;
+      counts[kGlobalLoadSectors] += global_sectors(request);
+      break;
+    case Kind::kGlobalStore:
+      counts[kGlobalStoreRequests]++;
+      counts[kGlobalStoreSectors] += global_sectors(request);
+      break;
+    case Kind::kExp2: counts[kExp2]++; break;
+  }
+}
+
 void Block::flush(unsigned warp_index) {
   Warp &warp = warps_[warp_index];
   for (const SiteId site : warp.touched) {
     Pending &pending = warp.pending[site];
-    counts_.resize(std::max<std::size_t>(counts_.size(), site + 1));
-    Counts &counts = counts_[site];
-    for (const Request &request : pending.requests) {
-      switch (request.kind) {
-        case Kind::kSharedLoad:
-        case Kind::kSharedStore: {
-          const Wavefronts wavefronts = shared_wavefronts(request);
-          const bool load = request.kind == Kind::kSharedLoad;
-          counts[load ? kSharedLoadRequests : kSharedStoreRequests]++;
-          counts[load ? kSharedLoadWavefronts : kSharedStoreWavefronts] += wavefronts.actual;
-          counts[load ? kSharedLoadIdeal : kSharedStoreIdeal] += wavefronts.ideal;
-          if (number_ == 0 && warp_index == 0) trace(site, request, wavefronts);
-          break;
-        }
-        case Kind::kGlobalLoad:
-        case Kind::kGlobalStore: {
-          const bool load = request.kind == Kind::kGlobalLoad;
-          counts[load ? kGlobalLoadRequests : kGlobalStoreRequests]++;
-          counts[load ? kGlobalLoadSectors : kGlobalStoreSectors] += global_sectors(request);
-          break;
-        }
-        case Kind::kExp2: counts[kExp2]++; break;
-      }
-    }
+    for (const Request &request : pending.requests) count_request(warp_index, site, request);
     pending.requests.clear();
     pending.next.fill(0);
   }
@@ -294,7 +365,7 @@ void Block::trace(SiteId site, const Request &request, const Wavefronts &wavefro
   if (traced_[site] == kTracedRequests) return;
   for (int lane = 0; lane < 32; lane++)
     if (request.active >> lane & 1)
-      trace_rows_.push_back({line_of(site), request.kind == Kind::kSharedStore, traced_[site], lane,
+      trace_rows_.push_back({line_of(site), request.kind, traced_[site], lane,
                              request.address[lane], request.bytes, wavefronts.of_lane[lane]});
   traced_[site]++;
 }

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +33,12 @@ class Block {
   // What the running thread asks for; see runtime.h.
   void access(const void *address, int bytes, bool store, const Where &where);
   void count(Kind kind, int bytes, std::uint64_t address, SiteId site);
-  void collective(const char *instruction, std::optional<Counter> counter, const Where &where,
-                  void *lane, void (*compute)(void **lanes));
+  void collective(const char *instruction, Counter counter, const Where &where, void *lane,
+                  void (*compute)(void **lanes));
+  void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where);
+  void begin_copy(void *shared, const void *global, const Where &where);
+  void commit_copies();
+  void wait_for_copies(int groups);
   void warp_barrier(const Where &where);
   void block_barrier(const Where &where);
   [[noreturn]] void fail(const std::string &what, const Where &where);
@@ -43,12 +46,21 @@ class Block {
 
  private:
   enum class State { kReady, kInWarp, kInBlock, kExited };
+  struct Copy {  // a cp.async under way
+    std::size_t offset;
+    const void *global;
+    SiteId site;
+    std::uint64_t group;
+  };
   struct Thread {
     Fiber fiber;
+    Dim3 index;
     State state = State::kReady;
     const char *waits_for = "";
     Where where;
-    void *lane = nullptr;  // operands of the collective it waits in
+    void *lane = nullptr;      // operands of the collective it waits in
+    std::vector<Copy> copies;  // the oldest first
+    std::uint64_t groups = 0;  // of copies, committed so far
   };
   struct Pending {  // requests from one place of the source that lanes are still joining
     std::vector<Request> requests;
@@ -64,6 +76,11 @@ class Block {
 
   void wait(State state, const char *what, const Where &where);
   void make_ready(unsigned thread);
+  Position here(unsigned thread) const;
+  std::size_t shared_offset(const void *address) const;
+  void access_global(const void *address, int bytes, bool store, SiteId site, const Where &where);
+  Counts &counts_of(SiteId site);
+  void count_request(unsigned warp, SiteId site, const Request &request);
   void flush(unsigned warp);
   void trace(SiteId site, const Request &request, const Wavefronts &wavefronts);
   void report_stuck();

@@ -20,6 +20,12 @@ const char *name(Counter counter) {
     case kShuffles: return "shuffles";
     case kWarpBarriers: return "warp barriers";
     case kBlockBarriers: return "block barriers";
+    case kMma: return "mma";
+    case kLdmatrix: return "ldmatrix";
+    case kCopyRequests: return "cp.async requests";
+    case kCopyWavefronts: return "cp.async wavefronts";
+    case kCopyIdeal: return "cp.async wavefronts, ideal";
+    case kVotes: return "votes";
     case kCounters: break;
   }
   return "?";

@@ -1,5 +1,6 @@
 // What a hardware profiler counts, per source line: requests of a warp to shared and global memory,
-// the wavefronts and sectors they cost, special-function and warp-level instructions, barriers.
+// the wavefronts and sectors they cost, tensor-core, special-function and warp-level instructions,
+// barriers.
 #pragma once
 
 #include <array>
@@ -25,8 +26,20 @@ enum Counter {
   kShuffles,
   kWarpBarriers,
   kBlockBarriers,
+  // What only the tensor-core steps do:
+  kMma,
+  kLdmatrix,  // instructions; as requests they are shared loads, too
+  kCopyRequests,
+  kCopyWavefronts,
+  kCopyIdeal,
+  kVotes,
   kCounters
 };
+
+/// True for the counters that tables leave out where a program has none of them.
+constexpr bool is_optional(Counter counter) {
+  return counter >= kMma;
+}
 
 /// The counter's name in tables and CSV files.
 const char *name(Counter counter);
@@ -40,10 +53,20 @@ struct Line {
   auto operator<=>(const Line &) const = default;
 };
 
+enum class Kind : std::uint8_t {
+  kSharedLoad,
+  kSharedStore,
+  kLdmatrix,
+  kCopy,  // a cp.async's store to shared memory
+  kGlobalLoad,
+  kGlobalStore,
+  kExp2,
+};
+
 /// One lane's part in one request to shared memory, kept for the bank maps.
 struct TraceRow {
   Line line;
-  bool store;
+  Kind kind;
   int request;  // the first requests of block 0, warp 0 at this place, numbered
   int lane;
   std::uint64_t address;  // bytes from the start of shared memory
@@ -61,14 +84,6 @@ struct Profile {
   Counts total() const;
 };
 
-enum class Kind : std::uint8_t {
-  kSharedLoad,
-  kSharedStore,
-  kGlobalLoad,
-  kGlobalStore,
-  kExp2,
-};
-
 /// What the lanes of a warp ask for at once: one instruction's accesses.
 struct Request {
   Kind kind;
@@ -79,10 +94,11 @@ struct Request {
 
 /// The wavefronts that a shared-memory request costs, and the fewest it could. Lanes are served in
 /// groups that fit 128 bytes: the whole warp for 1 to 4 bytes a lane, half-warps for 8,
-/// quarter-warps for 16. A load's neighbouring groups merge into one when lanes i and i^1, or lanes
-/// i and i^2, ask for the same address throughout the warp. Within a group a wavefront serves one
-/// 4-byte word of each of the 32 banks. (Measured: wavefronts_h200.csv holds 260 patterns with what
-/// ncu counted for each on an H200, and the tests compare them all.)
+/// quarter-warps for 16; of ldmatrix, the 8 lanes that name the rows of one matrix. A load's
+/// neighbouring groups merge into one when lanes i and i^1, or lanes i and i^2, ask for the same
+/// address throughout the warp. Within a group a wavefront serves one 4-byte word of each of the 32
+/// banks. (Loads and stores are as measured: wavefronts_h200.csv holds 260 patterns with what ncu
+/// counted for each on an H200, and the tests compare them all.)
 struct Wavefronts {
   int actual;
   int ideal;

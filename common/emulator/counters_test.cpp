@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/kernel.h"
+#include "common/ptx.h"
 
 namespace {
 
@@ -174,6 +175,35 @@ TEST_CASE("counters: groups of a store never merge") {
   CHECK(store_cost(8, [](int lane) { return 8 * (lane / 4 * 2 + lane % 2); }) == Cost{2, 2});
   CHECK(store_cost(16, [](int lane) { return 16 * (lane / 2); }) == Cost{4, 4});
   CHECK(store_cost(16, [](int) { return 0; }) == Cost{4, 4});
+}
+
+TEST_CASE("counters: ldmatrix: an 8 x 8 matrix at a time, whose rows never merge with another's") {
+  const auto x4 = [](auto address) { return cost(Kind::kLdmatrix, kAll, 16, address); };
+  const auto x2 = [](auto address) { return cost(Kind::kLdmatrix, 0xffff, 16, address); };
+  // Rows of 128 fp16: 8 of them begin in the same bank.
+  CHECK(x4([](int lane) { return 256 * (lane % 16) + 16 * (lane / 16); }) == Cost{32, 4});
+  CHECK(x2([](int lane) { return 256 * lane; }) == Cost{16, 2});
+  // The same, each row's 16-byte chunks swizzled by XOR with the row.
+  CHECK(x4([](int lane) { return 256 * (lane % 16) + 16 * (lane / 16 ^ lane % 8); }) == Cost{4, 4});
+  CHECK(x2([](int lane) { return 256 * lane + 16 * (lane % 8); }) == Cost{2, 2});
+  // Padded by 16 bytes, or one after the other.
+  CHECK(x4([](int lane) { return 272 * lane; }) == Cost{4, 4});
+  CHECK(x4([](int lane) { return 16 * lane; }) == Cost{4, 4});
+  // Rows of 32 fp16, 64 bytes: 2 of them begin 16 banks apart.
+  CHECK(x4([](int lane) { return 64 * lane; }) == Cost{16, 4});
+  // One row eight times is one row; the same matrix four times is still four.
+  CHECK(x4([](int lane) { return 1024 * (lane / 8); }) == Cost{4, 4});
+  CHECK(x4([](int) { return 512; }) == Cost{4, 4});
+}
+
+TEST_CASE("counters: cp.async writes as a store of 16 bytes a lane") {
+  const auto copy = [](std::uint32_t active, auto address) {
+    return cost(Kind::kCopy, active, 16, address);
+  };
+  CHECK(copy(kAll, [](int lane) { return 16 * lane; }) == Cost{4, 4});
+  CHECK(copy(kAll, [](int lane) { return 256 * lane; }) == Cost{32, 4});
+  CHECK(copy(kAll, [](int) { return 64; }) == Cost{4, 4});  // never merged, unlike a load
+  CHECK(copy(0xff, [](int lane) { return 16 * lane; }) == Cost{1, 1});
 }
 
 TEST_CASE("counters: lanes that take no part cost nothing and ask for nothing") {
@@ -511,6 +541,46 @@ TEST_CASE("counters: special-function and warp-wide instructions, and barriers, 
   CHECK(profile.total()[emulator::kExp2] == 2 * 3 * 4 + 2);
 }
 
+TEST_CASE("counters: ldmatrix is a shared load, by matrix, and an instruction of its own") {
+  const Profile profile = profile_of(dim3(1), dim3(32), [] {
+    auto &h = shared().h;  // rows of 64 bytes: 8 of them in 4 wavefronts
+    for (int row = lane_id() / 4; row < 32; row += 8) store<8>(h(row, lane_id() % 4 * 8), {});
+    __syncwarp();
+    at = __LINE__, (void)ldmatrix_x4(h(lane_id(), 8));
+    also_at = __LINE__, (void)ldmatrix_x2_trans(h(lane_id() / 4, lane_id() % 4 * 8));
+  });
+  CHECK(counts_at(profile, at) == shared_loads(1, 16, 4) + ", ldmatrix 1");
+  CHECK(counts_at(profile, also_at) == shared_loads(1, 2, 2) + ", ldmatrix 1");
+}
+
+TEST_CASE("counters: cp.async is a global load and a store of its own kind") {
+  const Global memory(32 * 64);
+  const Profile profile = profile_of(dim3(2), dim3(64), [&] {
+    const Matrix<const half> g{reinterpret_cast<const half *>(memory.data), 32, 128};
+    const int row = static_cast<int>(threadIdx.x) / 4, col = static_cast<int>(threadIdx.x) % 4 * 8;
+    // Each warp: 8 rows of 64 bytes, which follow each other in shared memory; twice.
+    for (int i = 0; i < 2; i++)
+      at = __LINE__, cp_async_16(shared().h(row + 16 * i, col), g(row + 16 * i, col));
+    cp_async_commit();
+    cp_async_wait<0>();
+  });
+  CHECK(counts_at(profile, at) ==
+        global_loads(8, 8 * 16) +
+            ", cp.async requests 8, cp.async wavefronts 32, cp.async wavefronts, ideal 32");
+  CHECK(profile.total()[emulator::kSharedStoreRequests] == 0);
+  CHECK(profile.unique_read_bytes == 32 * 64);
+}
+
+TEST_CASE("counters: mma, votes and ex2 are per warp, too") {
+  const Profile profile = profile_of(dim3(3), dim3(64), [] {
+    FragmentC c{};
+    for (int i = 0; i < 5; i++) at = __LINE__, mma(c, FragmentA{}, FragmentB{});
+    also_at = __LINE__, (void)(__any_sync(kAll, 1) && __all_sync(kAll, 1)), (void)ex2(1);
+  });
+  CHECK(counts_at(profile, at) == "mma 30");
+  CHECK(counts_at(profile, also_at) == "exp2 instructions 6, votes 12");
+}
+
 TEST_CASE("counters: unique bytes: each sector once a launch, however often it is touched") {
   const Global memory(1024);
   const Matrix<float> m{memory.data, 32, 32};
@@ -587,8 +657,8 @@ TEST_CASE("counters: the trace has the first two requests of block 0, warp 0 at 
   std::set<Row> rows, expected;
   for (const emulator::TraceRow &row : profile.trace) {
     CHECK(row.line.file == __FILE__);
-    rows.insert({static_cast<int>(row.line.line), row.store, row.request, row.lane, row.address,
-                 row.bytes, row.wavefront});
+    rows.insert({static_cast<int>(row.line.line), row.kind == Kind::kSharedStore, row.request,
+                 row.lane, row.address, row.bytes, row.wavefront});
   }
   // Before h lie 32 x 32 floats. Stores: 32 lanes, one wavefront, rows 0 and 1.
   for (int i = 0; i < 2; i++)
@@ -602,6 +672,39 @@ TEST_CASE("counters: the trace has the first two requests of block 0, warp 0 at 
     for (int lane = 1; lane < 32; lane += 2)
       expected.insert({also_at, false, i, lane, 4096 + 64 * (i + 1) + 8 * (lane / 8), 8, 0});
   CHECK(rows == expected);
+}
+
+TEST_CASE("counters: the trace has the rows of ldmatrix and the writes of cp.async") {
+  const Global memory(32 * 16);
+  const Profile profile = profile_of(dim3(1), dim3(64), [&] {
+    auto &h = shared().h;
+    const Matrix<const half> g{reinterpret_cast<const half *>(memory.data), 32, 32};
+    if (threadIdx.x >= 32) return;
+    for (int i = 0; i < 4; i++)
+      at = __LINE__, cp_async_16(h(8 * i + lane_id() % 8, lane_id() / 8 * 8),
+                                 g(8 * i + lane_id() / 4, lane_id() % 4 * 8));
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncwarp();
+    also_at = __LINE__, (void)ldmatrix_x2_trans(h(lane_id() % 16, 24));
+  });
+  CHECK(profile.trace.size() == 2 * 32 + 16);
+  int copies = 0, rows = 0, wrong = 0;
+  for (const emulator::TraceRow &row : profile.trace) {
+    const int r = row.lane % 8, eighth = row.lane / 8;
+    const bool copy = row.kind == Kind::kCopy;
+    (copy ? copies : rows)++;
+    wrong += !copy && row.kind != Kind::kLdmatrix;
+    wrong += static_cast<int>(row.line.line) != (copy ? at : also_at);
+    wrong += row.bytes != 16;
+    // Before h lie 32 x 32 floats; its rows of 64 bytes begin 16 banks apart.
+    wrong += static_cast<int>(row.address) !=
+             4096 + (copy ? 64 * (8 * row.request + r) + 16 * eighth : 64 * row.lane + 48);
+    wrong += row.wavefront != 4 * eighth + r / 2;
+  }
+  CHECK(copies == 64);
+  CHECK(rows == 16);
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("counters: the trace tells which wavefront serves a lane") {

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <string>
 
 #include "common/emulator/runtime.h"
 #include "common/half.h"
@@ -49,20 +50,65 @@ inline float fast_exp(float x, Where where = Where::current()) {
 
 #define __expf emulator::fast_exp  // a macro, because glibc has a function of this name
 
-/// The value of lane `lane ^ mask` (PTX ISA 'shfl.sync.bfly').
+namespace emulator {
+
+/// How many lanes of the warp have a predicate that is not zero.
+inline int count_votes(const char *instruction, std::uint32_t members, int predicate, Where where) {
+  struct Lane {
+    int predicate, votes;
+  } lane{predicate, 0};
+  if (members != 0xffffffffu)
+    fail(std::string(instruction) + ": not all 32 lanes take part", where);
+  collective(instruction, kVotes, where, &lane, [](void **lanes) {
+    int votes = 0;
+    for (int i = 0; i < 32; i++) votes += static_cast<Lane *>(lanes[i])->predicate != 0;
+    for (int i = 0; i < 32; i++) static_cast<Lane *>(lanes[i])->votes = votes;
+  });
+  return lane.votes;
+}
+
+}  // namespace emulator
+
+/// Whether any lane's predicate holds, and whether all do (PTX ISA 'vote.sync').
+inline int __any_sync(std::uint32_t members, int predicate,
+                      emulator::Where where = emulator::Where::current()) {
+  return emulator::count_votes("__any_sync", members, predicate, where) > 0;
+}
+inline int __all_sync(std::uint32_t members, int predicate,
+                      emulator::Where where = emulator::Where::current()) {
+  return emulator::count_votes("__all_sync", members, predicate, where) == 32;
+}
+
+namespace emulator {
+
+/// The value of lane `source` (PTX ISA 'shfl.sync').
 template <class T>
-T __shfl_xor_sync(std::uint32_t members, T value, int mask,
-                  emulator::Where where = emulator::Where::current()) {
+T shuffle(const char *instruction, std::uint32_t members, T value, unsigned source, Where where) {
   struct Lane {
     T value, result;
-    int mask;
-  } lane{value, {}, mask};
-  if (members != 0xffffffffu) emulator::fail("__shfl_xor_sync: not all 32 lanes take part", where);
-  emulator::collective("__shfl_xor_sync", emulator::kShuffles, where, &lane, [](void **lanes) {
+    unsigned source;
+  } lane{value, {}, source % 32};
+  if (members != 0xffffffffu)
+    fail(std::string(instruction) + ": not all 32 lanes take part", where);
+  collective(instruction, kShuffles, where, &lane, [](void **lanes) {
     for (int i = 0; i < 32; i++) {
       auto *self = static_cast<Lane *>(lanes[i]);
-      self->result = static_cast<Lane *>(lanes[(i ^ self->mask) & 31])->value;
+      self->result = static_cast<Lane *>(lanes[self->source])->value;
     }
   });
   return lane.result;
+}
+
+}  // namespace emulator
+
+template <class T>
+T __shfl_sync(std::uint32_t members, T value, int lane,
+              emulator::Where where = emulator::Where::current()) {
+  return emulator::shuffle("__shfl_sync", members, value, lane, where);
+}
+
+template <class T>
+T __shfl_xor_sync(std::uint32_t members, T value, int mask,
+                  emulator::Where where = emulator::Where::current()) {
+  return emulator::shuffle("__shfl_xor_sync", members, value, threadIdx.x ^ mask, where);
 }

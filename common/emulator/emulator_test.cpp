@@ -663,6 +663,18 @@ TEST_CASE("emulator: a shuffle among some lanes of a warp is refused") {
   CHECK(error == error_in_thread(at, 6, "__shfl_xor_sync: not all 32 lanes take part"));
 }
 
+TEST_CASE("emulator: a vote among some lanes of a warp is refused") {
+  const Setup setup;
+  std::string error = error_of<void>(dim3(32), [] {
+    if (is_thread(6)) at = __LINE__, (void)__any_sync(0xffffu, 1);
+  });
+  CHECK(error == error_in_thread(at, 6, "__any_sync: not all 32 lanes take part"));
+  error = error_of<void>(dim3(32), [] {
+    if (is_thread(7)) at = __LINE__, (void)__all_sync(~1u, 1);
+  });
+  CHECK(error == error_in_thread(at, 7, "__all_sync: not all 32 lanes take part"));
+}
+
 TEST_CASE("emulator: a launch that is not one of whole warps is refused") {
   const Setup setup;
   bool ran = false;
@@ -926,6 +938,25 @@ TEST_CASE("emulator: a shuffle gives each lane the value of lane ^ mask in its o
     }
   });
   CHECK(calls == 64 * 32);
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("emulator: a vote tells each lane whether any or all of its own warp agree") {
+  const Setup setup;
+  int wrong = 0;
+  const auto check_votes = [&](int predicate, bool any, bool all) {
+    wrong += (__any_sync(kAllLanes, predicate) != 0) != any;
+    wrong += (__all_sync(kAllLanes, predicate) != 0) != all;
+  };
+  run<void>(dim3(1), dim3(64), [&] {
+    const bool second_warp = threadIdx.x >= 32;
+    check_votes(0, false, false);
+    check_votes(1, true, true);
+    check_votes(-2, true, true);  // whatever is not zero
+    check_votes(is_thread(21), !second_warp, false);
+    check_votes(!is_thread(21), true, second_warp);
+    check_votes(second_warp, second_warp, second_warp);
+  });
   CHECK(wrong == 0);
 }
 

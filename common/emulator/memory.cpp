@@ -26,10 +26,16 @@ std::string who(unsigned thread) {
   return "thread " + std::to_string(thread);
 }
 
-std::string race(const char *memory, bool store, bool stored_before, unsigned before, SiteId site) {
-  return std::string(store ? "store" : "load") + " races in " + memory + " memory with the " +
-         (stored_before ? "store" : "load") + " at " + describe(line_of(site)) + " by " +
-         who(before) + ": no barrier between them";
+std::string race(const char *operation, const char *memory, const char *operation_before,
+                 unsigned thread_before, SiteId site_before) {
+  return std::string(operation) + " races in " + memory + " memory with the " + operation_before +
+         " at " + describe(line_of(site_before)) + " by " + who(thread_before) +
+         ": no barrier between them";
+}
+
+std::string under_way(const char *operation, unsigned thread, SiteId site) {
+  return std::string(operation) + " shared memory that a cp.async at " + describe(line_of(site)) +
+         " by " + who(thread) + " may still be writing: no cp_async_wait for its group yet";
 }
 
 }  // namespace
@@ -38,18 +44,24 @@ std::string race(const char *memory, bool store, bool stored_before, unsigned be
 
 void SharedShadow::reset(std::size_t bytes) {
   units_.assign((bytes + kUnit - 1) / kUnit, Unit{});
+  copies_.assign((bytes + kCopyBytes - 1) / kCopyBytes, Copy{});
+  copying_ = 0;
 }
 
-bool SharedShadow::ordered(const Stamp &before, const Stamp &now) {
-  if (before.site == 0 || before.barriers != now.barriers) return true;
-  if (before.thread == now.thread) return true;
+inline SharedShadow::Stamp SharedShadow::stamp(SiteId site, const Position &now, bool copy) {
+  return {site, copy, now.thread, now.barriers & 0xfffff, now.warp_barriers & 0x1fffff};
+}
+
+inline bool SharedShadow::ordered(const Stamp &before, const Stamp &now) {
+  if (before.barriers != now.barriers || before.thread == now.thread || before.site == 0)
+    return true;
   if (before.thread == kSeveralWarps || warp_of(before.thread) != warp_of(now.thread)) return false;
   return before.warp_barriers != now.warp_barriers;
 }
 
-SharedShadow::Stamp SharedShadow::merge_reads(const Stamp &before, const Stamp &now) {
+inline SharedShadow::Stamp SharedShadow::merge_reads(const Stamp &before, const Stamp &now) {
   Stamp merged = now;
-  if (before.site == 0 || before.barriers != now.barriers || before.thread == now.thread)
+  if (before.barriers != now.barriers || before.thread == now.thread || before.site == 0)
     return merged;
   if (before.thread == kSeveralWarps || warp_of(before.thread) != warp_of(now.thread))
     merged.thread = kSeveralWarps;
@@ -60,21 +72,50 @@ SharedShadow::Stamp SharedShadow::merge_reads(const Stamp &before, const Stamp &
 
 std::string SharedShadow::check(std::size_t offset, int bytes, bool store, SiteId site,
                                 const Position &now) {
-  const Stamp stamp{site, now.thread, now.barriers & 0xfffff, now.warp_barriers & 0x1fffff};
+  if (copying_) {
+    const Copy &copy = copies_[offset / kCopyBytes];  // an aligned access touches no second one
+    if (copy.site) return under_way(store ? "store to" : "load of", copy.thread, copy.site);
+  }
+  const Stamp now_stamp = stamp(site, now);
   Unit *unit = &units_[offset / kUnit];
   for (Unit *end = unit + bytes / kUnit; unit < end; unit++) {
-    if (!ordered(unit->write, stamp))
-      return race("shared", store, true, unit->write.thread, unit->write.site);
+    if (!ordered(unit->write, now_stamp))
+      return race(store ? "store" : "load", "shared", unit->write.copy ? "cp.async" : "store",
+                  unit->write.thread, unit->write.site);
     if (store) {
-      if (!ordered(unit->read, stamp))
-        return race("shared", store, false, unit->read.thread, unit->read.site);
-      unit->write = stamp;
+      if (!ordered(unit->read, now_stamp))
+        return race("store", "shared", "load", unit->read.thread, unit->read.site);
+      unit->write = now_stamp;
     } else {
       if (unit->write.site == 0) return "load of shared memory that nobody wrote";
-      unit->read = merge_reads(unit->read, stamp);
+      unit->read = merge_reads(unit->read, now_stamp);
     }
   }
   return {};
+}
+
+std::string SharedShadow::begin_copy(std::size_t offset, SiteId site, const Position &now) {
+  Copy &copy = copies_[offset / kCopyBytes];
+  if (copy.site) return under_way("cp.async to", copy.thread, copy.site);
+  const Stamp now_stamp = stamp(site, now);
+  const Unit *unit = &units_[offset / kUnit];
+  for (const Unit *end = unit + kCopyBytes / kUnit; unit < end; unit++) {
+    if (!ordered(unit->write, now_stamp))
+      return race("cp.async", "shared", unit->write.copy ? "cp.async" : "store", unit->write.thread,
+                  unit->write.site);
+    if (!ordered(unit->read, now_stamp))
+      return race("cp.async", "shared", "load", unit->read.thread, unit->read.site);
+  }
+  copy = {site, now.thread};
+  copying_++;
+  return {};
+}
+
+void SharedShadow::end_copy(std::size_t offset, SiteId site, const Position &now) {
+  copies_[offset / kCopyBytes] = {};
+  copying_--;
+  const Stamp now_stamp = stamp(site, now, true);
+  for (std::size_t i = 0; i < kCopyBytes / kUnit; i++) units_[offset / kUnit + i].write = now_stamp;
 }
 
 // --- global memory -----------------------------------------------------------------------------
@@ -114,8 +155,9 @@ GlobalStamp merge_reads(const GlobalStamp &before, const GlobalStamp &now) {
 
 std::string global_race(bool store, bool stored_before, const GlobalStamp &before,
                         const GlobalStamp &now) {
-  std::string message = race("global", store, stored_before, static_cast<unsigned>(before.thread),
-                             static_cast<SiteId>(before.site));
+  std::string message =
+      race(store ? "store" : "load", "global", stored_before ? "store" : "load",
+           static_cast<unsigned>(before.thread), static_cast<SiteId>(before.site));
   if (before.block == now.block) return message;
   return message + " (the other is of " +
          (before.block == kSeveralBlocks ? "several other blocks" : std::string("another block")) +

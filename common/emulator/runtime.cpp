@@ -76,6 +76,22 @@ void collective(const char *instruction, Counter counter, const Where &where, vo
   Block::current->collective(instruction, counter, where, lane, compute);
 }
 
+void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where) {
+  Block::current->load_rows(rows, count, where);
+}
+
+void begin_copy(void *shared, const void *global, const Where &where) {
+  Block::current->begin_copy(shared, global, where);
+}
+
+void commit_copies() {
+  Block::current->commit_copies();
+}
+
+void wait_for_copies(int groups) {
+  Block::current->wait_for_copies(groups);
+}
+
 void warp_barrier(const Where &where) {
   Block::current->warp_barrier(where);
 }

@@ -2,6 +2,7 @@
 // order, and the report of what went wrong. Kernels see emulator.h; the program sees this.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -63,6 +64,16 @@ void count_exp2(const Where &where);
 /// `lane` is this lane's operands and results, on its own stack; `compute` gets those of all lanes.
 void collective(const char *instruction, Counter counter, const Where &where, void *lane,
                 void (*compute)(void **lanes));
+
+/// Checks that a ldmatrix may read its rows, 16 bytes each of which lane i names rows[i], as of the
+/// lanes that name them, and counts their wavefronts. Called from within a collective.
+void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where);
+
+/// Begins to copy 16 bytes from global to shared memory, closes the thread's group of copies, and
+/// waits until at most `groups` of them are under way. The bytes arrive as late as that allows.
+void begin_copy(void *shared, const void *global, const Where &where);
+void commit_copies();
+void wait_for_copies(int groups);
 
 /// __syncwarp and __syncthreads.
 void warp_barrier(const Where &where);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <source_location>
 
 #include "common/emulator/counters.h"
@@ -13,6 +14,12 @@ constexpr SiteId kMaxSites = 1024;
 
 /// The number of a place; the same place always has the same number.
 SiteId site_of(const std::source_location &where);
+
+/// True if two places are the same.
+inline bool same_place(const std::source_location &a, const std::source_location &b) {
+  return a.line() == b.line() && a.column() == b.column() &&
+         (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
+}
 
 /// The line that a number stands for.
 Line line_of(SiteId site);

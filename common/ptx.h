@@ -1,0 +1,102 @@
+// The PTX instructions of the tensor-core steps, one function each, and the registers they work on.
+// On a GPU each is one instruction of inline assembly; on the emulator, emulator/ptx.h spells out
+// what it does.
+#pragma once
+
+#include "common/view.h"
+
+// What a lane holds of the operands of mma.m16n8k16. With g = lane / 4 and t = lane % 4 (PTX ISA,
+// 'Matrix Fragments for mma.m16n8k16 with floating point type'):
+//   A, 16 x 16: rows g, g + 8, g, g + 8; columns 2t and 2t + 1, the last two registers 8 further on
+//   B, 16 x 8:  rows 2t and 2t + 1, the second register 8 further down; column g
+//   C, 16 x 8:  rows g, g, g + 8, g + 8; columns 2t, 2t + 1, 2t, 2t + 1
+using FragmentA = Vector<std::uint32_t, 4>;  // of 2 fp16 each, the lower column in the lower half
+using FragmentB = Vector<std::uint32_t, 2>;  // of 2 fp16 each, the lower row in the lower half
+using FragmentC = Vector<float, 4>;
+
+#ifdef __CUDACC__
+
+#include <cuda_fp16.h>
+
+namespace ptx {
+__device__ __forceinline__ unsigned shared_address(const void *pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+}  // namespace ptx
+
+/// C += A B, for a warp: 16 x 8 += (16 x 16) (16 x 8), fp16 operands, fp32 sums (PTX ISA 'mma').
+__device__ __forceinline__ void mma(FragmentC &c, const FragmentA &a, const FragmentB &b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/// Four 8 x 8 matrices of fp16 from shared memory. Lanes 8 i to 8 i + 7 name the rows of matrix i,
+/// 16 bytes each, aligned. Lane 4 g + t receives row g, columns 2t and 2t + 1 of each matrix
+/// (PTX ISA 'ldmatrix').
+__device__ __forceinline__ Vector<std::uint32_t, 4> ldmatrix_x4(const half &row) {
+  Vector<std::uint32_t, 4> r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(ptx::shared_address(&row)));
+  return r;
+}
+
+/// The same, each matrix transposed: lane 4 g + t receives rows 2t and 2t + 1 of column g.
+__device__ __forceinline__ Vector<std::uint32_t, 4> ldmatrix_x4_trans(const half &row) {
+  Vector<std::uint32_t, 4> r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(ptx::shared_address(&row)));
+  return r;
+}
+
+/// Two matrices, transposed. Lanes 0 to 15 name the rows; what lanes 16 to 31 name is not read.
+__device__ __forceinline__ Vector<std::uint32_t, 2> ldmatrix_x2_trans(const half &row) {
+  Vector<std::uint32_t, 2> r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(ptx::shared_address(&row)));
+  return r;
+}
+
+/// Starts a copy of 16 bytes from global to shared memory, past the registers and the L1 cache. It
+/// may arrive at any time until the thread has waited for its group (PTX ISA 'cp.async').
+__device__ __forceinline__ void cp_async_16(half &shared, const half &global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(ptx::shared_address(&shared)),
+               "l"(&global)
+               : "memory");
+}
+
+/// Makes one group of the copies that the thread has started since its last commit.
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/// Waits until at most N of the thread's groups, the youngest, are under way. Only this thread's
+/// copies are then there, and only for this thread: others need a barrier after it.
+template <int N>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/// Two floats, rounded to fp16, in one register: `low` in its lower half (PTX ISA 'cvt').
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  std::uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+/// 2^x in one instruction, off by up to 2 ulp; denormals are zero (PTX ISA 'ex2').
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+#else
+
+#include "common/emulator/ptx.h"
+
+#endif
