@@ -32,7 +32,8 @@ inline void __syncthreads(emulator::Where where = emulator::Where::current()) {
   emulator::block_barrier(where);
 }
 
-inline void __syncwarp(emulator::Where where = emulator::Where::current()) {
+inline void __syncwarp(std::uint32_t = 0xffffffff,
+                       emulator::Where where = emulator::Where::current()) {
   emulator::warp_barrier(where);
 }
 

@@ -3,11 +3,12 @@
 // Before      step 04: 128 FMA of a thread for each 12 loads; 59% of what the fp32 units can do.
 // Bottleneck  The fp32 units: 66.9 TFLOP/s. Tensor cores do ten times as much with fp16 operands.
 // Change      Q K^T and P V by mma.m16n8k16, whose operands ldmatrix brings from shared memory. Q,
-//             K and V stay fp16. The scores' registers are P's registers: P never leaves them.
-// Prediction  Rows of K and V lie 256 bytes apart, all in the same banks: an ldmatrix.x4 takes 32
-//             wavefronts, not 4. A 16-row tile of a warp needs 8 for Q, 16 for K and 32 halves of
-//             one for V: 1280 wavefronts for 128 mma. At one wavefront a clock and 1.8 GHz, 132 SMs
-//             do 97 TFLOP/s at most, and the loads into the tile wait for nobody.
+//             K and V stay fp16, and cp.async copies them past the registers. The scores' registers
+//             are P's registers: P never leaves them.
+// Prediction  Rows lie 256 bytes apart, in the same banks: ldmatrix.x4 takes 32 wavefronts, not 4.
+//             16 rows and 32 keys take 8 for Q, 16 for K and 32 half ones for V: 1280 wavefronts
+//             for 64 mma of 4096 operations. At 20 a mma, one a clock, 132 SMs do 53 TFLOP/s at
+//             most.
 #include "common/kernel.h"
 
 namespace {
@@ -34,7 +35,7 @@ __device__ void load_tile(SharedTile<Rows, d> &tile, const Matrix<const half> &m
   // From the thread's first element on: each turn is then a constant further. (In 32 bits: a head
   // has fewer than 2^32 elements.)
   const int first = first_row + row;
-  const Matrix<const half> part{matrix.data + unsigned(first * d + col), matrix.rows - first, d};
+  const Matrix<const half> part{matrix.data + (unsigned(first) * d + col), matrix.rows - first, d};
 #pragma unroll
   for (int i = 0; i < Rows; i += warps * 32 / (d / 8)) cp_async_16(tile(row + i, col), part(i, 0));
 }
@@ -47,6 +48,7 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
               half *O,                            // [batch * heads, seqlen, d]
               int seqlen, float scale) {
   auto &smem = shared_storage<SharedStorage<d>>();
+  // Shuffled, so that nvcc knows that the warp is one number for all lanes.
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int first_row = blockIdx.x * Br;
   const std::int64_t head = std::int64_t{blockIdx.y} * seqlen * d;
@@ -85,6 +87,8 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
           mma(s[mt][n / 8 + 1], q, {kk[1], kk[3]});
         }
       }
+      // Or nvcc loads a fragment of K once for both m tiles. Step 11 will, by hand.
+      if (mt + 1 < m_tiles) __syncwarp(kAllLanes);
     }
 
     // Online softmax. The 4 lanes of equal lane / 4 share a row; l is a sum per lane until the end.
@@ -116,6 +120,7 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
                              pack(right[0], right[1]), pack(right[2], right[3])};
         for (int n = 0; n < d; n += 8) mma(o[mt][n / 8], p, ldmatrix_x2_trans(smem.V(k + row, n)));
       }
+      if (mt + 1 < m_tiles) __syncwarp(kAllLanes);  // as above, for V
     }
   }
 

@@ -1,12 +1,13 @@
 // Step 06: the swizzle. Where a row of a tile keeps its 16-byte chunks, nothing else.
 //
 // Before      step 05: tensor cores, fed by ldmatrix.
-// Bottleneck  ldmatrix reads 8 rows of 16 bytes at a time. Rows are 256 bytes apart, so all 8 lie in
-//             the same 4 banks: 8 wavefronts for a matrix where one would do.
-// Change      Chunk c of row r lies at c XOR r % 8. XOR is its own inverse: one formula serves whoever
-//             writes the tile and whoever reads it.
-// Prediction  1280 wavefronts for 128 mma become 160. What limits next is not shared memory: it is
-//             the loads from global memory, which nothing overlaps. At least 3 times as fast.
+// Bottleneck  Shared memory. ldmatrix reads 8 rows of 16 bytes at a time; rows are 256 bytes apart,
+//             so all 8 lie in the same 4 banks: 8 wavefronts for a matrix where one would do.
+// Change      Chunk c of row r lies at c XOR r % 8. XOR is its own inverse: one formula serves
+//             whoever writes the tile and whoever reads it.
+// Prediction  20 wavefronts a mma become 2.5, which allow 430 TFLOP/s: no longer the limit. Then
+//             the other things count: 7 instructions a mma, two barriers every 32 keys, and copies
+//             that nothing hides. 4 to 6 times as fast.
 #include "common/kernel.h"
 
 namespace {
@@ -43,7 +44,7 @@ __device__ void load_tile(SharedTile<Rows, d> &tile, const Matrix<const half> &m
   // From the thread's first element on: each turn is then a constant further. (In 32 bits: a head
   // has fewer than 2^32 elements.)
   const int first = first_row + row;
-  const Matrix<const half> part{matrix.data + unsigned(first * d + col), matrix.rows - first, d};
+  const Matrix<const half> part{matrix.data + (unsigned(first) * d + col), matrix.rows - first, d};
 #pragma unroll
   for (int i = 0; i < Rows; i += warps * 32 / (d / 8)) cp_async_16(tile(row + i, col), part(i, 0));
 }
@@ -56,6 +57,7 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
               half *O,                            // [batch * heads, seqlen, d]
               int seqlen, float scale) {
   auto &smem = shared_storage<SharedStorage<d>>();
+  // Shuffled, so that nvcc knows that the warp is one number for all lanes.
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int first_row = blockIdx.x * Br;
   const std::int64_t head = std::int64_t{blockIdx.y} * seqlen * d;
@@ -94,6 +96,8 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
           mma(s[mt][n / 8 + 1], q, {kk[1], kk[3]});
         }
       }
+      // Or nvcc loads a fragment of K once for both m tiles. Step 11 will, by hand.
+      if (mt + 1 < m_tiles) __syncwarp(kAllLanes);
     }
 
     // Online softmax. The 4 lanes of equal lane / 4 share a row; l is a sum per lane until the end.
@@ -125,6 +129,7 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
                              pack(right[0], right[1]), pack(right[2], right[3])};
         for (int n = 0; n < d; n += 8) mma(o[mt][n / 8], p, ldmatrix_x2_trans(smem.V(k + row, n)));
       }
+      if (mt + 1 < m_tiles) __syncwarp(kAllLanes);  // as above, for V
     }
   }
 

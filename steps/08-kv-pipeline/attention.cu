@@ -1,9 +1,12 @@
-// Step 08: the K/V pipeline. cp.async copies a tile while the tensor cores work on another.
+// Step 08: the K/V pipeline. A tile is copied while the tensor cores work on another.
 //
-// Before      step 07: a larger tile, no bank conflicts.
-// Bottleneck  TODO
-// Change      TODO
-// Prediction  TODO
+// Before      step 07: a larger tile, whose copies are waited for as soon as they are issued.
+// Bottleneck  Every tile begins with a wait for 64 KB from L2, a microsecond in which the block's
+//             tensor cores have nothing to do.
+// Change      V is copied behind Q K^T and the softmax, the next K behind P V. K and V have buffers
+//             of their own, so one is read while the other arrives.
+// Prediction  Two blocks share an SM, and one already works while the other waits. What is left to
+//             gain is the time in which both wait: a few percent at most.
 #include "common/kernel.h"
 
 namespace {
@@ -40,7 +43,7 @@ __device__ void load_tile(SharedTile<Rows, d> &tile, const Matrix<const half> &m
   // From the thread's first element on: each turn is then a constant further. (In 32 bits: a head
   // has fewer than 2^32 elements.)
   const int first = first_row + row;
-  const Matrix<const half> part{matrix.data + unsigned(first * d + col), matrix.rows - first, d};
+  const Matrix<const half> part{matrix.data + (unsigned(first) * d + col), matrix.rows - first, d};
 #pragma unroll
   for (int i = 0; i < Rows; i += warps * 32 / (d / 8)) cp_async_16(tile(row + i, col), part(i, 0));
 }
@@ -53,6 +56,7 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
               half *O,                            // [batch * heads, seqlen, d]
               int seqlen, float scale) {
   auto &smem = shared_storage<SharedStorage<d>>();
+  // Shuffled, so that nvcc knows that the warp is one number for all lanes.
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int first_row = blockIdx.x * Br;
   const std::int64_t head = std::int64_t{blockIdx.y} * seqlen * d;
@@ -91,6 +95,8 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
           mma(s[mt][n / 8 + 1], q, {kk[1], kk[3]});
         }
       }
+      // Or nvcc loads a fragment of K once for both m tiles. Step 11 will, by hand.
+      if (mt + 1 < m_tiles) __syncwarp(kAllLanes);
     }
 
     // Online softmax. The 4 lanes of equal lane / 4 share a row; l is a sum per lane until the end.
@@ -127,6 +133,7 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
                              pack(right[0], right[1]), pack(right[2], right[3])};
         for (int n = 0; n < d; n += 8) mma(o[mt][n / 8], p, ldmatrix_x2_trans(smem.V(k + row, n)));
       }
+      if (mt + 1 < m_tiles) __syncwarp(kAllLanes);  // as above, for V
     }
   }
 

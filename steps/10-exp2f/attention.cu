@@ -1,9 +1,11 @@
 // Step 10: exp2f. The softmax in powers of two: one FMA and one ex2 an element.
 //
-// Before      step 09
-// Bottleneck  TODO
-// Change      TODO
-// Prediction  TODO
+// Before      step 09: 1400 instructions a tile of which 256 are mma.
+// Bottleneck  Issue slots. An exponential takes a multiplication by the scale, a subtraction of m,
+//             a multiplication by log2(e), and ex2.
+// Change      e^(scale s - m) = 2^(s scale log2(e) - m'), with m' the maximum in the same units.
+// Prediction  A tile has 64 scores a lane: 2 instructions less for each, 128 of 1400. They are
+//             issued while no mma is, so the tile's time falls by nearly as much: 5 to 9%.
 #include "common/kernel.h"
 
 namespace {
@@ -40,7 +42,7 @@ __device__ void load_tile(SharedTile<Rows, d> &tile, const Matrix<const half> &m
   // From the thread's first element on: each turn is then a constant further. (In 32 bits: a head
   // has fewer than 2^32 elements.)
   const int first = first_row + row;
-  const Matrix<const half> part{matrix.data + unsigned(first * d + col), matrix.rows - first, d};
+  const Matrix<const half> part{matrix.data + (unsigned(first) * d + col), matrix.rows - first, d};
 #pragma unroll
   for (int i = 0; i < Rows; i += warps * 32 / (d / 8)) cp_async_16(tile(row + i, col), part(i, 0));
 }
@@ -53,6 +55,7 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
               half *O,                            // [batch * heads, seqlen, d]
               int seqlen, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
+  // Shuffled, so that nvcc knows that the warp is one number for all lanes.
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int first_row = blockIdx.x * Br;
   const std::int64_t head = std::int64_t{blockIdx.y} * seqlen * d;
@@ -91,6 +94,8 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
           mma(s[mt][n / 8 + 1], q, {kk[1], kk[3]});
         }
       }
+      // Or nvcc loads a fragment of K once for both m tiles. Step 11 will, by hand.
+      if (mt + 1 < m_tiles) __syncwarp(kAllLanes);
     }
 
     // Online softmax. The 4 lanes of equal lane / 4 share a row; l is a sum per lane until the end.
@@ -133,6 +138,7 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
           mma(o[mt][n / 8 + 1], p, {v[2], v[3]});
         }
       }
+      if (mt + 1 < m_tiles) __syncwarp(kAllLanes);  // as above, for V
     }
   }
 

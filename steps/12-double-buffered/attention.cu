@@ -1,9 +1,11 @@
 // Step 12: double-buffered. Each fragment is loaded while the one before it is multiplied.
 //
-// Before      step 11
-// Bottleneck  TODO
-// Change      TODO
-// Prediction  TODO
+// Before      step 11: every ldmatrix stands right before the mma that want its result.
+// Bottleneck  The latency of ldmatrix, some 30 clocks, if nothing else were there to do.
+// Change      Two sets of fragments: ldmatrix fills one, mma reads the other.
+// Prediction  None. A fragment feeds 4 mma, 24 clocks, and another warp has mma to issue meanwhile;
+//             nvcc moves loads ahead by itself. The second set takes 16 registers, and there are
+//             none.
 #include "common/kernel.h"
 
 namespace {
@@ -40,12 +42,12 @@ __device__ void load_tile(SharedTile<Rows, d> &tile, const Matrix<const half> &m
   // From the thread's first element on: each turn is then a constant further. (In 32 bits: a head
   // has fewer than 2^32 elements.)
   const int first = first_row + row;
-  const Matrix<const half> part{matrix.data + unsigned(first * d + col), matrix.rows - first, d};
+  const Matrix<const half> part{matrix.data + (unsigned(first) * d + col), matrix.rows - first, d};
 #pragma unroll
   for (int i = 0; i < Rows; i += warps * 32 / (d / 8)) cp_async_16(tile(row + i, col), part(i, 0));
 }
 
-template <int d>                                  // m tiles that share a fragment of K or V
+template <int d>
 __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an SM
     attention(const half *Q,                      // [batch * heads, seqlen, d]
               const half *K,                      // [batch * heads, seqlen, d]
@@ -53,6 +55,7 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
               half *O,                            // [batch * heads, seqlen, d]
               int seqlen, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
+  // Shuffled, so that nvcc knows that the warp is one number for all lanes.
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int first_row = blockIdx.x * Br;
   const std::int64_t head = std::int64_t{blockIdx.y} * seqlen * d;

@@ -1,9 +1,12 @@
 // Step 13: the lane map. K's fragments arrive in the registers where mma wants them.
 //
-// Before      step 11
-// Bottleneck  TODO
-// Change      TODO
-// Prediction  TODO
+// Before      step 11: registers 0 and 2 of an ldmatrix.x4 are one fragment of K, 1 and 3 the
+//             other.
+// Bottleneck  Issue slots: mma takes B from two neighbouring registers, so nvcc copies them
+//             together: over 100 moves a tile.
+// Change      The order in which lanes name K's rows. Registers 0 and 1 are one fragment, 2 and 3
+//             the other.
+// Prediction  1060 instructions a tile become 910, 14% less: 5 to 10% faster.
 #include "common/kernel.h"
 
 namespace {
@@ -40,12 +43,12 @@ __device__ void load_tile(SharedTile<Rows, d> &tile, const Matrix<const half> &m
   // From the thread's first element on: each turn is then a constant further. (In 32 bits: a head
   // has fewer than 2^32 elements.)
   const int first = first_row + row;
-  const Matrix<const half> part{matrix.data + unsigned(first * d + col), matrix.rows - first, d};
+  const Matrix<const half> part{matrix.data + (unsigned(first) * d + col), matrix.rows - first, d};
 #pragma unroll
   for (int i = 0; i < Rows; i += warps * 32 / (d / 8)) cp_async_16(tile(row + i, col), part(i, 0));
 }
 
-template <int d>                                  // m tiles that share a fragment of K or V
+template <int d>
 __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an SM
     attention(const half *Q,                      // [batch * heads, seqlen, d]
               const half *K,                      // [batch * heads, seqlen, d]
@@ -53,6 +56,7 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
               half *O,                            // [batch * heads, seqlen, d]
               int seqlen, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
+  // Shuffled, so that nvcc knows that the warp is one number for all lanes.
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int first_row = blockIdx.x * Br;
   const std::int64_t head = std::int64_t{blockIdx.y} * seqlen * d;

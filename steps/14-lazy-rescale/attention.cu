@@ -1,9 +1,12 @@
 // Step 14: the lazy rescale. O is rescaled when the maximum has grown by enough to matter.
 //
-// Before      step 13
-// Bottleneck  TODO
-// Change      TODO
-// Prediction  TODO
+// Before      step 13: every tile rescales O, mostly by 1.
+// Bottleneck  Between Q K^T and P V stands a chain: maximum, two shuffles, alpha, 128
+//             multiplications.
+// Change      The old maximum stays while no score passes it by more than 8, as a power of two.
+//             Then there is nothing to shuffle and nothing to multiply.
+// Prediction  150 of 910 instructions become rare: for scores of a normal distribution, the first
+//             few tiles of 128. They are the ones that leave tensor cores idle: 5 to 10% faster.
 #include "common/kernel.h"
 
 namespace {
@@ -41,12 +44,12 @@ __device__ void load_tile(SharedTile<Rows, d> &tile, const Matrix<const half> &m
   // From the thread's first element on: each turn is then a constant further. (In 32 bits: a head
   // has fewer than 2^32 elements.)
   const int first = first_row + row;
-  const Matrix<const half> part{matrix.data + unsigned(first * d + col), matrix.rows - first, d};
+  const Matrix<const half> part{matrix.data + (unsigned(first) * d + col), matrix.rows - first, d};
 #pragma unroll
   for (int i = 0; i < Rows; i += warps * 32 / (d / 8)) cp_async_16(tile(row + i, col), part(i, 0));
 }
 
-template <int d>                                  // m tiles that share a fragment of K or V
+template <int d>
 __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an SM
     attention(const half *Q,                      // [batch * heads, seqlen, d]
               const half *K,                      // [batch * heads, seqlen, d]
@@ -54,6 +57,7 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
               half *O,                            // [batch * heads, seqlen, d]
               int seqlen, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
+  // Shuffled, so that nvcc knows that the warp is one number for all lanes.
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int first_row = blockIdx.x * Br;
   const std::int64_t head = std::int64_t{blockIdx.y} * seqlen * d;
@@ -97,8 +101,8 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
       }
     }
 
-    // Online softmax, lazily: the maximum may lag behind by up to `slack`. Whatever m is, P and l are
-    // relative to it, and O / l is not.
+    // Online softmax, lazily: m may lag behind the maximum by up to `slack`. P and l are relative
+    // to m, whatever it is, and O / l is not.
     bool lags = false;
     float m_lane[m_tiles][2];  // of this lane's scores
     for (int mt = 0; mt < m_tiles; mt++)
