@@ -3,6 +3,7 @@
 
 #include <new>
 #include <stdexcept>
+#include <string>
 
 #include "common/device.h"
 
@@ -14,11 +15,32 @@ void check(cudaError_t error, const char *what) {
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
+constexpr const char *kFirstTensorCoreStep = "05";  // the steps that sort before it run anywhere
+
+__global__ void nothing() {}
+
+/// Throws DeviceError unless the GPU, the current device, runs this step, and as it was compiled.
+void check_runs_step(const cudaDeviceProp &gpu) {
+  const int capability = 10 * gpu.major + gpu.minor;
+  const std::string arch = "sm_" + std::to_string(capability);
+  if (gpu_step.name >= std::string(kFirstTensorCoreStep) && capability < 80)
+    throw DeviceError("this step needs sm_80 or later (cp.async, mma.m16n8k16), and this GPU is " +
+                      arch + "; steps 00 to 04 run on it, and --device cpu runs the emulator");
+  cudaFuncAttributes attributes;  // the flags of the compiler were those of the step's kernels
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, nothing);
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
+      error == cudaErrorUnsupportedPtxVersion)
+    throw DeviceError("not compiled for this GPU: make it with ARCH=" + arch +
+                      "; --device cpu runs the emulator");
+  check(error, "cudaFuncGetAttributes");
+}
+
 class Gpu : public Device {
  public:
   Gpu() {
     check(cudaSetDevice(0), "cudaSetDevice");
     check(cudaGetDeviceProperties(&properties_, 0), "cudaGetDeviceProperties");
+    check_runs_step(properties_);
     check(cudaEventCreate(&begin_), "cudaEventCreate");
     check(cudaEventCreate(&end_), "cudaEventCreate");
   }

@@ -38,7 +38,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... a
   cuda_check(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
              "cudaDeviceGetAttribute");
   if (bytes > available)
-    // At head dim 64 no step has come near the 64 KB that every GPU since sm_75 has.
+    // At head dim 64 every step fits the 64 KB that all GPUs since sm_75 have.
     throw ShapeError("this step and head dim take " + std::to_string((bytes + 1023) / 1024) +
                      " KB of shared memory a block, and this GPU allows " +
                      std::to_string(available / 1024) +

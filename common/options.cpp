@@ -176,9 +176,11 @@ std::string help_text(const Step &step) {
       "  --head-dim 64|128      default 64 on the emulator, 128 on a GPU\n"
       "  --inputs FAMILY        " +
       join(reference::family_names()) + "\n";
-  if (step.variant_option)
-    text += "  --" + std::string(step.variant_option) + " LAYOUT      " +
-            join({step.variants.begin(), step.variants.end()}) + "\n";
+  if (step.variant_option) {
+    std::string option = "  --" + std::string(step.variant_option) + " VARIANT";
+    option.resize(25, ' ');
+    text += option + join({step.variants.begin(), step.variants.end()}) + "\n";
+  }
   text +=
       "  --seed N               draws the inputs and, on the emulator, the order of threads;\n"
       "                         default 1\n"

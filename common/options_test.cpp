@@ -265,6 +265,6 @@ TEST_CASE("options: --help lists every option, and what is particular to the ste
   CHECK(!contains(help, "k-layout"));
   const std::string with_variants = help_text(kStepWithVariants);
   CHECK(with_variants.starts_with("usage: ./step-03 "));
-  CHECK(contains(with_variants, "\n  --k-layout LAYOUT "));
+  CHECK(contains(with_variants, "\n  --k-layout VARIANT "));
   CHECK(contains(with_variants, "row-major|padded|swizzled"));
 }

@@ -73,11 +73,11 @@ StepHelp read_help(const std::string &program) {
       help.tile = std::stoi(line.substr(at + multiple.size()));
     std::istringstream words(line);
     std::string option, value, choices;
-    if (words >> option >> value >> choices && value == "LAYOUT") {
-      help.layouts.clear();
+    if (words >> option >> value >> choices && value == "VARIANT") {
+      help.variants.clear();
       std::istringstream list(choices);
       for (std::string choice; std::getline(list, choice, '|');)
-        help.layouts.push_back(option + " " + choice);
+        help.variants.push_back(option + " " + choice);
     }
   }
   return help;

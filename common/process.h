@@ -22,7 +22,7 @@ std::vector<std::string> step_names();
 
 /// What a step's program says of itself in --help.
 struct StepHelp {
-  int tile = 0;                          // seqlen is a multiple of this
-  std::vector<std::string> layouts{""};  // options that choose one; "" where there is no choice
+  int tile = 0;                           // seqlen is a multiple of this
+  std::vector<std::string> variants{""};  // options that choose one; "" where there is no choice
 };
 StepHelp read_help(const std::string &program);

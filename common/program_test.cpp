@@ -321,7 +321,7 @@ TEST_CASE("--help lists every option") {
         CHECK(contains(run.out, part));
       }
       const bool layouts =
-          contains(run.out, "--k-layout LAYOUT      swizzled|row-major|padded|transposed\n");
+          contains(run.out, "--k-layout VARIANT     swizzled|row-major|padded|transposed\n");
       CHECK(layouts == (name == "03-bank-conflicts"));
     }
 }

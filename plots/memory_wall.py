@@ -5,10 +5,15 @@ import math
 import style
 from style import pyplot
 
+RESULTS = style.pathlib.Path("plots/results")
+
 # Two ceilings as measured on an H200.
+CEILINGS = RESULTS / "h200-ceilings.csv"  # of `make ceilings`
 COPY = 4.28  # TB/s, bytes read plus bytes written: a copy from device memory to device memory
+if CEILINGS.is_file():
+    COPY = next(float(row["value"]) for row in style.read(CEILINGS) if row["name"] == "copy")
 MATMUL = style.statistics.median(  # TFLOP/s: cuBLAS, 8192 x 8192 x 8192, fp16
-    float(row["tflops"]) for row in style.read(style.pathlib.Path("plots/results/h200.csv"))
+    float(row["tflops"]) for row in style.read(RESULTS / "h200.csv")
     if row["step"] == "matmul-fp16")
 
 SEQLEN = 8192
@@ -62,7 +67,7 @@ def main():
     axes.plot([LEFT, MATMUL / COPY], [LEFT * COPY, MATMUL], color=style.INK, linewidth=3.5)
     ends = axes.transData.transform([(LEFT, LEFT * COPY), (MATMUL / COPY, MATMUL)])
     angle = math.degrees(math.atan2(ends[1][1] - ends[0][1], ends[1][0] - ends[0][0]))
-    axes.text(1.25, 1.25 * COPY * 1.2, f"HBM: {COPY} TB/s, a copy", rotation=angle,
+    axes.text(1.25, 1.25 * COPY * 1.2, f"HBM: {style.three_digits(COPY)} TB/s, a copy", rotation=angle,
               rotation_mode="anchor", fontweight="bold")
     roof(axes, MATMUL, "fp16 matmul", style.BLUE, xytext=(-8, 9), va="bottom")
     roof(axes, style.H200_FP32_PEAK, "plain fp32 peak", "#2E8BC0", xytext=(-96, -8),

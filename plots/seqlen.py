@@ -32,7 +32,6 @@ def main():
     steps = [name for name in curves if style.is_step(name)]
     figure, axes = pyplot.subplots(figsize=(10, 6.5))
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
     colours = dict(PEERS)
     for i, name in enumerate(steps):  # from light to dark up the ladder
         colours[name] = pyplot.get_cmap("viridis_r")(0.25 + 0.75 * i / max(1, len(steps) - 1))
@@ -42,15 +41,13 @@ def main():
 
     # The labels stand at the right end of their curves, moved apart where they would overlap.
     speeds = [value for points in curves.values() for _, value in points]
-    low, high = min(speeds) / 1.3, max(speeds) * 1.3
-    axes.set_ylim(low, high)
+    high = max(speeds) * 1.05
+    axes.set_ylim(0, high)
     last = max(n for points in curves.values() for n, _ in points)
     axes.set_xlim(min(n for points in curves.values() for n, _ in points) / 1.15, last * 1.15)
 
-    def place(value):  # from 0 at the bottom of the axes to 1 at the top
-        return math.log(value / low) / math.log(high / low)
-
-    ends = sorted((place(points[-1][1]), name) for name, points in curves.items())
+    # Their heights go from 0 at the bottom of the axes to 1 at the top.
+    ends = sorted((points[-1][1] / high, name) for name, points in curves.items())
     for (wanted, name), y in zip(ends, style.spread([end for end, _ in ends], 0.042, 0.99)):
         n = curves[name][-1][0]
         x = math.log(n / axes.get_xlim()[0]) / math.log(axes.get_xlim()[1] / axes.get_xlim()[0])
@@ -58,15 +55,16 @@ def main():
                   color=colours[name], linewidth=0.8, alpha=0.7, clip_on=False)
         axes.text(1.032, y, name, transform=axes.transAxes, va="center", color=colours[name],
                   fontweight="normal" if name in steps else "bold", fontsize=11)
+    lengths = sorted({n for points in curves.values() for n, _ in points})
     axes.set_xticks(lengths, [str(n) for n in lengths])
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel(f"sequence length  (16 heads, head dim {arguments.head_dim}, "
                     "the largest batch measured)")
-    axes.set_ylabel("TFLOP/s, log scale")
+    axes.set_ylabel("TFLOP/s")
     axes.grid()
     axes.set_title(f"TFLOP/s against sequence length on {arguments.gpu.upper()}", pad=14)
-    style.save(figure, arguments.out, "seqlen")
+    style.save(figure, arguments.out,
+               "seqlen" if arguments.head_dim == "128" else f"seqlen-{arguments.head_dim}")
 
 
 main()

@@ -29,6 +29,7 @@ const char *const kRace = "races in shared memory";
 const char *const kGlobalRace = "races in global memory";
 const char *const kOutside = "row or column out of bounds";
 const char *const kNoMemory = "outside of every allocation";
+const char *const kStillWriting = "may still be writing: no cp_async_wait for its group yet";
 const char *const kMisaligned = "at an address that is not a multiple of";
 const char *const kOtherBarrier = "threads of one block wait at different barriers";
 const char *const kForEver = "threads wait for ever in __syncthreads";
@@ -193,6 +194,104 @@ const std::vector<Plant> kPlants = {
     {"04", "V not loaded", "load_tile<Bc, d>(smem.KV, gV, j);", "", kWrong},
     {"04", "V of the first tile", "load_tile<Bc, d>(smem.KV, gV, j);",
      "load_tile<Bc, d>(smem.KV, gV, 0);", kWrong},
+
+    // Step 05
+    {"05", "O not rescaled", "x[e] *= alpha;", ";", kWrong, {"rising"}},
+    {"05", "l not rescaled", "l[mt][h] *= alpha;", "", kWrong, {"rising"}},
+    {"05", "P packed in the wrong order", "pack(left[0], left[1]), pack(left[2], left[3])",
+     "pack(left[2], left[3]), pack(left[0], left[1])", kWrong},
+    {"05", "pairs of P turned round", "pack(right[0], right[1])", "pack(right[1], right[0])",
+     kWrong},
+    {"05", "left and right of P exchanged", "&left = s[mt][k / 8], &right = s[mt][k / 8 + 1]",
+     "&left = s[mt][k / 8 + 1], &right = s[mt][k / 8]", kWrong},
+    {"05", "the wrong V half", "smem.V(k + row, n)", "smem.V(k + (row ^ 8), n)", kWrong},
+    {"05", "fragments of K not sorted out", "{kk[0], kk[2]}", "{kk[0], kk[1]}", kWrong},
+    {"05", "V without its transposition",
+     "mma(o[mt][n / 8], p, ldmatrix_x2_trans(smem.V(k + row, n)))",
+     "const auto v = ldmatrix_x4(smem.V(k + row, n / 16 * 16 + col)); "
+     "mma(o[mt][n / 8], p, {v[0], v[1]})",
+     kWrong},
+    {"05",
+     "last tile of K and V skipped",
+     "j < seqlen;",
+     "j < seqlen - Bc;",
+     kWrong,
+     {"normal", "rising", "one-hot", "equal-keys"}},
+    {"05", "rows of another warp", "warp_row = warp * m_tiles * 16", "warp_row = warp * 16",
+     kWrong},
+    {"05", "copies not waited for", "cp_async_wait<0>();", "", kStillWriting},
+    {"05", "copies not committed", "cp_async_commit();", "", kStillWriting},
+    {"05", "a misaligned copy", "part(i, 0)", "part(i, 1)", kMisaligned},
+    {"05", "a misaligned row of Q", "Q + head,", "Q + head + 4,", kMisaligned},
+    {"05", "quads of two lanes", "for (int mask = 1; mask < 4; mask *= 2)\n          m_new",
+     "for (int mask = 1; mask < 2; mask *= 2)\n          m_new", kWrong},
+
+    // Step 06
+    {"06", "the swizzle on the write only", "smem.K(n + row, k + col)",
+     "smem.K(n + row, (k + col) ^ row % 8 * 8)", kWrong},
+    {"06", "the swizzle on the read only", "tile(row + i, col)", "tile(row + i, col ^ row % 8 * 8)",
+     kWrong},
+    {"06", "a swizzle wider than the row", "row % 8 * 8", "row % 16 * 8", kStillWriting},
+
+    // Step 08
+    {"08", "K not waited for", "cp_async_wait<0>();\n    __syncthreads();  // Q and K",
+     "__syncthreads();  // Q and K", kStillWriting},
+    {"08", "V not waited for", "cp_async_wait<0>();\n    __syncthreads();  // V is",
+     "__syncthreads();  // V is", kStillWriting},
+    {"08", "V waited for one group short", "cp_async_wait<0>();\n    __syncthreads();  // V is",
+     "cp_async_wait<1>();\n    __syncthreads();  // V is", kStillWriting},
+    {"08", "the wait after the barrier",
+     "cp_async_wait<0>();\n    __syncthreads();  // V is there for all warps, and K has been read "
+     "by "
+     "all\n",
+     "__syncthreads();\n    cp_async_wait<0>();\n", kRace},
+    {"08", "a tile of K beyond the last", "if (j + Bc < seqlen) ", "", kOutside},
+    {"08", "the next K too early", "// S = Q K^T.",
+     "if (j + Bc < seqlen) load_tile<Bc, d>(smem.K, gK, j + Bc);\n    // ", kStillWriting},
+
+    // Step 09
+    {"09", "the wrong V half", "{v[2], v[3]}", "{v[0], v[1]}", kWrong},
+    {"09", "fragments of V as of K", "{v[0], v[1]}", "{v[0], v[2]}", kWrong},
+
+    // Step 10
+    {"10", "powers of e", "1.44269504f / sqrtf(d)", "1 / sqrtf(d)", kWrong},
+    {"10",
+     "the maximum in other units",
+     "m_new * scale_log2",
+     "m_new",
+     kWrong,
+     {"normal", "rising"}},
+    {"10", "O not rescaled", "x[e] *= alpha;", ";", kWrong, {"rising"}},
+
+    // Step 11
+    {"11", "one m tile twice", "warp_row + (mt + g) * 16 + row", "warp_row + mt * 16 + row",
+     kWrong},
+
+    // Step 12
+    {"12", "the fragment before its time", "{kk[i % 2][0], kk[i % 2][2]}",
+     "{kk[next % 2][0], kk[next % 2][2]}", kWrong},
+    {"12", "the fragment of V before", "v[next % 2] =\n", "v[0] =\n", kWrong},
+
+    // Step 13
+    {"13", "the old map", "key = lane % 8 + lane / 16 * 8, key_col = lane / 8 % 2 * 8",
+     "key = lane % 16, key_col = lane / 16 * 8", kWrong},
+
+    // Step 14
+    {"14", "O not rescaled", "x[e] *= alpha;", ";", kWrong, {"rising"}},
+    {"14", "l not rescaled", "l[mt][h] *= alpha;", "", kWrong, {"rising"}},
+    {"14", "more slack than fp16 has", "slack = 8", "slack = 100", kNotWritten, {"rising"}},
+    {"14", "each lane for itself", "__any_sync(kAllLanes, lags)", "lags", kForEver, {"one-hot"}},
+    {"14", "the new maximum not kept", "m[mt][h] = m_new;", "", kWrong, {"rising"}},
+
+    // Step 15
+    {"15", "V not waited for", "cp_async_wait<0>();\n    __syncthreads();  // V is",
+     "__syncthreads();  // V is", kStillWriting},
+    {"15",
+     "last tile of K and V skipped",
+     "j < seqlen;",
+     "j < seqlen - Bc;",
+     kWrong,
+     {"normal", "rising", "one-hot", "equal-keys"}},
 };
 
 std::string environment(const char *name, const char *otherwise) {
@@ -308,30 +407,31 @@ TEST_SUITE_BEGIN("planted");
 TEST_CASE("copies without a bug pass all the runs below") {
   std::vector<Job> jobs;
   for (const std::string &step : step_names())
-    jobs.push_back({step,
-                    [step] {
-                      std::string complaint;
-                      const std::string name = step.substr(0, 2) + "-without-a-bug";
-                      const std::string program = build(step, name, source_of(step), complaint);
-                      if (program.empty()) return complaint;
-                      const StepHelp help = read_help(program);
-                      std::vector<std::string> lines;
-                      for (const std::string &layout : help.layouts)
-                        for (const int seed : {1, 2})
-                          lines.push_back(command(program, help.tile, {2, seed, "normal", layout}));
-                      for (const Plant &plant : kPlants)
-                        if (step.starts_with(plant.step + "-"))
-                          for (const Run &run : runs_of(plant))
-                            lines.push_back(command(program, help.tile, run));
-                      std::sort(lines.begin(), lines.end());
-                      lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
-                      std::string failures;
-                      for (const std::string &line : lines)
-                        if (const Finished finished = run_command(line); finished.status != 0)
-                          failures += show(line, finished);
-                      return failures;
-                    },
-                    ""});
+    jobs.push_back(
+        {step,
+         [step] {
+           std::string complaint;
+           const std::string name = step.substr(0, 2) + "-without-a-bug";
+           const std::string program = build(step, name, source_of(step), complaint);
+           if (program.empty()) return complaint;
+           const StepHelp help = read_help(program);
+           std::vector<std::string> lines;
+           for (const std::string &variant : help.variants)
+             for (const int seed : {1, 2})
+               lines.push_back(command(program, help.tile, {2, seed, "normal", variant}));
+           for (const Plant &plant : kPlants)
+             if (step.starts_with(plant.step + "-"))
+               for (const Run &run : runs_of(plant))
+                 lines.push_back(command(program, help.tile, run));
+           std::sort(lines.begin(), lines.end());
+           lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+           std::string failures;
+           for (const std::string &line : lines)
+             if (const Finished finished = run_command(line); finished.status != 0)
+               failures += show(line, finished);
+           return failures;
+         },
+         ""});
   do_all(jobs);
 }
 
@@ -362,11 +462,11 @@ TEST_CASE("every planted bug is reported, in every run") {
   do_all(jobs);
 }
 
-TEST_CASE("every barrier is missed when it is gone, with any order of threads") {
+TEST_CASE("every barrier and every wait is missed when it is gone, with any order of threads") {
   std::vector<Job> jobs;
   for (const std::string &step : step_names()) {
     const std::string source = source_of(step);
-    for (const std::string barrier : {"__syncthreads();", "__syncwarp();"})
+    for (const std::string barrier : {"__syncthreads();", "__syncwarp();", "cp_async_wait<0>();"})
       for (std::size_t at = 0; (at = source.find(barrier, at)) != std::string::npos; at++) {
         const auto line_number = 1 + std::count(source.begin(), source.begin() + at, '\n');
         const std::string name =
@@ -379,17 +479,18 @@ TEST_CASE("every barrier is missed when it is gone, with any order of threads") 
                           const std::string program = build(step, name, without, failures);
                           if (program.empty()) return failures;
                           const StepHelp help = read_help(program);
-                          // With some layouts the barrier is not there to be missed.
+                          // With some variants the barrier is not there to be missed.
                           for (const int seed : {1, 2}) {
                             bool reported = false;
                             std::string shown;
-                            for (const std::string &layout : help.layouts) {
+                            for (const std::string &variant : help.variants) {
                               const std::string line =
-                                  command(program, help.tile, {2, seed, "normal", layout});
+                                  command(program, help.tile, {2, seed, "normal", variant});
                               const Finished finished = run_command(line);
                               reported = reported || reports(finished, kRace) ||
                                          reports(finished, kGlobalRace) ||
-                                         reports(finished, "memory that nobody wrote");
+                                         reports(finished, "memory that nobody wrote") ||
+                                         reports(finished, kStillWriting);
                               shown += show(line, finished);
                             }
                             if (!reported) failures += shown;

@@ -21,13 +21,15 @@ const Strings kShape = {"batch", "heads", "seqlen", "head_dim"};
 // (a fused multiply-add) x 1.98 GHz (boost clock) = 66.9.
 const double kH200Fp32Peak = 132 * 128 * 2 * 1.98e-3;
 const char kFirstTensorCoreStep[] = "05";  // the steps that sort before it stay below that peak
+const size_t kNumber = 2;                  // digits that a step's name begins with
 
 // ---- tables ----
 
 /// What a table is made of.
 struct Request {
   const Csv &csv;
-  std::string step;  // empty if the table takes none
+  const Csv *ceilings;  // of the same GPU; null if there are none
+  std::string step;     // empty if the table takes none
   Filters filters;
   fs::path root, markdown_dir;
 };
@@ -83,7 +85,29 @@ Strings speed_cells(const Rows &rows) {
           rows[0]->at("batch")};
 }
 
-/// ladder BENCH: every step, against the one before and against FlashAttention-2.
+/// The number of the step that a step builds on, as its source says; else the one before it.
+std::string number_before(const fs::path &source, const Strings &names, size_t i) {
+  const std::string text = fs::exists(source) ? read_text(source) : "";
+  std::smatch match;
+  if (std::regex_search(text, match, std::regex("(^|\n)// Before +step ([0-9]{2})")))
+    return match[2];
+  return i == 0 ? "" : names[i - 1].substr(0, kNumber);
+}
+
+/// How much of what it could do a step does, and what that is measured by: of plain fp32, a fused
+/// multiply-add of every lane and clock; of tensor cores, mma.sync with attention's exponentials.
+std::string of_ceiling(const Request &request, const std::string &name, const Rows &rows) {
+  if (rows.empty()) return kDash;
+  if (name < kFirstTensorCoreStep) {
+    const bool h200 = rows[0]->at("device").find("H200") != std::string::npos;
+    return h200 ? percent(tflops(rows) / kH200Fp32Peak) + " of fp32" : kDash;
+  }
+  if (!request.ceilings) return kDash;
+  const std::string mma = rows[0]->at("head_dim") == "64" ? "mma-ex2-64" : "mma-ex2";
+  return percent(tflops(rows) / ceiling(*request.ceilings, mma)) + " of mma";
+}
+
+/// ladder BENCH: every step, against the one it builds on, FlashAttention-2 and its ceiling.
 Strings ladder(const Request &request) {
   Strings names;
   for (const auto &entry : fs::directory_iterator(request.root / "steps")) {
@@ -92,26 +116,30 @@ Strings ladder(const Request &request) {
   }
   std::sort(names.begin(), names.end());
   const double fa2 = tflops(largest_batch(request, "flash-attention-2"));
-  double before = 0;
+  std::map<std::string, double> speeds;  // by number
   std::vector<Strings> table;
-  for (const std::string &name : names) {
-    const fs::path chapter = request.root / "steps" / name / "README.md";
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::string &name = names[i];
+    const fs::path dir = request.root / "steps" / name;
     const Rows rows = largest_batch(request, name);
-    const double speed = tflops(rows);
-    const bool on_h200 = speed > 0 && rows[0]->at("device").find("H200") != std::string::npos;
+    const double speed = speeds[name.substr(0, kNumber)] = tflops(rows);
     Strings row = {name, kDash};
-    if (fs::exists(chapter)) row = {link(name, chapter, request), chapter_idea(chapter)};
+    if (fs::exists(dir / "README.md")) {
+      row = {link(name, dir / "README.md", request), chapter_idea(dir / "README.md")};
+    }
     for (const std::string &cell : speed_cells(rows)) row.push_back(cell);
-    row.push_back(speed > 0 && before > 0 ? times(speed / before) : kDash);
+    const std::string number = number_before(dir / "attention.cu", names, i);
+    const double before = speeds[number];
+    const bool skips = i > 0 && number != names[i - 1].substr(0, kNumber);
+    row.push_back(speed > 0 && before > 0
+                      ? times(speed / before) + (skips ? " (" + number + ")" : "")
+                      : kDash);
     row.push_back(speed > 0 && fa2 > 0 ? percent(speed / fa2) : kDash);
-    row.push_back(name >= kFirstTensorCoreStep ? ""
-                  : on_h200                    ? percent(speed / kH200Fp32Peak)
-                                               : kDash);
+    row.push_back(of_ceiling(request, name, rows));
     table.push_back(row);
-    before = speed;
   }
   return markdown_table({"step", "the idea", ">TFLOP/s", ">ms", ">batch", ">× the step before",
-                         ">of FlashAttention-2", ">of the plain fp32 peak"},
+                         ">of FlashAttention-2", ">of its ceiling"},
                         table);
 }
 
@@ -329,8 +357,9 @@ Strings table(const std::string &name_and_arguments, Results &results,
       throw Error("the table is '" + usages.back() + " [filters]', not '" + name_and_arguments +
                   "'; the name of COUNTERS ends in 'counters'");
     }
-    return t.make({results.read(list[1]), list.size() > 2 ? list[2] : "", filters, results.root(),
-                   markdown_dir});
+    const std::string ceilings = list[1] + "-ceilings";
+    return t.make({results.read(list[1]), results.has(ceilings) ? &results.read(ceilings) : nullptr,
+                   list.size() > 2 ? list[2] : "", filters, results.root(), markdown_dir});
   }
   throw Error("no table '" + name_and_arguments + "'; allowed: " + join(usages, ", "));
 }

@@ -23,6 +23,10 @@ const char kBench[] =
     "02-loop,NVIDIA H200,4,16,1024,64,0,6,4,8,1e-4\n"
     "03-banks:padded,NVIDIA H200,2,16,8192,128,0,5,5,99,1e-4\n"
     "03-banks:padded,NVIDIA H200,16,16,8192,128,0,500,490,17.5,1e-4\n"
+    "05-tensor,NVIDIA H200,16,16,8192,128,0,200,199,240,1e-4\n"
+    "06-dead-end,NVIDIA H200,16,16,8192,128,0,220,210,200,1e-4\n"
+    "07-later,NVIDIA H200,16,16,8192,128,0,110,109,360,1e-4\n"
+    "07-later,NVIDIA H200,16,16,1024,64,0,3,2,150,1e-4\n"
     "flash-attention-2,NVIDIA H200,16,16,8192,128,0,25,24,400,1e-4\n"
     "matmul-fp16,NVIDIA H200,1,1,16384,16384,0,12,12,744,0\n";
 
@@ -38,6 +42,8 @@ const char kCounters[] =
     "00-standard,emulator,1,1,256,64,total,0,global bytes read,500\n"
     "00-standard,emulator,1,1,512,64,total,0,\"barriers, block\",7\n"
     "00-standard,emulator,2,1,512,64,total,0,\"barriers, block\",8\n";
+
+const char kCeilings[] = "name,value,unit\nmma,640,TFLOP/s\nmma-ex2,600,TFLOP/s\ncopy,4.28,TB/s\n";
 
 const char kSource[] =
     "// header\n"
@@ -60,7 +66,10 @@ struct Repository {
     write("steps/00-standard/README.md", "# Step 00: the memory wall\n\nText: none.\n");
     write("steps/02-loop/README.md", "# Step 02: the loop inverted\n");
     write("steps/02-loop/attention.cu", kSource);
-    write("steps/07-later/attention.cu", "\n");
+    write("steps/05-tensor/attention.cu", "// Step 05.\n//\n// Before      step 02: no, 04\n");
+    write("steps/06-dead-end/attention.cu", "\n");
+    write("steps/07-later/attention.cu", "// Before      step 05, not 06\n");
+    write("steps/08-last/attention.cu", "\n");
   }
   ~Repository() { fs::remove_all(root); }
 
@@ -194,6 +203,21 @@ TEST_CASE("docs: a counter's key is the one value of the rows that match") {
   has(message([&] { r.value("[gpu-counters barriers 00-standard]"); }), "a key is");
 }
 
+TEST_CASE("docs: a ceiling's key") {
+  Repository r;
+  r.write("plots/results/gpu-ceilings.csv", kCeilings);
+  CHECK(r.value("[gpu-ceilings mma]:0") == "640");
+  CHECK(r.value("[gpu tflops 07-later] / [gpu-ceilings mma-ex2]:%") == "60%");
+  CHECK(r.value("1e12 * [gpu-ceilings copy]:GB") == "4,280 GB");
+  has(message([&] { r.value("[gpu-ceilings mma-ex]"); }),
+      "no name=mma-ex in gpu-ceilings.csv; there are: name=mma; name=mma-ex2; name=copy");
+  has(message([&] { r.value("[tpu-ceilings mma]"); }), "no results 'tpu-ceilings'");
+  has(message([&] { r.value("[gpu-ceilings]"); }), "or [CEILINGS NAME], not [gpu-ceilings]");
+  has(message([&] { r.value("[gpu-ceilings mma seqlen=1]"); }), "or [CEILINGS NAME], not");
+  r.write("plots/results/old-ceilings.csv", "name,value\nmma,640\n");
+  has(message([&] { r.value("[old-ceilings mma]"); }), "the columns must be name,value,unit");
+}
+
 TEST_CASE("docs: a CSV file with other columns, or a field that is no number") {
   Repository r;
   r.write("plots/results/old.csv", "step,tflops\n02-loop,1\n");
@@ -207,16 +231,20 @@ TEST_CASE("docs: a CSV file with other columns, or a field that is no number") {
 
 TEST_CASE("docs: tables of speeds") {
   Repository r;
-  CHECK(
-      r.table("ladder gpu") ==
+  const std::string heading =
       "| step | the idea | TFLOP/s | ms | batch | × the step before | of FlashAttention-2 | "
-      "of the plain fp32 peak |\n"
-      "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-      "| [00-standard](steps/00-standard/README.md) | the memory wall | 2.50 | 400 | 2 | — | 0.62% "
-      "| 3.7% |\n"
-      "| [02-loop](steps/02-loop/README.md) | the loop inverted | 12.0 | 890 | 16 | 4.8× | 3.0% | "
-      "18% |\n"
-      "| 07-later | — | — | — | — | — | — |  |");
+      "of its ceiling |\n"
+      "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+  CHECK(r.table("ladder gpu") ==
+        heading +
+            "| [00-standard](steps/00-standard/README.md) | the memory wall | 2.50 | 400 | 2 | — | "
+            "0.62% | 3.7% of fp32 |\n"
+            "| [02-loop](steps/02-loop/README.md) | the loop inverted | 12.0 | 890 | 16 | 4.8× | "
+            "3.0% | 18% of fp32 |\n"
+            "| 05-tensor | — | 240 | 200 | 16 | 20× | 60% | — |\n"
+            "| 06-dead-end | — | 200 | 220 | 16 | 0.83× | 50% | — |\n"
+            "| 07-later | — | 360 | 110 | 16 | 1.50× (05) | 90% | — |\n"
+            "| 08-last | — | — | — | — | — | — | — |");
   CHECK(r.table("peers gpu") ==
         "| peer | TFLOP/s | ms | batch |\n"
         "| --- | ---: | ---: | ---: |\n"
@@ -226,6 +254,22 @@ TEST_CASE("docs: tables of speeds") {
         "| --- | ---: | ---: | ---: |\n"
         "| padded | 17.5 | 500 | 16 |");
   has(message([&] { r.table("variants gpu 02-loop"); }), "no 02-loop:VARIANT in gpu.csv");
+}
+
+TEST_CASE("docs: the ladder's ceiling of the tensor-core steps") {
+  Repository r;
+  r.write("plots/results/gpu-ceilings.csv", kCeilings);
+  const std::string table = r.table("ladder gpu");
+  has(table, "| 3.0% | 18% of fp32 |\n");
+  has(table, "| 60% | 40% of mma |\n");
+  has(table, "| 90% | 60% of mma |\n");
+  const std::string at_64 = "ladder gpu seqlen=1024 head_dim=64";  // has a ceiling of its own
+  has(message([&] { r.table(at_64); }), "no name=mma-ex2-64 in gpu-ceilings.csv");
+  r.write("plots/results/tpu.csv", r.read("plots/results/gpu.csv"));
+  r.write("plots/results/tpu-ceilings.csv", std::string(kCeilings) + "mma-ex2-64,500,TFLOP/s\n");
+  has(r.table("ladder tpu seqlen=1024 head_dim=64"),
+      "| 07-later | — | 150 | 3.00 | 16 | — | — | "
+      "30% of mma |\n");
 }
 
 TEST_CASE("docs: tables of counters") {

@@ -29,7 +29,8 @@ Regions, all of them HTML comments:
       contains LAST; no LAST, that one line. The path is relative to the Markdown file.
 
   <!-- table: NAME ARGS... --> ... <!-- /table -->
-      ladder BENCH [filters]             every step: TFLOP/s, ms, against the step before and FA2
+      ladder BENCH [filters]             every step: TFLOP/s, ms, against the step before, against
+                                         FlashAttention-2 and, from BENCH-ceilings, its ceiling
       peers BENCH [filters]              every name in the CSV that is no step
       variants BENCH STEP [filters]      the rows named STEP:VARIANT
       counters COUNTERS STEP [filters]   each counter, emulator beside ncu
@@ -41,7 +42,8 @@ Regions, all of them HTML comments:
       EXPR is arithmetic (+ - * / and parentheses) over numbers and keys:
         [BENCH COLUMN STEP filters]              e.g. [h200 tflops 02-loop-inverted seqlen=1024]
         [COUNTERS SOURCE COUNTER STEP filters]   e.g. [h200-counters ncu dram bytes 02-loop-inverted]
-      BENCH and COUNTERS are the names of CSV files, COUNTERS one that ends in "counters".
+        [CEILINGS NAME]                          e.g. [h200-ceilings mma-ex2], in the file's unit
+      These begin with the name of a CSV file: COUNTERS ends in "counters", CEILINGS in "ceilings".
       FORMAT: 0, 1, 2... decimals; s3 significant digits (the default); "," 1,234,567; % or %1
       a ratio as percent; x a ratio as 7.3x; GB, MB, KB bytes.
       It may stand anywhere but at the start of a line, where Markdown would end the paragraph.

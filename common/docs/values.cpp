@@ -19,12 +19,17 @@ const Strings kBenchColumns =
     words("step device batch heads seqlen head_dim causal median_ms min_ms tflops rms_error");
 const Strings kCounterColumns =
     words("step source batch heads seqlen head_dim kernel line counter value");
+const Strings kCeilingColumns = words("name value unit");
 const Filters kBenchDefaults = {
     {"seqlen", '=', "8192"}, {"head_dim", '=', "128"}, {"causal", '=', "0"}};
 const Filters kCounterDefaults = {{"kernel", '=', "total"}, {"line", '=', "0"}};
 
 bool is_counters(const std::string &name) {
   return name.ends_with("counters");
+}
+
+bool is_ceilings(const std::string &name) {
+  return name.ends_with("ceilings");
 }
 
 bool contains(const Strings &list, const std::string &s) {
@@ -86,12 +91,13 @@ std::string different(const Rows &rows, const Strings &columns) {
 /// The value of a key, given without its brackets.
 double key(const std::string &text, Results &results) {
   Strings list = words(text);
+  if (list.size() == 2 && is_ceilings(list[0])) return ceiling(results.read(list[0]), list[1]);
   const bool counters = !list.empty() && is_counters(list[0]);
   Filters filters = take_filters(list, counters);
   if (counters ? list.size() < 4 : list.size() != 3) {
     throw Error(
-        "a key is [BENCH COLUMN STEP filters] or [COUNTERS SOURCE COUNTER STEP filters], "
-        "not [" +
+        "a key is [BENCH COLUMN STEP filters], [COUNTERS SOURCE COUNTER STEP filters] or "
+        "[CEILINGS NAME], not [" +
         text + "]");
   }
   const Csv &csv = results.read(list[0]);
@@ -273,10 +279,14 @@ std::string times(double ratio) {
 Results::Results(const fs::path &dir)
     : dir_((fs::absolute(dir) / "").lexically_normal().parent_path()) {}
 
+bool Results::has(const std::string &name) const {
+  return fs::is_regular_file(dir_ / (name + ".csv"));
+}
+
 const Csv &Results::read(const std::string &name) {
   if (const auto found = read_.find(name); found != read_.end()) return found->second;
   const fs::path path = dir_ / (name + ".csv");
-  if (!fs::is_regular_file(path)) {
+  if (!has(name)) {
     Strings names;
     for (const auto &entry : fs::directory_iterator(dir_)) {
       if (entry.path().extension() == ".csv") names.push_back(entry.path().stem());
@@ -284,7 +294,9 @@ const Csv &Results::read(const std::string &name) {
     std::sort(names.begin(), names.end());
     throw Error("no results '" + name + "'; there are: " + join(names, " "));
   }
-  const Strings &columns = is_counters(name) ? kCounterColumns : kBenchColumns;
+  const Strings &columns = is_counters(name)   ? kCounterColumns
+                           : is_ceilings(name) ? kCeilingColumns
+                                               : kBenchColumns;
   const Strings lines = split(read_text(path), "\n");
   Csv csv = {name, {}};
   for (size_t i = 0; i < lines.size(); ++i) {
@@ -368,6 +380,10 @@ double counter_value(const Rows &rows) {
     }
   }
   return number(*rows.at(0), "value");
+}
+
+double ceiling(const Csv &csv, const std::string &name) {
+  return number(*require(csv, {{"name", '=', name}}).at(0), "value");
 }
 
 std::string inline_value(const std::string &expression_and_format, Results &results) {

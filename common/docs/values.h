@@ -46,7 +46,8 @@ struct Filter {
 };
 using Filters = std::vector<Filter>;
 
-/// A results file: counters if its name ends in "counters", else a benchmark.
+/// A results file: counters if its name ends in "counters", ceilings if in "ceilings", else a
+/// benchmark.
 struct Csv {
   std::string name;  // without directory and ".csv"
   std::vector<Row> rows;
@@ -56,6 +57,9 @@ struct Csv {
 class Results {
  public:
   explicit Results(const std::filesystem::path &dir);
+
+  /// Whether there is a file `name`.csv.
+  bool has(const std::string &name) const;
 
   /// The file `name`.csv. Throws if there is none, or if its columns are not those of its kind.
   const Csv &read(const std::string &name);
@@ -86,6 +90,9 @@ double median(const Rows &rows, const std::string &column);
 
 /// The one value of a counter, which several rows may repeat but not contradict.
 double counter_value(const Rows &rows);
+
+/// What this GPU can do at most in one respect: a value of a ceilings file, in the file's unit.
+double ceiling(const Csv &csv, const std::string &name);
 
 /// The value of `EXPR:FORMAT`, as printed between <!--=EXPR:FORMAT--> and <!--/-->.
 std::string inline_value(const std::string &expression_and_format, Results &results);

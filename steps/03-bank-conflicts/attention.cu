@@ -140,9 +140,10 @@ __global__ void __launch_bounds__(warps * 32, 3)  // threads a block; 3 fit an H
 }
 
 /// K^T of each head, for the Transposed layout. A block turns a 32 x 32 tile.
-__global__ void transpose(const half *K,  // [batch * heads, seqlen, d]
-                          half *K_T,      // [batch * heads, d, seqlen]
-                          int seqlen, int d) {
+__global__ void __launch_bounds__(warps * 32)  // threads a block
+    transpose(const half *K,                   // [batch * heads, seqlen, d]
+              half *K_T,                       // [batch * heads, d, seqlen]
+              int seqlen, int d) {
   auto &tile = shared_storage<Tile<half, 32, 34>>();  // 34: a column lies in 32 banks
   const std::int64_t head = std::int64_t{blockIdx.z} * seqlen * d;
   const Matrix<const half> gK{K + head, seqlen, d};

@@ -1,0 +1,330 @@
+// What this GPU can do at most: tensor cores through mma.sync, shared memory, the L2 cache and HBM.
+// A program of its own, which `make ceilings` builds and runs; the steps are measured against it.
+#include <cuda_fp16.h>
+#include <getopt.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iomanip>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/ptx.h"
+
+namespace {
+
+// 8 warps a multiprocessor, as many as two blocks of FlashAttention-2 have, or of step 11.
+constexpr int warps = 4, blocks_per_sm = 2;
+// A warp's loops have this many mma or ldmatrix, none of which waits for another.
+constexpr int independent = 16;
+constexpr int words_per_thread = 32;  // of random data: more than what a thread starts from
+
+/// Two standard normal fp16 a word (Box and Muller), from a hash of the word's index (splitmix64).
+__global__ void draw(std::uint32_t *words, std::size_t count) {
+  const std::size_t threads = std::size_t{gridDim.x} * blockDim.x;
+  for (std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += threads) {
+    std::uint64_t x = (i + 1) * 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    x ^= x >> 31;
+    const float radius = sqrtf(-2 * logf((static_cast<float>(x >> 40) + 0.5f) * 0x1p-24f));
+    const float turn = static_cast<float>(x & 0xffffff) * 0x1p-23f;  // in units of pi
+    words[i] = pack(radius * cospif(turn), radius * sinpif(turn));
+  }
+}
+
+/// Fragments to multiply: `rows` of A, 4 of B, from the thread's own random words.
+template <int rows>
+struct Operands {
+  FragmentA a[rows];
+  FragmentB b[4];
+
+  __device__ explicit Operands(const std::uint32_t *random) {
+    random += (blockIdx.x * blockDim.x + threadIdx.x) * words_per_thread;
+    for (FragmentA &fragment : a)
+      for (int i = 0; i < 4; i++) fragment[i] = *random++;
+    for (FragmentB &fragment : b)
+      for (int i = 0; i < 2; i++) fragment[i] = *random++;
+  }
+};
+
+/// Something that depends on all sums, so that none of them is optimised away.
+template <int rows, int cols>
+__device__ float total(const FragmentC (&c)[rows][cols]) {
+  float sum = 0;
+  for (const auto &row : c)
+    for (const FragmentC &fragment : row)
+      for (int i = 0; i < 4; i++) sum += fragment[i];
+  return sum;
+}
+
+/// mma from registers alone, with one ex2 in every `mma_per_ex2` of them (0: none).
+template <int mma_per_ex2>
+__global__ void __launch_bounds__(warps * 32, blocks_per_sm)
+    multiply(const std::uint32_t *random, float *sink, int iterations) {
+  const Operands<4> operands(random);
+  FragmentC c[4][4] = {};
+  float e[4] = {0.1f, 0.2f, 0.3f, 0.4f};
+#pragma unroll 1
+  for (int i = 0; i < iterations; i++) {
+#pragma unroll
+    for (int j = 0; j < independent; j++) {
+      mma(c[j / 4][j % 4], operands.a[j / 4], operands.b[j % 4]);
+      if constexpr (mma_per_ex2 > 0)
+        if (j % mma_per_ex2 == 0) e[j / mma_per_ex2 % 4] = ex2(-e[j / mma_per_ex2 % 4]);
+    }
+  }
+  sink[blockIdx.x * blockDim.x + threadIdx.x] = total(c) + e[0] + e[1] + e[2] + e[3];
+}
+
+/// A part of shared memory for each warp, which it alone reads and writes.
+struct SharedStorage {
+  alignas(16) std::uint32_t words[warps][independent][4 * 32];
+};
+
+/// Fills the warp's part with random data, and names the lane's first row. 8 rows of 16 bytes that
+/// follow each other lie in all banks: an ldmatrix.x4 takes 4 wavefronts, the fewest for 512 bytes.
+__device__ const half *fill(SharedStorage &smem, const std::uint32_t *random) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int j = 0; j < independent; j++)
+    for (int i = lane; i < 4 * 32; i += 32) smem.words[warp][j][i] = random[j * 128 + i];
+  __syncwarp();
+  return reinterpret_cast<const half *>(smem.words[warp][0]) + lane * 8;
+}
+constexpr int halfs_per_x4 = 4 * 64;  // from one ldmatrix.x4 to the next
+
+/// ldmatrix.x4 alone.
+__global__ void __launch_bounds__(warps * 32, blocks_per_sm)
+    read_shared(const std::uint32_t *random, float *sink, int iterations) {
+  __shared__ SharedStorage smem;
+  const half *row = fill(smem, random);
+  std::uint32_t x = 0;
+#pragma unroll 1
+  for (int i = 0; i < iterations; i++) {
+#pragma unroll
+    for (int j = 0; j < independent; j++) {
+      const Vector<std::uint32_t, 4> r = ldmatrix_x4(row[j * halfs_per_x4]);
+      x ^= r[0] ^ r[1] ^ r[2] ^ r[3];
+    }
+  }
+  sink[blockIdx.x * blockDim.x + threadIdx.x] = static_cast<float>(x);
+}
+
+/// mma whose B comes from shared memory, as in a warp that owns 32 rows: an ldmatrix.x4 brings two
+/// fragments, each is multiplied with two of A.
+__global__ void __launch_bounds__(warps * 32, blocks_per_sm)
+    multiply_shared(const std::uint32_t *random, float *sink, int iterations) {
+  __shared__ SharedStorage smem;
+  const half *row = fill(smem, random);
+  const Operands<2> operands(random);
+  FragmentC c[2][8] = {};
+#pragma unroll 1
+  for (int i = 0; i < iterations; i++) {
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+      const Vector<std::uint32_t, 4> b = ldmatrix_x4(row[n / 2 * halfs_per_x4]);
+      for (int m = 0; m < 2; m++) {
+        mma(c[m][n], operands.a[m], {b[0], b[1]});
+        mma(c[m][n + 1], operands.a[m], {b[2], b[3]});
+      }
+    }
+  }
+  sink[blockIdx.x * blockDim.x + threadIdx.x] = total(c);
+}
+
+constexpr int l2_threads = 256, l2_loads = 4;  // of 16 bytes, in flight at once: 32 KB an SM
+
+/// Every block reads the whole buffer, a part at a time, past the L1 cache (__ldcg). The buffer is
+/// 16 KB for each block: a few MB, which any L2 cache since sm_80 holds.
+__global__ void __launch_bounds__(l2_threads, blocks_per_sm)
+    read_l2(const std::uint32_t *random, float *sink, int iterations) {
+  uint4 x = {};
+#pragma unroll 1
+  for (int i = 0; i < iterations; i++) {
+    const unsigned part = (blockIdx.x + static_cast<unsigned>(i)) % gridDim.x;
+    const uint4 *first = reinterpret_cast<const uint4 *>(random) + part * l2_threads * l2_loads;
+#pragma unroll
+    for (int j = 0; j < l2_loads; j++) {
+      const uint4 y = __ldcg(first + j * l2_threads + threadIdx.x);
+      x.x ^= y.x, x.y ^= y.y, x.z ^= y.z, x.w ^= y.w;
+    }
+  }
+  sink[blockIdx.x * blockDim.x + threadIdx.x] = static_cast<float>(x.x ^ x.y ^ x.z ^ x.w);
+}
+
+// --- the program ---------------------------------------------------------------------------------
+
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct NoGpu : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+void check(cudaError_t error, const char *what) {
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+/// The median milliseconds of 21 launches, after 5 that warm the GPU up.
+template <class Launch>
+float median_ms(const Launch &launch) {
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "cudaEventCreate");
+  check(cudaEventCreate(&end), "cudaEventCreate");
+  std::vector<float> ms(26);
+  for (float &elapsed : ms) {
+    check(cudaEventRecord(begin), "cudaEventRecord");
+    launch();
+    check(cudaGetLastError(), "kernel launch");
+    check(cudaEventRecord(end), "cudaEventRecord");
+    check(cudaEventSynchronize(end), "the kernel failed");
+    check(cudaEventElapsedTime(&elapsed, begin, end), "cudaEventElapsedTime");
+  }
+  check(cudaEventDestroy(begin), "cudaEventDestroy");
+  check(cudaEventDestroy(end), "cudaEventDestroy");
+  std::sort(ms.begin() + 5, ms.end());
+  return ms[5 + 21 / 2];
+}
+
+using Kernel = void (*)(const std::uint32_t *random, float *sink, int iterations);
+
+/// Runs kernels with two blocks on each multiprocessor.
+class Bench {
+ public:
+  explicit Bench(const cudaDeviceProp &gpu) : blocks_(blocks_per_sm * gpu.multiProcessorCount) {
+    const std::size_t words =
+        std::size_t(blocks_) * std::max(warps * 32 * words_per_thread, l2_threads * l2_loads * 4);
+    check(cudaMalloc(&random_, words * sizeof *random_), "cudaMalloc");
+    check(cudaMalloc(&sink_, std::size_t(blocks_) * l2_threads * sizeof *sink_), "cudaMalloc");
+    draw<<<blocks_, 256>>>(random_, words);
+    check(cudaDeviceSynchronize(), "the kernel failed");
+  }
+  ~Bench() {
+    cudaFree(random_);
+    cudaFree(sink_);
+  }
+
+  /// What the grid does in a second, if each warp does `work` in an iteration. A launch has as many
+  /// iterations as take about 20 ms, the time of a fast step at the default shape: the clock that
+  /// the GPU then keeps within its power limit is the one that the steps meet.
+  double rate(Kernel kernel, int threads, double work) const {
+    int iterations = 1000;
+    const auto launch = [&] { kernel<<<blocks_, threads>>>(random_, sink_, iterations); };
+    iterations = std::max(1, static_cast<int>(20 / median_ms(launch) * 1000));
+    return work * threads / 32 * blocks_ * iterations / (median_ms(launch) * 1e-3);
+  }
+
+ private:
+  int blocks_;
+  std::uint32_t *random_ = nullptr;
+  float *sink_ = nullptr;
+};
+
+/// Bytes a second, read plus written, of a copy between two buffers far larger than the L2 cache.
+double copy_rate() {
+  std::size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+  const std::size_t bytes = std::min(std::size_t{2} << 30, free / 3 / 256 * 256);
+  std::uint32_t *from = nullptr, *to = nullptr;
+  check(cudaMalloc(&from, bytes), "cudaMalloc");
+  check(cudaMalloc(&to, bytes), "cudaMalloc");
+  draw<<<1024, 256>>>(from, bytes / sizeof *from);
+  const float ms = median_ms([&] {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice), "cudaMemcpyAsync");
+  });
+  cudaFree(from);
+  cudaFree(to);
+  return 2.0 * static_cast<double>(bytes) / (ms * 1e-3);
+}
+
+struct Row {
+  const char *name, *what;
+  double value;  // a second
+  const char *unit;
+};
+
+std::vector<Row> measure() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) throw NoGpu("no GPU here");
+  cudaDeviceProp gpu;
+  check(cudaGetDeviceProperties(&gpu, 0), "cudaGetDeviceProperties");
+  if (gpu.major < 8) throw NoGpu("mma.m16n8k16 needs a GPU of sm_80 or later");
+  std::printf("%s, %d multiprocessors\n", gpu.name, gpu.multiProcessorCount);
+
+  const Bench bench(gpu);
+  const int threads = warps * 32;
+  const double mma_work = independent * 2.0 * 16 * 8 * 16, load_work = independent * 512.0;
+  // A 16 x 8 tile of scores is d / 16 mma in Q K^T, and half of a 16 x 16 operand in P V, which is
+  // d / 8 mma: d / 8 in all. Its 128 exponentials are 4 ex2 of a warp. So d / 32 mma for an ex2.
+  return {
+      {"mma", "mma.m16n8k16 from registers", bench.rate(multiply<0>, threads, mma_work), "FLOP/s"},
+      {"mma-ex2", "with attention's ex2 at head dim 128, one for 4 mma",
+       bench.rate(multiply<128 / 32>, threads, mma_work), "FLOP/s"},
+      {"mma-ex2-64", "with attention's ex2 at head dim 64, one for 2 mma",
+       bench.rate(multiply<64 / 32>, threads, mma_work), "FLOP/s"},
+      {"mma-ldmatrix", "with an ldmatrix.x4 for 4 mma",
+       bench.rate(multiply_shared, threads, mma_work), "FLOP/s"},
+      {"ldmatrix", "shared memory, by ldmatrix.x4", bench.rate(read_shared, threads, load_work),
+       "B/s"},
+      {"l2-read", "the L2 cache, past the L1 caches",
+       bench.rate(read_l2, l2_threads, 32.0 * l2_loads * sizeof(uint4)), "B/s"},
+      {"copy", "HBM: a copy, bytes read and written", copy_rate(), "B/s"},
+  };
+}
+
+constexpr const char *kHelp =
+    "usage: ceilings [options]\n"
+    "\n"
+    "Measures what this GPU can do at most: mma.m16n8k16, with and without the exponentials of\n"
+    "attention and the loads of its operands, shared memory, the L2 cache and HBM.\n"
+    "\n"
+    "  --csv FILE  write the results: name,value,unit\n"
+    "  --help      this\n"
+    "\n"
+    "Exit status: 0 measured; 1 a kernel failed; 2 bad arguments; 3 no GPU, or one before sm_80.\n";
+
+int run(int argc, char **argv) {
+  const option table[] = {
+      {"csv", required_argument, nullptr, 'c'}, {"help", no_argument, nullptr, 'h'}, {}};
+  std::ofstream csv;
+  for (int key; (key = getopt_long(argc, argv, "h", table, nullptr)) != -1;) {
+    if (key == 'h') {
+      std::fputs(kHelp, stdout);
+      return 0;
+    }
+    if (key != 'c') return 2;  // getopt_long has said what is wrong
+    csv.open(optarg);
+    if (!csv) throw UsageError(std::string("--csv ") + optarg + ": cannot be written");
+  }
+  if (optind < argc)
+    throw UsageError(std::string(argv[optind]) + ": not an option; --help lists the options");
+  csv << "name,value,unit\n";
+  for (const Row &row : measure()) {
+    std::printf("%-12s %6.4g T%-6s  %s\n", row.name, row.value / 1e12, row.unit, row.what);
+    csv << row.name << "," << std::setprecision(4) << row.value / 1e12 << ",T" << row.unit << "\n";
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  const auto complain = [](const std::exception &error, int status) {
+    std::fprintf(stderr, "ceilings: %s\n", error.what());
+    return status;
+  };
+  try {
+    return run(argc, argv);
+  } catch (const UsageError &error) {
+    return complain(error, 2);
+  } catch (const NoGpu &error) {
+    return complain(error, 3);
+  } catch (const std::exception &error) {
+    return complain(error, 1);
+  }
+}

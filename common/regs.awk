@@ -1,0 +1,94 @@
+# What each kernel takes, and how many of its blocks fit a multiprocessor: a line a kernel.
+# Input: for each step a file STEP.txt, its PTX and then what ptxas -v says of it, both demangled.
+# Variable: arch. PTX has the threads of a block (__launch_bounds__) and, in a comment that
+# shared_storage() of common/kernel.h leaves there, the bytes of shared memory that the launch asks
+# for; ptxas has the rest.
+BEGIN {
+  # CUDA C++ Programming Guide, 'Technical Specifications per Compute Capability': resident warps,
+  # resident blocks and KB of shared memory of a multiprocessor. All have 65536 registers.
+  limits["75"] = "32 16 64"
+  limits["80"] = "64 32 164"
+  limits["86"] = "48 16 100"
+  limits["87"] = "48 16 164"
+  limits["89"] = "48 24 100"
+  limits["90"] = "64 32 228"
+  name = arch
+  gsub(/[^0-9]/, "", arch)
+  split(limits[arch], limit, " ")
+}
+
+function up(value, multiple) { return int((value + multiple - 1) / multiple) * multiple }
+
+# The last field that begins with `word`, or 0.
+function field(word,  i) {
+  for (i = NF; i > 0 && index($i, word) != 1; i--);
+  return i
+}
+
+# "00-scores <64>", as a key that both parts of the input have.
+function kernel_of(text) {
+  gsub(/\(anonymous namespace\)::|void |'/, "", text)
+  gsub(/> >/, ">>", text)
+  sub(/\(.*/, "", text)
+  return step SUBSEP text
+}
+
+FNR == 1 {
+  step = FILENAME
+  gsub(/.*\/|\.txt$/, "", step)
+}
+/\.entry/ {
+  sub(/.*\.entry /, "")
+  kernel = kernel_of($0)
+  order[++kernels] = kernel
+}
+/^\.maxntid/ {
+  gsub(",", "")
+  threads[kernel] = $2 * $3 * $4
+}
+/\/\/ shared memory:/ { dynamic[kernel] = $NF }
+/Function properties for/ {
+  sub(/.*properties for /, "")
+  kernel = kernel_of($0)
+}
+/spill stores/ { spilled[kernel] = $(NF - 7) + $(NF - 3) }  # bytes of stores, bytes of loads
+/Used .* registers/ {
+  registers[kernel] = $(field("registers") - 1)
+  static[kernel] = field("smem") ? $(field("smem") - 2) : 0
+}
+
+# Sets `blocks`, how many fit a multiprocessor, and `by`, what does not suffice for one more. The
+# units of allocation are those of the toolkit's cuda_occupancy.h: a warp's registers come in 256s
+# from its quarter of the multiprocessor, a block's shared memory in 128 bytes (before sm_80: 256),
+# and 1 KB more of it goes to the system from sm_80 on.
+function fit(kernel, warps,  shared) {
+  shared = static[kernel] + dynamic[kernel] + (arch >= 80 ? 1024 : 0)
+  blocks = limit[2]
+  by = "blocks"
+  at_most(int(limit[1] / warps), "warps")
+  at_most(int(4 * int(16384 / up(32 * registers[kernel], 256)) / warps), "registers")
+  if (shared) at_most(int(1024 * limit[3] / up(shared, arch >= 80 ? 128 : 256)), "shared memory")
+}
+function at_most(count, what) {
+  if (count >= blocks) return
+  blocks = count
+  by = what
+}
+
+END {
+  row = "%-22s %-37s %9s %10s %7s %6s  %-14s %7s%s\n"
+  printf row, "for " name, "", "registers", "shared KB", "blocks", "warps", "", "spilled", ""
+  printf row, "step", "kernel", "a thread", "a block", "an SM", "an SM", "limited by", "bytes", ""
+  for (i = 1; i <= kernels; i++) {
+    kernel = order[i]
+    split(kernel, part, SUBSEP)
+    warps = up(threads[kernel], 32) / 32
+    blocks = "?"
+    by = limit[1] ? "(no bounds)" : "(" name ")"
+    if (warps && limit[1]) fit(kernel, warps)
+    printf row, part[1], part[2], registers[kernel],
+      sprintf("%.1f", (static[kernel] + dynamic[kernel]) / 1024),
+      blocks, blocks == "?" ? "?" : blocks * warps, by, spilled[kernel],
+      spilled[kernel] ? "  SPILLS" : ""
+  }
+}

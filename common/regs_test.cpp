@@ -1,0 +1,115 @@
+// What `make regs` prints of a kernel: regs.awk, given a piece of PTX and of what ptxas -v says.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "common/process.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kNamespace = "(anonymous namespace)::";
+
+struct Kernel {
+  std::string name;
+  int threads;  // 0: no __launch_bounds__
+  int registers, dynamic_bytes, static_bytes, spill_stores, spill_loads;
+};
+
+/// The lines of regs.awk for one step, without the heading.
+std::vector<std::string> table(const std::string &arch, const std::vector<Kernel> &kernels) {
+  std::string ptx, log;
+  for (const Kernel &k : kernels) {
+    ptx += "\t.entry " + kNamespace + k.name + "(\n\t.param .u64 p\n)\n";
+    if (k.threads) ptx += ".maxntid " + std::to_string(k.threads) + ", 1, 1\n.minnctapersm 2\n";
+    ptx += "{\n\t// begin inline asm\n";
+    if (k.dynamic_bytes) ptx += "\t// shared memory: " + std::to_string(k.dynamic_bytes) + "\n";
+    ptx += "\t// end inline asm\n\tret;\n}\n";
+    log = "ptxas info    : Compiling entry function '" + kNamespace + k.name + "' for '" + arch +
+          "'\nptxas info    : Function properties for " + kNamespace + k.name +
+          "\n    24 bytes stack frame, " + std::to_string(k.spill_stores) +
+          " bytes spill stores, " + std::to_string(k.spill_loads) +
+          " bytes spill loads\nptxas info    : Used " + std::to_string(k.registers) +
+          " registers, used 1 barriers, 24 bytes cumulative stack size" +
+          (k.static_bytes ? ", " + std::to_string(k.static_bytes) + " bytes smem" : "") + "\n" +
+          log;  // ptxas goes from the last to the first
+  }
+  const fs::path file =
+      fs::temp_directory_path() / ("regs." + std::to_string(getpid())) / "07-some-step.txt";
+  fs::create_directories(file.parent_path());
+  std::ofstream(file) << ptx + log;
+  const Finished run = run_command("awk -f common/regs.awk -v arch=" + arch + " " + file.string());
+  fs::remove_all(file.parent_path());
+  REQUIRE(run.status == 0);
+  CHECK(run.err == "");
+  std::vector<std::string> lines = lines_of(run.out);
+  REQUIRE(lines.size() == 2 + kernels.size());
+  CHECK(lines[0].starts_with("for " + arch + " "));
+  lines.erase(lines.begin(), lines.begin() + 2);
+  return lines;
+}
+
+/// A line, its columns set apart by one space.
+std::string line(const std::string &arch, const Kernel &kernel) {
+  const std::vector<std::string> lines = table(arch, {kernel});
+  std::string words;
+  for (const char c : lines[0])
+    if (c != ' ' || words.back() != ' ') words += c;
+  return words;
+}
+
+}  // namespace
+
+// The numbers of blocks are those of cuda_occupancy.h.
+TEST_CASE("regs: what limits the blocks of a multiprocessor") {
+  CHECK(line("sm_90", {"attention<128>", 128, 255, 65536, 0, 0, 0}) ==
+        "07-some-step attention<128> 255 64.0 2 8 registers 0");
+  CHECK(line("sm_90", {"attention<64>", 128, 128, 81920, 0, 0, 0}) ==
+        "07-some-step attention<64> 128 80.0 2 8 shared memory 0");
+  CHECK(line("sm_90", {"attention<64>", 128, 168, 0, 0, 0, 0}) ==
+        "07-some-step attention<64> 168 0.0 3 12 registers 0");
+  CHECK(line("sm_90", {"softmax", 256, 32, 0, 64, 0, 0}) ==
+        "07-some-step softmax 32 0.1 8 64 warps 0");
+  CHECK(line("sm_90", {"tiny", 32, 16, 0, 0, 0, 0}) == "07-some-step tiny 16 0.0 32 32 blocks 0");
+  CHECK(line("sm_90a", {"tiny", 32, 16, 0, 0, 0, 0}) == "07-some-step tiny 16 0.0 32 32 blocks 0");
+  CHECK(line("sm_89", {"tiny", 32, 16, 0, 0, 0, 0}) == "07-some-step tiny 16 0.0 24 24 blocks 0");
+  // A quarter of the multiprocessor has registers for 6 warps of 80, not for 6 and a quarter.
+  CHECK(line("sm_90", {"tiny", 32, 80, 0, 0, 0, 0}) ==
+        "07-some-step tiny 80 0.0 24 24 registers 0");
+  // Rounded up to the next 128 bytes, or to the next 256, there is one block less.
+  CHECK(line("sm_90", {"tiny", 32, 16, 32329, 0, 0, 0}) ==
+        "07-some-step tiny 16 31.6 6 6 shared memory 0");
+  CHECK(line("sm_75", {"tiny", 32, 16, 9344, 0, 0, 0}) ==
+        "07-some-step tiny 16 9.1 6 6 shared memory 0");
+  // 100 KB: three blocks of 32.33 KB, if there were not 1 KB of each for the system.
+  CHECK(line("sm_86", {"attention<64>", 128, 64, 33000, 0, 0, 0}) ==
+        "07-some-step attention<64> 64 32.2 3 12 shared memory 0");
+  CHECK(line("sm_86", {"attention<64>", 128, 64, 33152, 0, 0, 0}) ==
+        "07-some-step attention<64> 64 32.4 2 8 shared memory 0");
+  CHECK(line("sm_75", {"attention<64>", 128, 64, 32768, 0, 0, 0}) ==
+        "07-some-step attention<64> 64 32.0 2 8 shared memory 0");
+  CHECK(line("sm_75", {"attention<128>", 128, 64, 75776, 0, 0, 0}) ==
+        "07-some-step attention<128> 64 74.0 0 0 shared memory 0");
+}
+
+TEST_CASE("regs: a spill shows, and so does what is not known") {
+  CHECK(line("sm_80", {"attention<128>", 128, 255, 65536, 0, 52, 44}) ==
+        "07-some-step attention<128> 255 64.0 2 8 registers 96 SPILLS");
+  CHECK(line("sm_80", {"transpose", 0, 32, 2176, 0, 0, 0}) ==
+        "07-some-step transpose 32 2.1 ? ? (no bounds) 0");
+  CHECK(line("sm_123", {"tiny", 32, 16, 0, 0, 0, 0}) == "07-some-step tiny 16 0.0 ? ? (sm_123) 0");
+}
+
+TEST_CASE("regs: a line for each kernel, in the order of the source") {
+  const std::vector<std::string> lines =
+      table("sm_90", {{"scores<64>", 128, 21, 20480, 0, 0, 0}, {"softmax", 256, 32, 64, 0, 0, 8}});
+  CHECK(lines[0].find(" scores<64> ") != std::string::npos);
+  CHECK(lines[1].find(" softmax ") != std::string::npos);
+  CHECK(lines[1].ends_with("  SPILLS"));
+  CHECK(lines[0].find("SPILLS") == std::string::npos);
+}
