@@ -193,7 +193,7 @@ COUNTED := batch=1 heads=2 seqlen=512 head_dim=128
 LARGE := batch=4 heads=16 seqlen=4096 head_dim=128
 shape_options = $(foreach s,$(1),--$(subst _,-,$(subst =, ,$(s))))
 awk_variables = $(foreach s,$(1),-v $(s))
-METRICS := $(shell sed -nE 's/^ *name\["([^"]+_(ld|st|shared|hmma)[^"]*|[^"]*shared_ideal)"\].*/\1/p' plots/ncu.awk | paste -sd,)
+METRICS := $(shell sed -nE 's/^ *name\["([^"]+_(ld|st|shared|hmma\.)[^"]*|[^"]*shared_ideal)"\].*/\1/p' plots/ncu.awk | paste -sd,)
 HBM_METRICS := dram__bytes_read.sum,dram__bytes_write.sum,$(shell echo $(METRICS) | tr , '\n' | grep t_sectors | paste -sd,)
 STALL_REASONS := selected not_selected dispatch_stall short_scoreboard long_scoreboard wait mio_throttle math_pipe_throttle barrier
 STALL_METRICS := $(subst $(space),$(comma),smsp__issue_active.avg.pct_of_peak_sustained_active smsp__inst_executed.sum \

@@ -1,4 +1,4 @@
-// What this GPU can do at most: tensor cores through mma.sync, shared memory, the L2 cache and HBM.
+// What this GPU can do at most: tensor cores through mma.sync, shared memory and HBM.
 // A program of its own, which `make ceilings` builds and runs; the steps are measured against it.
 #include <cuda_fp16.h>
 #include <getopt.h>
@@ -135,26 +135,6 @@ __global__ void __launch_bounds__(warps * 32, blocks_per_sm)
   sink[blockIdx.x * blockDim.x + threadIdx.x] = total(c);
 }
 
-constexpr int l2_threads = 256, l2_loads = 4;  // of 16 bytes, in flight at once: 32 KB an SM
-
-/// Every block reads the whole buffer, a part at a time, past the L1 cache (__ldcg). The buffer is
-/// 16 KB for each block: a few MB, which any L2 cache since sm_80 holds.
-__global__ void __launch_bounds__(l2_threads, blocks_per_sm)
-    read_l2(const std::uint32_t *random, float *sink, int iterations) {
-  uint4 x = {};
-#pragma unroll 1
-  for (int i = 0; i < iterations; i++) {
-    const unsigned part = (blockIdx.x + static_cast<unsigned>(i)) % gridDim.x;
-    const uint4 *first = reinterpret_cast<const uint4 *>(random) + part * l2_threads * l2_loads;
-#pragma unroll
-    for (int j = 0; j < l2_loads; j++) {
-      const uint4 y = __ldcg(first + j * l2_threads + threadIdx.x);
-      x.x ^= y.x, x.y ^= y.y, x.z ^= y.z, x.w ^= y.w;
-    }
-  }
-  sink[blockIdx.x * blockDim.x + threadIdx.x] = static_cast<float>(x.x ^ x.y ^ x.z ^ x.w);
-}
-
 // --- the program ---------------------------------------------------------------------------------
 
 struct UsageError : std::runtime_error {
@@ -197,10 +177,9 @@ using Kernel = void (*)(const std::uint32_t *random, float *sink, int iterations
 class Bench {
  public:
   explicit Bench(const cudaDeviceProp &gpu) : blocks_(blocks_per_sm * gpu.multiProcessorCount) {
-    const std::size_t words =
-        std::size_t(blocks_) * std::max(warps * 32 * words_per_thread, l2_threads * l2_loads * 4);
+    const std::size_t words = std::size_t(blocks_) * warps * 32 * words_per_thread;
     check(cudaMalloc(&random_, words * sizeof *random_), "cudaMalloc");
-    check(cudaMalloc(&sink_, std::size_t(blocks_) * l2_threads * sizeof *sink_), "cudaMalloc");
+    check(cudaMalloc(&sink_, std::size_t(blocks_) * warps * 32 * sizeof *sink_), "cudaMalloc");
     draw<<<blocks_, 256>>>(random_, words);
     check(cudaDeviceSynchronize(), "the kernel failed");
   }
@@ -271,8 +250,6 @@ std::vector<Row> measure() {
        bench.rate(multiply_shared, threads, mma_work), "FLOP/s"},
       {"ldmatrix", "shared memory, by ldmatrix.x4", bench.rate(read_shared, threads, load_work),
        "B/s"},
-      {"l2-read", "the L2 cache, past the L1 caches",
-       bench.rate(read_l2, l2_threads, 32.0 * l2_loads * sizeof(uint4)), "B/s"},
       {"copy", "HBM: a copy, bytes read and written", copy_rate(), "B/s"},
   };
 }
@@ -281,7 +258,7 @@ constexpr const char *kHelp =
     "usage: ceilings [options]\n"
     "\n"
     "Measures what this GPU can do at most: mma.m16n8k16, with and without the exponentials of\n"
-    "attention and the loads of its operands, shared memory, the L2 cache and HBM.\n"
+    "attention and the loads of its operands, shared memory and HBM.\n"
     "\n"
     "  --csv FILE  write the results: name,value,unit\n"
     "  --help      this\n"

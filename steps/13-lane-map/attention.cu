@@ -3,10 +3,10 @@
 // Before      step 11: registers 0 and 2 of an ldmatrix.x4 are one fragment of K, 1 and 3 the
 //             other.
 // Bottleneck  Issue slots: mma takes B from two neighbouring registers, so nvcc copies them
-//             together: over 100 moves a tile.
+//             together: over 200 moves a tile.
 // Change      The order in which lanes name K's rows. Registers 0 and 1 are one fragment, 2 and 3
 //             the other.
-// Prediction  1060 instructions a tile become 910, 14% less: 5 to 10% faster.
+// Prediction  1240 instructions a tile become 1070, 14% less: 5 to 10% faster.
 #include "common/kernel.h"
 
 namespace {
