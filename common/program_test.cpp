@@ -521,4 +521,38 @@ TEST_CASE("--profile names the line whose loads conflict") {
   }
 }
 
+TEST_CASE("the tensor cores' instructions are counted, and their conflicts seen before and after") {
+  const Scratch scratch;
+  // 2 blocks of 2 warps with 2 m tiles, 4 tiles of 32 keys. A tile and m tile: 4 k steps with Q and
+  // 2 of K for 4 mma each, 2 k steps with 8 halves of V for a mma each.
+  const int tiles = 2 * 2 * 2 * 4, x4 = tiles * 4 * 3, x2 = tiles * 2 * 8, mma = tiles * 4 * 4 + x2;
+  const std::map<std::string, int> matrix_wavefronts = {{"05", 8}, {"06", 1}};
+  for (const auto &[step, wavefronts] : matrix_wavefronts) {
+    CAPTURE(step);
+    const std::string file = scratch.file(step + ".csv"), trace = scratch.file(step + "-trace.csv");
+    const Finished run = run_command("./step-" + step + " --profile" + kSmall + " --profile-csv " +
+                                     file + " --trace-csv " + trace);
+    CHECK(run.status == 0);
+    std::map<std::string, long long> total;
+    for (const Row &row : read_csv(file))
+      if (row.at("line") == "0") total[row.at("counter")] = std::stoll(row.at("value"));
+    CHECK(total["mma"] == mma);
+    CHECK(total["ldmatrix"] == x4 + x2);
+    CHECK(total["shared load requests"] == x4 + x2);
+    CHECK(total["shared load wavefronts"] == (4 * x4 + 2 * x2) * wavefronts);
+    CHECK(total["shared load wavefronts, ideal"] == 4 * x4 + 2 * x2);
+    // Q, and for each of 2 blocks K and V: 128 bytes a row, 512 bytes a request.
+    const int copies = (128 + 2 * 2 * 128) * 128 / 512;
+    CHECK(total["cp.async requests"] == copies);
+    CHECK(total["cp.async wavefronts"] == 4 * copies);
+    CHECK(contains(run.out, "  " + std::to_string(mma) + " mma, " + std::to_string(x4 + x2) +
+                                " ldmatrix, " + std::to_string(copies) + " cp.async"));
+    CHECK(contains(run.out, wavefronts == 1 ? "   4.00  const Vector<std::uint32_t, 4> kk"
+                                            : "  32.00  const Vector<std::uint32_t, 4> kk"));
+    std::set<std::string> operations;
+    for (const Row &row : read_csv(trace)) operations.insert(row.at("op"));
+    CHECK(operations == std::set<std::string>{"ldmatrix", "cp.async"});
+  }
+}
+
 TEST_SUITE_END();

@@ -30,7 +30,7 @@ const char *const kGlobalRace = "races in global memory";
 const char *const kOutside = "row or column out of bounds";
 const char *const kNoMemory = "outside of every allocation";
 const char *const kStillWriting = "may still be writing: no cp_async_wait for its group yet";
-const char *const kMisaligned = "at an address that is not a multiple of";
+const char *const kMisaligned = "an address that is not a multiple of";
 const char *const kOtherBarrier = "threads of one block wait at different barriers";
 const char *const kForEver = "threads wait for ever in __syncthreads";
 const char *const kOtherInstruction = "lanes of one warp wait in different instructions";
@@ -207,9 +207,9 @@ const std::vector<Plant> kPlants = {
     {"05", "the wrong V half", "smem.V(k + row, n)", "smem.V(k + (row ^ 8), n)", kWrong},
     {"05", "fragments of K not sorted out", "{kk[0], kk[2]}", "{kk[0], kk[1]}", kWrong},
     {"05", "V without its transposition",
-     "mma(o[mt][n / 8], p, ldmatrix_x2_trans(smem.V(k + row, n)))",
-     "const auto v = ldmatrix_x4(smem.V(k + row, n / 16 * 16 + col)); "
-     "mma(o[mt][n / 8], p, {v[0], v[1]})",
+     "mma(o[mt][n / 8], p, ldmatrix_x2_trans(smem.V(k + row, n)));",
+     "{ const auto v = ldmatrix_x4(smem.V(k + row, n / 16 * 16 + col)); "
+     "mma(o[mt][n / 8], p, {v[0], v[1]}); }",
      kWrong},
     {"05",
      "last tile of K and V skipped",
@@ -231,7 +231,6 @@ const std::vector<Plant> kPlants = {
      "smem.K(n + row, (k + col) ^ row % 8 * 8)", kWrong},
     {"06", "the swizzle on the read only", "tile(row + i, col)", "tile(row + i, col ^ row % 8 * 8)",
      kWrong},
-    {"06", "a swizzle wider than the row", "row % 8 * 8", "row % 16 * 8", kStillWriting},
 
     // Step 08
     {"08", "K not waited for", "cp_async_wait<0>();\n    __syncthreads();  // Q and K",
@@ -280,7 +279,12 @@ const std::vector<Plant> kPlants = {
     {"14", "O not rescaled", "x[e] *= alpha;", ";", kWrong, {"rising"}},
     {"14", "l not rescaled", "l[mt][h] *= alpha;", "", kWrong, {"rising"}},
     {"14", "more slack than fp16 has", "slack = 8", "slack = 100", kNotWritten, {"rising"}},
-    {"14", "each lane for itself", "__any_sync(kAllLanes, lags)", "lags", kForEver, {"one-hot"}},
+    {"14",
+     "each lane for itself",
+     "__any_sync(kAllLanes, lags)",
+     "lags",
+     "threads wait for ever in",
+     {"one-hot"}},
     {"14", "the new maximum not kept", "m[mt][h] = m_new;", "", kWrong, {"rising"}},
 
     // Step 15

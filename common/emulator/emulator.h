@@ -82,19 +82,20 @@ inline int __all_sync(std::uint32_t members, int predicate,
 
 namespace emulator {
 
-/// The value of lane `source` (PTX ISA 'shfl.sync').
+/// Lane i's value of lane (i & keep) ^ operand (PTX ISA 'shfl.sync').
 template <class T>
-T shuffle(const char *instruction, std::uint32_t members, T value, unsigned source, Where where) {
+T shuffle(const char *instruction, std::uint32_t members, T value, unsigned keep, unsigned operand,
+          Where where) {
   struct Lane {
     T value, result;
-    unsigned source;
-  } lane{value, {}, source % 32};
+    unsigned keep, operand;
+  } lane{value, {}, keep, operand};
   if (members != 0xffffffffu)
     fail(std::string(instruction) + ": not all 32 lanes take part", where);
   collective(instruction, kShuffles, where, &lane, [](void **lanes) {
-    for (int i = 0; i < 32; i++) {
+    for (unsigned i = 0; i < 32; i++) {
       auto *self = static_cast<Lane *>(lanes[i]);
-      self->result = static_cast<Lane *>(lanes[self->source])->value;
+      self->result = static_cast<Lane *>(lanes[((i & self->keep) ^ self->operand) % 32])->value;
     }
   });
   return lane.result;
@@ -105,11 +106,11 @@ T shuffle(const char *instruction, std::uint32_t members, T value, unsigned sour
 template <class T>
 T __shfl_sync(std::uint32_t members, T value, int lane,
               emulator::Where where = emulator::Where::current()) {
-  return emulator::shuffle("__shfl_sync", members, value, lane, where);
+  return emulator::shuffle("__shfl_sync", members, value, 0, lane, where);
 }
 
 template <class T>
 T __shfl_xor_sync(std::uint32_t members, T value, int mask,
                   emulator::Where where = emulator::Where::current()) {
-  return emulator::shuffle("__shfl_xor_sync", members, value, threadIdx.x ^ mask, where);
+  return emulator::shuffle("__shfl_xor_sync", members, value, 31, mask, where);
 }

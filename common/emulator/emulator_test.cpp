@@ -773,6 +773,8 @@ TEST_CASE("emulator: a warp is 32 threads in the order of x, then y, then z") {
     const int thread = static_cast<int>((threadIdx.z * 4 + threadIdx.y) * 4 + threadIdx.x);
     for (int mask = 1; mask < 32; mask *= 2)
       wrong += __shfl_xor_sync(kAllLanes, thread, mask) != (thread ^ mask);
+    for (int lane = 0; lane < 32; lane++)
+      wrong += __shfl_sync(kAllLanes, thread, lane) != thread / 32 * 32 + lane;
   });
   CHECK(wrong == 0);
 }
