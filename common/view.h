@@ -97,11 +97,6 @@ struct Tile {
                        unsigned(offset) < unsigned(Layout::size),
                    where);
   }
-
-  /// The element at an offset that the caller has from Layout::offset.
-  __device__ __forceinline__ Reference<T> at(int offset, Where where = Where::current()) {
-    return element(data + offset, unsigned(offset) < unsigned(Layout::size), where);
-  }
 };
 
 /// N values that one instruction moves; N * sizeof(T) is 4, 8 or 16 bytes.

@@ -43,7 +43,7 @@ Regions, all of them HTML comments:
         [BENCH COLUMN STEP filters]              e.g. [h200 tflops 02-loop-inverted seqlen=1024]
         [COUNTERS SOURCE COUNTER STEP filters]   e.g. [h200-counters ncu dram bytes 02-loop-inverted]
         [CEILINGS NAME]                          e.g. [h200-ceilings mma-ex2], in the file's unit
-      These begin with the name of a CSV file: COUNTERS ends in "counters", CEILINGS in "ceilings".
+      These begin with the name of a CSV file: COUNTERS ends in "counters", CEILINGS in "ceilings" or "power".
       FORMAT: 0, 1, 2... decimals; s3 significant digits (the default); "," 1,234,567; % or %1
       a ratio as percent; x a ratio as 7.3x; GB, MB, KB bytes.
       It may stand anywhere but at the start of a line, where Markdown would end the paragraph.

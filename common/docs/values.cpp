@@ -28,8 +28,9 @@ bool is_counters(const std::string &name) {
   return name.ends_with("counters");
 }
 
+/// Named values: what the GPU can do at most, or the clock and the power of a run.
 bool is_ceilings(const std::string &name) {
-  return name.ends_with("ceilings");
+  return name.ends_with("ceilings") || name.ends_with("power");
 }
 
 bool contains(const Strings &list, const std::string &s) {

@@ -46,8 +46,8 @@ struct Filter {
 };
 using Filters = std::vector<Filter>;
 
-/// A results file: counters if its name ends in "counters", ceilings if in "ceilings", else a
-/// benchmark.
+/// A results file: counters if its name ends in "counters", named values if in "ceilings" or "power",
+/// else a benchmark.
 struct Csv {
   std::string name;  // without directory and ".csv"
   std::vector<Row> rows;
