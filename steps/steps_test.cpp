@@ -41,6 +41,10 @@ std::vector<Run> grid(bool gpu, bool prefixed) {
   return runs;
 }
 
+bool contains(const std::string &text, const std::string &part) {
+  return text.find(part) != std::string::npos;
+}
+
 std::string command(const std::string &program, const Run &run, int tile) {
   return program + " --batch " + std::to_string(run.batch) + " --heads " +
          std::to_string(run.heads) + " --seqlen " + std::to_string(run.tiles * tile) +
@@ -66,7 +70,7 @@ TEST_CASE("every step is right, in every shape, on all inputs") {
       const Finished first =
           run_command(program + " --device gpu --check-only --batch 1 --heads 1 --seqlen " +
                       std::to_string(help.tile));
-      if (first.err.find("no GPU") != std::string::npos) return void(std::puts("SKIP: no GPU"));
+      if (contains(first.err, "no GPU")) return void(std::puts("SKIP: no GPU"));
     }
     for (const std::string &variant : help.variants)
       for (const Run &run : grid(device == "gpu", !prefix.empty())) {
@@ -75,6 +79,12 @@ TEST_CASE("every step is right, in every shape, on all inputs") {
                                  " --check-only --device " + device;
         CAPTURE(line);
         const Finished finished = run_command(line);
+        // A GPU that is too old for the step, or has too little shared memory, says so.
+        if (device == "gpu" && (contains(finished.err, "this step needs sm_") ||
+                                contains(finished.err, "of shared memory a block"))) {
+          std::printf("SKIP: %s", finished.err.c_str());
+          continue;
+        }
         CAPTURE(finished.out);
         CAPTURE(finished.err);
         CHECK(finished.status == 0);

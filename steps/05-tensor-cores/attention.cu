@@ -1,7 +1,7 @@
 // Step 05: tensor cores. A warp multiplies 16 x 16 by 16 x 8 in one instruction.
 //
 // Before      step 04: 128 FMA of a thread for each 12 loads; 59% of what the fp32 units can do.
-// Bottleneck  The fp32 units: 66.9 TFLOP/s. Tensor cores do ten times as much with fp16 operands.
+// Bottleneck  The fp32 units: 66.9 TFLOP/s. Tensor cores do many times as much with fp16 operands.
 // Change      Q K^T and P V by mma.m16n8k16, whose operands ldmatrix brings from shared memory. Q,
 //             K and V stay fp16, and cp.async copies them past the registers. The scores' registers
 //             are P's registers: P never leaves them.
