@@ -95,7 +95,7 @@ TEST_CASE("every step is right, in every shape, on all inputs") {
 
 TEST_CASE("one FMA cannot bring scores of 10^10 under their maximum; a subtraction can") {
   // From step 10 on a power is 2^(s scale - m) with m rounded: beyond 2^24 the two differ by more
-  // than the score's own last place. Chapter 10 says so. A step that comes to pass is welcome here.
+  // than the score's own last place. Chapter 10 says so; a step that learns it moves this border.
   for (const std::string &step : step_names()) {
     const std::string line =
         "./step-" + step.substr(0, 2) + " --device cpu --check-only --inputs huge";
