@@ -266,7 +266,8 @@ plot:  ## redraw the figures from plots/results; your own GPU's ladder goes to b
 		[ -x $$python ] || { $(PYTHON) -m venv build/venv && build/venv/bin/pip install -q matplotlib; } \
 			>build/venv.log 2>&1 || { rm -rf build/venv; \
 			echo "matplotlib is missing: install it with 'apt-get install python3-matplotlib'" >&2; exit 1; }; }; \
-	for figure in $(FIGURES); do $$python plots/$$figure.py || exit 1; done; \
+	for figure in $(FIGURES) "seqlen --head-dim 64"; do set -- $$figure; name=$$1; shift; \
+		$$python plots/$$name.py "$$@" || exit 1; done; \
 	[ "$(GPU)" = h200 ] || [ ! -f $(RESULTS)/$(GPU).csv ] || { mkdir -p build/plots; \
 		for figure in ladder seqlen; do $$python plots/$$figure.py --gpu $(GPU) --out build/plots || exit 1; done; }
 
