@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import io
 import pathlib
 import re
 import statistics
@@ -10,6 +11,7 @@ import sys
 import matplotlib
 
 matplotlib.use("Agg")
+from PIL import Image  # noqa: E402 (matplotlib brings it along)
 from matplotlib import pyplot  # noqa: E402 (the backend is chosen first)
 
 # Okabe and Ito's palette, which the colour-blind can tell apart.
@@ -116,9 +118,13 @@ def spread(positions, gap, highest):
 
 
 def save(figure, out, name):
-    """Writes NAME.png: the same bytes from the same data and the same matplotlib."""
+    """Writes NAME.png: the same bytes from the same data and the same matplotlib.
+
+    In 64 colours, which no eye misses here: a third of the file.
+    """
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.png"
-    figure.savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.15,
-                   metadata={"Software": None})
+    full = io.BytesIO()
+    figure.savefig(full, dpi=150, bbox_inches="tight", pad_inches=0.15)
+    Image.open(full).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
     print(path)

@@ -32,8 +32,9 @@ inline void __syncthreads(emulator::Where where = emulator::Where::current()) {
   emulator::block_barrier(where);
 }
 
-inline void __syncwarp(std::uint32_t = 0xffffffff,
+inline void __syncwarp(std::uint32_t members = 0xffffffff,
                        emulator::Where where = emulator::Where::current()) {
+  if (members != 0xffffffff) emulator::fail("__syncwarp: not all 32 lanes take part", where);
   emulator::warp_barrier(where);
 }
 

@@ -663,6 +663,14 @@ TEST_CASE("emulator: a shuffle among some lanes of a warp is refused") {
   CHECK(error == error_in_thread(at, 6, "__shfl_xor_sync: not all 32 lanes take part"));
 }
 
+TEST_CASE("emulator: a __syncwarp of some lanes of a warp is refused") {
+  const Setup setup;
+  const std::string error = error_of<void>(dim3(32), [] {
+    if (is_thread(6)) at = __LINE__, __syncwarp(0xffffu);
+  });
+  CHECK(error == error_in_thread(at, 6, "__syncwarp: not all 32 lanes take part"));
+}
+
 TEST_CASE("emulator: a vote among some lanes of a warp is refused") {
   const Setup setup;
   std::string error = error_of<void>(dim3(32), [] {
