@@ -38,10 +38,10 @@ NVCCFLAGS := -std=c++20 -O3 -lineinfo $(GENCODE) -Xcompiler -Wall \
 	$(if $(WERROR),-Werror all-warnings) -MMD -MP -I.
 
 EMULATOR := block counters fiber memory runtime sites
-PROGRAM_OBJECTS := $(addprefix $(BUILD)/common/,program.o options.o csv.o) \
+PROGRAM_OBJECTS := $(addprefix $(BUILD)/common/program/,program.o options.o csv.o) \
 	$(addprefix $(BUILD)/common/emulator/,$(addsuffix .o,$(EMULATOR) device)) \
 	$(addprefix $(BUILD)/reference/,attention.o inputs.o verdict.o) \
-	$(if $(NVCC),$(BUILD)/common/gpu_device.o)
+	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o)
 $(BUILD)/common/emulator/device.o: CXXFLAGS += $(if $(NVCC),-DHAVE_CUDA)
 
 .PHONY: all
@@ -101,8 +101,8 @@ $(BUILD)/%.o: %.cu
 
 # --- tests -------------------------------------------------------------------------------------------
 TEST_SOURCES := $(wildcard common/*_test.cpp common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp)
-TEST_OBJECTS := $(TEST_SOURCES:%.cpp=$(BUILD)/%.o) $(BUILD)/common/test_main.o $(BUILD)/common/process.o \
-	$(BUILD)/common/options.o $(BUILD)/common/csv.o $(BUILD)/common/docs/docs.o $(BUILD)/common/docs/values.o \
+TEST_OBJECTS := $(TEST_SOURCES:%.cpp=$(BUILD)/%.o) $(BUILD)/common/testing/test_main.o $(BUILD)/common/testing/process.o \
+	$(BUILD)/common/program/options.o $(BUILD)/common/program/csv.o $(BUILD)/common/pages/docs.o $(BUILD)/common/pages/values.o \
 	$(addprefix $(BUILD)/common/emulator/,$(addsuffix .o,$(EMULATOR))) \
 	$(addprefix $(BUILD)/reference/,attention.o inputs.o verdict.o)
 
@@ -167,14 +167,14 @@ bench: $(and $(GPU),$(NVCC),$(PROGRAMS))  ## measure every step and PyTorch's at
 	@[ -n "$(GPU)" ] || { echo "make bench: no GPU here" >&2; exit 3; }
 	@[ -n "$(NVCC)" ] || { echo "make bench: nvcc is not on the PATH" >&2; exit 3; }
 	@rm -f build/bench.csv
-	@PYTHON="$(PYTHON)" plots/bench.sh build/bench.csv $(REPEAT) $(GPU_NUMBERS)
+	@PYTHON="$(PYTHON)" common/measure/bench.sh build/bench.csv $(REPEAT) $(GPU_NUMBERS)
 	@mv build/bench.csv $(RESULTS)/$(GPU).csv
 	@{ nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit --format=csv; \
 		$(NVCC) --version | tail -2; \
 		$(PYTHON) -c 'import torch; print("PyTorch", torch.__version__)' 2>/dev/null || :; } > $(RESULTS)/$(GPU).txt
 	@echo "written: $(RESULTS)/$(GPU).csv; 'make plot' draws it"
 
-$(BUILD)/bin/ceilings: $(BUILD)/common/ceilings.o
+$(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
 	@mkdir -p $(@D)
 	$(NVCC) $^ -o $@
 
@@ -193,7 +193,7 @@ COUNTED := batch=1 heads=2 seqlen=512 head_dim=128
 LARGE := batch=4 heads=16 seqlen=4096 head_dim=128
 shape_options = $(foreach s,$(1),--$(subst _,-,$(subst =, ,$(s))))
 awk_variables = $(foreach s,$(1),-v $(s))
-METRICS := $(shell sed -nE 's/^ *name\["([^"]+_(ld|st|shared|hmma\.)[^"]*|[^"]*shared_ideal)"\].*/\1/p' plots/ncu.awk | paste -sd,)
+METRICS := $(shell sed -nE 's/^ *name\["([^"]+_(ld|st|shared|hmma\.)[^"]*|[^"]*shared_ideal)"\].*/\1/p' common/measure/ncu.awk | paste -sd,)
 HBM_METRICS := dram__bytes_read.sum,dram__bytes_write.sum,$(shell echo $(METRICS) | tr , '\n' | grep t_sectors | paste -sd,)
 STALL_REASONS := selected not_selected dispatch_stall short_scoreboard long_scoreboard wait mio_throttle math_pipe_throttle barrier
 STALL_METRICS := $(subst $(space),$(comma),smsp__issue_active.avg.pct_of_peak_sustained_active smsp__inst_executed.sum \
@@ -205,7 +205,7 @@ define measure
 	for step in $(GPU_STEPS); do echo "ncu $$step $(3)"; \
 		ncu --clock-control none --metrics $(2) --csv ./step-$${step%%-*} --device gpu --check-only \
 			$(call shape_options,$(3)) > build/ncu.txt || { tail -3 build/ncu.txt; exit 1; }; \
-		awk -f plots/ncu.awk -v step=$$step $(call awk_variables,$(3)) build/ncu.txt | sort >> $(1); done
+		awk -f common/measure/ncu.awk -v step=$$step $(call awk_variables,$(3)) build/ncu.txt | sort >> $(1); done
 endef
 
 # trace NN OPTIONS: what the bank maps are drawn from
@@ -238,13 +238,13 @@ regs:  ## print registers, shared memory, occupancy and spills of every kernel
 		$(dir $(NVCC))ptxas -v -arch=$(firstword $(ARCH)) build/regs/ptx -o build/regs/cubin >build/regs/log 2>&1 || \
 			{ cat build/regs/log; exit 1; }; \
 		cat build/regs/ptx build/regs/log | c++filt -p >build/regs/$$step.txt; done
-	@awk -f common/regs.awk -v arch=$(firstword $(ARCH)) build/regs/*.txt
+	@awk -f common/measure/regs.awk -v arch=$(firstword $(ARCH)) build/regs/*.txt
 
 # --- figures and tables ------------------------------------------------------------------------------
 FIGURES := $(filter-out style peers,$(basename $(notdir $(wildcard plots/*.py))))
 DOCUMENTS := README.md $(wildcard steps/*/README.md)
 
-$(BUILD)/bin/docs: $(addprefix $(BUILD)/common/docs/,docs.o values.o main.o)
+$(BUILD)/bin/docs: $(addprefix $(BUILD)/common/pages/,docs.o values.o main.o)
 	@mkdir -p $(@D)
 	$(CXX) $^ -o $@
 

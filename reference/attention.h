@@ -15,7 +15,7 @@
 
 #include <vector>
 
-#include "common/half.h"
+#include "reference/half.h"
 
 namespace reference {
 

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <thread>
 
-#include "common/random.h"
+#include "reference/random.h"
 
 namespace reference {
 namespace {

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "common/process.h"
+#include "common/testing/process.h"
 
 namespace {
 
@@ -346,8 +346,9 @@ std::string build(const std::string &step, const std::string &name, const std::s
                         "\"' -x c++ -c " + path + ".cu -o " + path + ".o && " + compiler +
                         " -pthread " + path + ".o";
   const std::filesystem::path objects = environment("EMULATOR_OBJECTS", "build/cpu");
-  for (const char *object : {"common/program.o", "common/options.o", "common/csv.o",
-                             "reference/attention.o", "reference/inputs.o", "reference/verdict.o"})
+  for (const char *object :
+       {"common/program/program.o", "common/program/options.o", "common/program/csv.o",
+        "reference/attention.o", "reference/inputs.o", "reference/verdict.o"})
     command += " " + (objects / object).string();
   for (const auto &entry : std::filesystem::directory_iterator(objects / "common/emulator"))
     if (const std::string object = entry.path();

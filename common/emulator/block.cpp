@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "common/emulator/emulator.h"
-#include "common/random.h"
+#include "reference/random.h"
 
 thread_local constinit dim3 threadIdx{}, blockIdx{}, blockDim{}, gridDim{};
 

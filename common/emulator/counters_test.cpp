@@ -14,8 +14,8 @@
 #include <tuple>
 #include <vector>
 
-#include "common/kernel.h"
-#include "common/ptx.h"
+#include "common/kernel/kernel.h"
+#include "common/kernel/ptx.h"
 
 namespace {
 

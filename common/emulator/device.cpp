@@ -1,5 +1,5 @@
 // The emulator as a device.
-#include "common/device.h"
+#include "common/program/device.h"
 
 #include <unistd.h>
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "common/emulator/runtime.h"
-#include "common/half.h"
+#include "reference/half.h"
 
 #define __global__
 #define __device__

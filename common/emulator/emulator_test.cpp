@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "common/emulator/fiber.h"
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

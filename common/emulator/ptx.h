@@ -1,4 +1,4 @@
-// The instructions of common/ptx.h, which includes this, on the emulator: what each lane holds and
+// The instructions of common/kernel/ptx.h, which includes this, on the emulator: what each lane holds and
 // what the warp does with it, spelled out.
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "common/view.h"
+#include "common/kernel/view.h"
 
 namespace emulator {
 

@@ -2,7 +2,7 @@
 // tables of the PTX ISA and plain loops, and the errors that a GPU hides.
 //
 // A kernel notes the line of an instruction by `at = __LINE__` on the same line, before it.
-#include "common/ptx.h"
+#include "common/kernel/ptx.h"
 
 #include <doctest/doctest.h>
 
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

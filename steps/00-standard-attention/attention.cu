@@ -6,7 +6,7 @@
 // Prediction  S and P cross HBM four times, 4 bytes each: 16 bytes a score, where Q, K, V and O
 //             together cost 8 d / N bytes a score, 0.125 at seqlen 8192. And 4 N^2 bytes of memory
 //             a head: 268 MB at 8192.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 // Prediction  (2 + 4 + 4) d bytes a row and K/V tile for Q, O in and O out: 10 d / Bc = 10 bytes a
 //             score at head dim 128, 5 at 64. Memory falls from N^2 to N. The arithmetic is the
 //             same. One block a head: fewer heads than multiprocessors leave some of them idle.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

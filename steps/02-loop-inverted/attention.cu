@@ -7,7 +7,7 @@
 // Prediction  HBM traffic falls from 10 bytes a score to Q, K, V and O once: at seqlen 8192 and
 //             head dim 128, from 671 MB a head to 8.4 MB. Time falls with it only if traffic is
 //             what the time is spent on.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

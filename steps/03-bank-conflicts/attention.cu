@@ -7,7 +7,7 @@
 //             swizzled (kept), row-major (step 02's), padded, and transposed before the kernel.
 // Prediction  A row and k step took 1 wavefront for Q and 4 x 32 for K, for 4 FMA; now 1 + 4. P V
 //             takes 1 + 4 for the same 4 FMA. So (129 + 5) / (5 + 5): up to 13 times faster.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 // Prediction  Scores: 12 loads, 2 wavefronts each, for 128 FMA. Output: 16 loads for 256 FMA. With
 //             softmax, loads and addresses about 9400 instructions a tile and thread, 8192 of them
 //             FMA: at most 87% of the peak, 58 TFLOP/s. Shared memory is busy 61% of that time.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

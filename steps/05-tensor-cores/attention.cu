@@ -9,7 +9,7 @@
 //             16 rows and 32 keys take 8 for Q, 16 for K and 32 half ones for V: 1280 wavefronts
 //             for 64 mma of 4096 operations. At 20 a mma, one a clock, 132 SMs do 53 TFLOP/s at
 //             most.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 // Prediction  20 wavefronts a mma become 2.5, which allow 430 TFLOP/s: no longer the limit. Then
 //             the other things count: 7 instructions a mma, two barriers every 32 keys, and copies
 //             that nothing hides. 4 to 6 times as fast.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 // Change      Bc = 128, and 4 warps: a warp has one m tile, not two.
 // Prediction  All of that once every 128 keys. Instructions a mma fall from 7.0 to 5.7, barriers to
 //             a fourth: 10 to 20% faster. Warps an SM stay 8, the bytes that come from L2 the same.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 //             of their own, so one is read while the other arrives.
 // Prediction  Two blocks share an SM, and one already works while the other waits. What is left to
 //             gain is the time in which both wait: a few percent at most.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

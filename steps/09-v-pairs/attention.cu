@@ -5,7 +5,7 @@
 //             for 256 mma, 128 of them the x2 of V.
 // Change      V by ldmatrix.x4.trans, for 16 columns of the output at a time.
 // Prediction  64 instructions less of 1500 a tile; the wavefronts stay the same. 1 to 4% faster.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

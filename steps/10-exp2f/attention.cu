@@ -6,7 +6,7 @@
 // Change      e^(scale s - m) = 2^(s scale log2(e) - m'), with m' the maximum in the same units.
 // Prediction  A tile has 64 scores a lane: 2 instructions less for each, 128 of 1400. They are
 //             issued while no mma is, so the tile's time falls by nearly as much: 5 to 9%.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

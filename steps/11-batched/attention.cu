@@ -7,7 +7,7 @@
 //             the control: the new tile, the old loop.
 // Prediction  1.25 wavefronts a mma: out of the way. What it costs is registers: O 128, S 64,
 //             fragments 24 of 255. 5 to 10% faster; the control no faster than step 10.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

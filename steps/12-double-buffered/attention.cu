@@ -6,7 +6,7 @@
 // Prediction  None. A fragment feeds 4 mma, 24 clocks, and another warp has mma to issue meanwhile;
 //             nvcc moves loads ahead by itself. The second set takes 16 registers, and there are
 //             none.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

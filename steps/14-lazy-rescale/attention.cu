@@ -7,7 +7,7 @@
 //             Then there is nothing to shuffle and nothing to multiply.
 // Prediction  170 of 1090 instructions become rare: for scores of a normal distribution, only the
 //             first tile needs them. They are the ones that leave tensor cores idle: 5 to 10% faster.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 //             live there, so Q K^T unrolls completely without a spill.
 // Prediction  930 instructions become 870, 7% less, and the softmax's time is added to K's: 5 to
 //             10%.
-#include "common/kernel.h"
+#include "common/kernel/kernel.h"
 
 namespace {
 

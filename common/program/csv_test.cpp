@@ -1,4 +1,4 @@
-#include "common/csv.h"
+#include "common/program/csv.h"
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>
@@ -12,7 +12,7 @@
 #include <iterator>
 #include <string>
 
-#include "common/options.h"
+#include "common/program/options.h"
 
 namespace fs = std::filesystem;
 

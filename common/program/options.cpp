@@ -1,4 +1,4 @@
-#include "common/options.h"
+#include "common/program/options.h"
 
 #include <getopt.h>
 

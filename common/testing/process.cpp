@@ -1,4 +1,4 @@
-#include "common/process.h"
+#include "common/testing/process.h"
 
 #include <fcntl.h>
 #include <spawn.h>

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/docs/values.h"
+#include "common/pages/values.h"
 
 namespace docs {
 

@@ -1,11 +1,11 @@
-#include "common/csv.h"
+#include "common/program/csv.h"
 
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "common/options.h"
+#include "common/program/options.h"
 
 CsvFile::CsvFile(std::string option, std::string path, std::string header)
     : option_(std::move(option)), path_(std::move(path)), header_(std::move(header)) {

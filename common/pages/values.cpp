@@ -1,4 +1,4 @@
-#include "common/docs/values.h"
+#include "common/pages/values.h"
 
 #include <algorithm>
 #include <array>

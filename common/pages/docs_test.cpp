@@ -1,4 +1,4 @@
-#include "common/docs/docs.h"
+#include "common/pages/docs.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

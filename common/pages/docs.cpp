@@ -1,4 +1,4 @@
-#include "common/docs/docs.h"
+#include "common/pages/docs.h"
 
 #include <algorithm>
 #include <fstream>

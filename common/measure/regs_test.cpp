@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/process.h"
+#include "common/testing/process.h"
 
 namespace fs = std::filesystem;
 
@@ -43,7 +43,8 @@ std::vector<std::string> table(const std::string &arch, const std::vector<Kernel
       fs::temp_directory_path() / ("regs." + std::to_string(getpid())) / "07-some-step.txt";
   fs::create_directories(file.parent_path());
   std::ofstream(file) << ptx + log;
-  const Finished run = run_command("awk -f common/regs.awk -v arch=" + arch + " " + file.string());
+  const Finished run =
+      run_command("awk -f common/measure/regs.awk -v arch=" + arch + " " + file.string());
   fs::remove_all(file.parent_path());
   REQUIRE(run.status == 0);
   CHECK(run.err == "");

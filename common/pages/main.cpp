@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/docs/docs.h"
+#include "common/pages/docs.h"
 
 namespace {
 

@@ -2,9 +2,9 @@
 // the host's compiler for the emulator; what differs between the two is here and in view.h.
 #pragma once
 
-#include "common/ptx.h"
-#include "common/step.h"
-#include "common/view.h"
+#include "common/kernel/ptx.h"
+#include "common/kernel/step.h"
+#include "common/kernel/view.h"
 
 #ifdef __CUDACC__
 

@@ -1,7 +1,7 @@
 # What each kernel takes, and how many of its blocks fit a multiprocessor: a line a kernel.
 # Input: for each step a file STEP.txt, its PTX and then what ptxas -v says of it, both demangled.
 # Variable: arch. PTX has the threads of a block (__launch_bounds__) and, in a comment that
-# shared_storage() of common/kernel.h leaves there, the bytes of shared memory that the launch asks
+# shared_storage() of common/kernel/kernel.h leaves there, the bytes of shared memory that the launch asks
 # for; ptxas has the rest.
 BEGIN {
   # CUDA C++ Programming Guide, 'Technical Specifications per Compute Capability': resident warps,

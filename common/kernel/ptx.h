@@ -1,9 +1,9 @@
 // The PTX instructions of the tensor-core steps, one function each, and the registers they work on.
-// On a GPU each is one instruction of inline assembly; on the emulator, emulator/ptx.h spells out
+// On a GPU each is one instruction of inline assembly; on the emulator, common/emulator/ptx.h spells out
 // what it does.
 #pragma once
 
-#include "common/view.h"
+#include "common/kernel/view.h"
 
 // What a lane holds of the operands of mma.m16n8k16. With g = lane / 4 and t = lane % 4 (PTX ISA,
 // 'Matrix Fragments for mma.m16n8k16 with floating point type'):

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/step.h"
+#include "common/kernel/step.h"
 #include "reference/inputs.h"
 
 enum class DeviceChoice { kAuto, kGpu, kCpu };

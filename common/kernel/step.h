@@ -1,4 +1,4 @@
-// What the program (common/program.cpp) and a step (steps/NN-idea/attention.cu) know of each other.
+// What the program (common/program/program.cpp) and a step (steps/NN-idea/attention.cu) know of each other.
 #pragma once
 
 #include <cstddef>

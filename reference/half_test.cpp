@@ -1,6 +1,6 @@
 // fp16 on the host, against a slow computation that shares nothing with it: ldexp builds the
 // values, nearbyint does the rounding.
-#include "common/half.h"
+#include "reference/half.h"
 
 #include <doctest/doctest.h>
 

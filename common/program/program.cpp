@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "common/csv.h"
-#include "common/device.h"
 #include "common/emulator/runtime.h"
 #include "common/emulator/sites.h"
-#include "common/options.h"
+#include "common/program/csv.h"
+#include "common/program/device.h"
+#include "common/program/options.h"
 #include "reference/inputs.h"
 #include "reference/verdict.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "common/ptx.h"
+#include "common/kernel/ptx.h"
 
 namespace {
 

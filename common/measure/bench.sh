@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `make bench` measures: plots/bench.sh FILE.csv REPEAT STEP...
+# What `make bench` measures: common/measure/bench.sh FILE.csv REPEAT STEP...
 # Appends rows to FILE.csv. STEP is a number; the last is where the book has come to. REPEAT rounds
 # of the steps and their peers follow each other: a GPU that grows warm or slow does so for all.
 set -euo pipefail
@@ -27,7 +27,7 @@ step() {
   esac
 }
 
-peers() { ${PYTHON:-python3} plots/peers.py --csv "$csv" "$@" || true; } # it says why it cannot
+peers() { ${PYTHON:-python3} common/measure/peers.py --csv "$csv" "$@" || true; } # it says why it cannot
 
 # variants NN: "--option value" of each variant in the step's --help, the default one first.
 variants() {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/device.h"
+#include "common/program/device.h"
 
 namespace {
 

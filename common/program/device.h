@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/step.h"
+#include "common/kernel/step.h"
 
 class Device {
  public:

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "common/process.h"
+#include "common/testing/process.h"
 
 namespace {
 
