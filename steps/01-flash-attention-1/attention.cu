@@ -1,5 +1,6 @@
 // Step 01: flash attention as published (Dao et al. 2022, Algorithm 1).
 //
+// Needs       sm_75
 // Before      step 00, standard attention: S and P, N x N, are written to HBM and read back.
 // Bottleneck  16 bytes of HBM traffic a score, and N^2 of memory.
 // Change      Work on tiles that fit on chip. For each K/V tile, visit every Q tile; keep a running

@@ -1,5 +1,6 @@
 // Step 04: register tiling. Each thread computes a patch of S and of O, not one element at a time.
 //
+// Needs       sm_75
 // Before      step 03: no bank conflicts left, but 5 loads from shared memory feed 4 FMA.
 // Bottleneck  Shared memory serves one request a clock and multiprocessor; the FMA pipes take 4.
 // Change      A thread computes 8 x 4 scores at once from 8 vectors of Q and 4 of K, and 8 x 8

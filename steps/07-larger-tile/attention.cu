@@ -1,5 +1,6 @@
 // Step 07: a larger tile. 64 x 128 and 4 warps instead of 64 x 32 and 2.
 //
+// Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 06: no bank conflicts.
 // Bottleneck  What is done once a tile: two barriers, a wait for copies, the maximum's shuffles,
 //             and a multiplication of all of O by alpha. A tile has 32 keys, 64 mma of a warp's 16

@@ -1,5 +1,6 @@
 // Step 11: batched. A fragment of K or V is loaded once and multiplied with two m tiles.
 //
+// Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 10: 2.1 wavefronts of ldmatrix a mma.
 // Bottleneck  Shared memory again. Tensor cores could do a mma every 1.5 clocks of an SM, shared
 //             memory serves one every 2.1: at most 70% of the ceiling.
