@@ -105,9 +105,9 @@ void print_verdict(const reference::Verdict &verdict, std::size_t places, std::s
       verdict.passed() ? "passed" : "WRONG");
   if (verdict.passed()) return;
   if (verdict.not_finite) std::printf("         %zu elements are not finite\n", verdict.not_finite);
-  std::printf("         worst: head %d, row %d, column %d is %g, should be %g\n",
-              verdict.worst.head, verdict.worst.row, verdict.worst_column, verdict.worst_output,
-              verdict.worst_expected);
+  std::printf("         worst: batch %d, head %d, row %d, column %d is %g, should be %g\n",
+              verdict.worst.batch, verdict.worst.head, verdict.worst.row, verdict.worst_column,
+              verdict.worst_output, verdict.worst_expected);
 }
 
 /// Times launches: as many as --iters says, else 20, or fewer if they would take over two seconds.
@@ -293,10 +293,16 @@ ExitStatus run(const Options &options) {
                   : "");
   std::fflush(stdout);
 
-  const reference::Inputs inputs = reference::make_inputs(
-      options.inputs, shape.batch_heads(), shape.seqlen, shape.head_dim, options.seed);
-  std::vector<half> O(shape.elements());
-  const std::size_t bytes = O.size() * sizeof(half);
+  const reference::Inputs inputs = reference::make_inputs(options.inputs,
+                                                          {.batch = shape.batch,
+                                                           .heads = shape.heads,
+                                                           .kv_heads = shape.heads,
+                                                           .seqlen_q = shape.seqlen,
+                                                           .seqlen_k = shape.seqlen,
+                                                           .head_dim = shape.head_dim},
+                                                          Type::kFp16, options.seed);
+  std::vector<std::uint16_t> O(shape.elements());
+  const std::size_t bytes = O.size() * sizeof O[0];
   for (auto &[on_device, on_host] :
        {std::pair{&problem.Q, &inputs.Q}, {&problem.K, &inputs.K}, {&problem.V, &inputs.V}}) {
     void *memory = device->allocate(bytes);
@@ -315,7 +321,7 @@ ExitStatus run(const Options &options) {
   const emulator::Profile profile = emulator::take_profile();
 
   const std::vector<reference::Place> places =
-      reference::places_to_check(inputs, step.tile, options.seed);
+      reference::places_to_check(inputs.shape, step.tile, options.seed);
   const auto check = [&] {
     device->download(O.data(), problem.O, bytes);
     return reference::judge(inputs, O, places);
