@@ -6,8 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-/// The type of the elements of Q, K, V and O.
-enum class Type { kFp16, kBf16 };
+#include "reference/type.h"
 
 /// Where the rows of a tensor lie: row i of head h of batch element b begins b * batch + h * head +
 /// i * row elements after the first. The elements of a row follow each other.
@@ -24,7 +23,7 @@ struct Problem {
   void *O;
   void *workspace;  // what Step::workspace_bytes asked for
   Strides Q_strides, K_strides, V_strides, O_strides;
-  Type type;
+  Type type;  // of the elements of Q, K, V and O
   int batch, heads;
   int kv_heads;  // divides heads: query heads h, for one h / (heads / kv_heads), share a head of K, V
   int seqlen_q, seqlen_k, head_dim;

@@ -23,12 +23,14 @@ void check_runs_step(const cudaDeviceProp &gpu) {
   const int capability = 10 * gpu.major + gpu.minor;
   const std::string why_not = why_not_on_gpu(ladder(), gpu_step.name, gpu_step.needs, capability);
   if (!why_not.empty()) throw DeviceError(why_not);
+  const std::string needs = gpu_step.needs;
+  const std::string arch = needs.ends_with('a') ? needs : "sm_" + std::to_string(capability);
   cudaFuncAttributes attributes;  // the flags of the compiler were those of the step's kernels
   const cudaError_t error = cudaFuncGetAttributes(&attributes, nothing);
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
       error == cudaErrorUnsupportedPtxVersion)
-    throw DeviceError("not compiled for this GPU: make it with ARCH=sm_" +
-                      std::to_string(capability) + "; --device cpu runs the emulator");
+    throw DeviceError("not compiled for this GPU: make it with ARCH=" + arch +
+                      "; --device cpu runs the emulator");
   check(error, "cudaFuncGetAttributes");
 }
 

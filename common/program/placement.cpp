@@ -30,11 +30,12 @@ std::vector<int> draw_pages(const Tensor &tensor, int page_size, std::uint64_t s
 /// Calls f(offset in the dense tensor, batch element, head, row) for every row, on all cores.
 template <class F>
 void for_each_row(const Tensor &tensor, F f) {
-  reference::parallel_for(std::int64_t{tensor.batch} * tensor.heads, [&](std::int64_t i) {
-    const int element = static_cast<int>(i / tensor.heads);
-    const int head = static_cast<int>(i % tensor.heads);
+  const auto heads = static_cast<std::size_t>(tensor.heads);
+  parallel_for(static_cast<std::size_t>(tensor.batch) * heads, [&](std::size_t i) {
+    const int element = static_cast<int>(i / heads);
+    const int head = static_cast<int>(i % heads);
     for (int row = 0; row < tensor.rows(element); row++)
-      f((static_cast<std::size_t>(i) * tensor.seqlen + row) * tensor.head_dim, element, head, row);
+      f((i * tensor.seqlen + row) * tensor.head_dim, element, head, row);
   });
 }
 
@@ -98,17 +99,18 @@ Placement place(const reference::Shape &shape, Layout layout, int page_size, std
   return {Q, K, K, Q, of_Q, of_K, of_K, of_Q};
 }
 
-void scatter(const Tensor &tensor, const std::vector<half> &dense, std::vector<half> &buffer) {
+void scatter(const Tensor &tensor, const std::vector<std::uint16_t> &dense,
+             std::vector<std::uint16_t> &buffer) {
   for_each_row(tensor, [&](std::size_t from, int element, int head, int row) {
     std::copy_n(&dense[from], tensor.head_dim, &buffer[tensor.offset(element, head, row)]);
   });
 }
 
-std::vector<half> gather(const Tensor &tensor, std::vector<half> &buffer) {
-  std::vector<half> dense(static_cast<std::size_t>(tensor.batch) * tensor.heads * tensor.seqlen *
-                          tensor.head_dim);
+std::vector<std::uint16_t> gather(const Tensor &tensor, std::vector<std::uint16_t> &buffer) {
+  std::vector<std::uint16_t> dense(static_cast<std::size_t>(tensor.batch) * tensor.heads *
+                                   tensor.seqlen * tensor.head_dim);
   for_each_row(tensor, [&](std::size_t to, int element, int head, int row) {
-    half *from = &buffer[tensor.offset(element, head, row)];
+    std::uint16_t *from = &buffer[tensor.offset(element, head, row)];
     std::copy_n(from, tensor.head_dim, &dense[to]);
     std::fill_n(from, tensor.head_dim, kPoison);
   });

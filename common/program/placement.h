@@ -11,7 +11,7 @@
 #include "reference/attention.h"
 
 /// What a gap holds: every element 0xffff, NaN as fp16 and as bf16. Devices fill new memory so.
-constexpr half kPoison{0xffff};
+constexpr std::uint16_t kPoison = 0xffff;
 
 /// A tensor in a buffer.
 struct Tensor {
@@ -38,8 +38,9 @@ struct Placement {
 Placement place(const reference::Shape &shape, Layout layout, int page_size, std::uint64_t seed);
 
 /// Copies the rows that are there from a dense tensor into a buffer.
-void scatter(const Tensor &tensor, const std::vector<half> &dense, std::vector<half> &buffer);
+void scatter(const Tensor &tensor, const std::vector<std::uint16_t> &dense,
+             std::vector<std::uint16_t> &buffer);
 
 /// Copies them back and leaves kPoison behind: what else is left in the buffer are its gaps. Rows
 /// that are not there are 0.
-std::vector<half> gather(const Tensor &tensor, std::vector<half> &buffer);
+std::vector<std::uint16_t> gather(const Tensor &tensor, std::vector<std::uint16_t> &buffer);

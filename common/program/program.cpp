@@ -43,7 +43,7 @@ void check_fits(const Problem &problem, const Device &device) {
   const double rows_q = static_cast<double>(problem.batch) * problem.heads * problem.seqlen_q;
   const double rows_k = static_cast<double>(problem.batch) * problem.kv_heads * problem.seqlen_k;
   const Step &step = device.step();
-  double bytes = (2 * rows_q + 2 * rows_k) * problem.head_dim * sizeof(half);
+  double bytes = (2 * rows_q + 2 * rows_k) * problem.head_dim * sizeof(std::uint16_t);
   if (problem.page_size) bytes *= 1.25;  // some pages of the pool are not used
   if (step.workspace_bytes && bytes < 1e15)
     bytes = bytes + static_cast<double>(step.workspace_bytes(problem));
@@ -85,12 +85,12 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
           Problem &problem) {
   struct Part {
     const Tensor &tensor;
-    const std::vector<half> &values;
+    const std::vector<std::uint16_t> &values;
     std::size_t elements;
     const void *&first;
   };
-  half *memory = nullptr;
-  std::vector<half> buffer;
+  std::uint16_t *memory = nullptr;
+  std::vector<std::uint16_t> buffer;
   const Part parts[] = {{placement.Q, inputs.Q, placement.Q_elements, problem.Q},
                         {placement.K, inputs.K, placement.K_elements, problem.K},
                         {placement.V, inputs.V, placement.V_elements, problem.V}};
@@ -102,7 +102,7 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
     for (std::size_t j = 0; j <= i; j++)
       if (!parts[j].first) parts[j].first = memory + parts[j].tensor.first;
   }
-  problem.O = device.allocate(placement.O_elements * sizeof(half));
+  problem.O = device.allocate(placement.O_elements * sizeof(std::uint16_t));
   problem.Q_strides = placement.Q.strides;
   problem.K_strides = placement.K.strides;
   problem.V_strides = placement.V.strides;
@@ -174,7 +174,7 @@ ExitStatus run(const Options &options) {
   std::fflush(stdout);
 
   const reference::Inputs inputs =
-      reference::make_inputs(options.inputs, shape, options.seed, options.type == Type::kBf16);
+      reference::make_inputs(options.inputs, shape, options.type, options.seed);
   const Placement placement = place(shape, options.layout, options.page_size, options.seed);
   fill(*device, placement, inputs, problem);
 
@@ -186,13 +186,13 @@ ExitStatus run(const Options &options) {
   const emulator::Profile profile = emulator::take_profile();
 
   const std::vector<reference::Place> places =
-      reference::places_to_check(inputs, step.tile, options.seed);
+      reference::places_to_check(shape, step.tile, options.seed);
   const auto passes = [&](bool say) {
-    std::vector<half> buffer(placement.O_elements);
-    device->download(buffer.data(), problem.O, buffer.size() * sizeof(half));
-    const std::vector<half> O = gather(placement.O, buffer);
-    const auto strays =
-        std::count_if(buffer.begin(), buffer.end(), [](half h) { return h.bits != kPoison.bits; });
+    std::vector<std::uint16_t> buffer(placement.O_elements);
+    device->download(buffer.data(), problem.O, buffer.size() * sizeof(std::uint16_t));
+    const std::vector<std::uint16_t> O = gather(placement.O, buffer);
+    const auto strays = std::count_if(buffer.begin(), buffer.end(),
+                                      [](std::uint16_t bits) { return bits != kPoison; });
     const reference::Verdict verdict = reference::judge(inputs, O, places);
     result.rms_error = verdict.rms_error;
     if (say || !verdict.passed() || strays)

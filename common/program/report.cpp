@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <fstream>
 
+#include "common/emulator/sites.h"
+
 namespace {
 
 void print_row(const char *what, std::uint64_t requests, std::uint64_t cost, const char *unit,
@@ -60,9 +62,9 @@ void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::s
   if (verdict.not_finite) std::printf("         %zu elements are not finite\n", verdict.not_finite);
   if (strays) std::printf("         %zu elements were written that are not of O's rows\n", strays);
   if (!verdict.passed())
-    std::printf("         worst: head %d, row %d, column %d is %g, should be %g\n",
-                verdict.worst.head, verdict.worst.row, verdict.worst_column, verdict.worst_output,
-                verdict.worst_expected);
+    std::printf("         worst: batch %d, head %d, row %d, column %d is %g, should be %g\n",
+                verdict.worst.batch, verdict.worst.head, verdict.worst.row, verdict.worst_column,
+                verdict.worst_output, verdict.worst_expected);
 }
 
 void print_totals(const emulator::Profile &profile) {
