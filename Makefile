@@ -148,15 +148,25 @@ test: doctest  ## check everything that needs no GPU
 	@+$(MAKE) --no-print-directory NVCC= emulator-objects
 	@$(BUILD)/bin/tests $(TESTS)
 
+# A kernel that takes every problem: what the program poses before a step takes it.
+ANY_PROBLEM := $(if $(NVCC),$(BUILD)/bin/any-problem)
+ANY_PROBLEM_DEFINES := -DSTEP_NAME='"any-problem"' -DSTEP_NEEDS='"sm_75"' \
+	-DSTEP_TAKES="\"$$(sed -nE 's|^// Takes +||p' common/program/any_problem.cu | tr -d ,)\""
+$(BUILD)/bin/any-problem: common/program/any_problem.cu $(PROGRAM_OBJECTS)
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) $(ANY_PROBLEM_DEFINES) -x c++ -c $< -o $@.cpu.o
+	$(NVCC) $(NVCCFLAGS) $(ANY_PROBLEM_DEFINES) -c $< -o $@.gpu.o
+	$(NVCC) -Xcompiler -pthread $@.cpu.o $@.gpu.o $(PROGRAM_OBJECTS) -o $@
+
 # SANITIZE= leaves compute-sanitizer out.
 SANITIZE ?= $(if $(shell command -v compute-sanitizer 2>/dev/null),memcheck racecheck initcheck synccheck)
 .PHONY: check-gpu
 check-gpu: doctest  ## run every step over the tests' shapes and inputs on the GPU, sanitized
-	@+$(MAKE) --no-print-directory every-step $(BUILD)/bin/tests
-	@STEPS_DEVICE=gpu $(BUILD)/bin/tests --test-suite=steps
+	@+$(MAKE) --no-print-directory every-step $(BUILD)/bin/tests $(ANY_PROBLEM)
+	@ANY_PROBLEM=$(ANY_PROBLEM) STEPS_DEVICE=gpu $(BUILD)/bin/tests --test-suite=steps
 	@[ -n "$(SANITIZE)" ] || echo "SKIP: compute-sanitizer is not installed"
 	@for tool in $(SANITIZE); do echo "compute-sanitizer --tool $$tool"; \
-		STEPS_DEVICE=gpu STEPS_PREFIX="compute-sanitizer --tool $$tool --error-exitcode 9" \
+		ANY_PROBLEM=$(ANY_PROBLEM) STEPS_DEVICE=gpu STEPS_PREFIX="compute-sanitizer --tool $$tool --error-exitcode 9" \
 		$(BUILD)/bin/tests --test-suite=steps || exit 1; done
 
 .PHONY: bench-emulator
