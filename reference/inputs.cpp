@@ -67,7 +67,7 @@ void make_group(Family family, const Matrix &Q, const Matrix &K, const Matrix &V
   switch (family) {
     case Family::kNormal: break;
     case Family::kRising: {
-      // q . k_j / sqrt(d) climbs from -12288 by 60: column 0 brings the depth, column 1 the climb,
+      // q . k_j / sqrt(d) climbs from -10240 by 60: column 0 brings the depth, column 1 the climb,
       // the others a little noise. All are multiples of 1 / 16 and the sum stays below 2^18, so that
       // fp32 adds them exactly, in any order.
       const float root = std::sqrt(static_cast<float>(K.d));
@@ -76,7 +76,7 @@ void make_group(Family family, const Matrix &Q, const Matrix &K, const Matrix &V
       for (int j = 0; j < K.rows; j++) {
         const float climb = 60 * static_cast<float>(j) / static_cast<float>(K.rows);
         K.fill(j, [&](int k) {
-          return k == 0   ? std::round(-48 * root)
+          return k == 0   ? std::round(-40 * root)
                  : k == 1 ? std::round(climb * root / 8 * 4) / 4
                           : std::round(4 * random.normal()) / 16;
         });
