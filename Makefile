@@ -169,6 +169,11 @@ check-gpu: doctest  ## run every step over the tests' shapes and inputs on the G
 		ANY_PROBLEM=$(ANY_PROBLEM) STEPS_DEVICE=gpu STEPS_PREFIX="compute-sanitizer --tool $$tool --error-exitcode 9" \
 		$(BUILD)/bin/tests --test-suite=steps || exit 1; done
 
+.PHONY: check-bound
+check-bound: doctest  ## run every step with thousands of seeds and shapes: none may fail; some 20 minutes
+	@+$(MAKE) --no-print-directory every-step $(BUILD)/bin/tests
+	@BOUND_RUNS=$${BOUND_RUNS:-2000} $(BUILD)/bin/tests --test-suite=bound
+
 .PHONY: bench-emulator
 bench-emulator: every-step  ## time the emulator, checking only and counting
 	@for n in $(NUMBERS); do for mode in --check-only ""; do \
