@@ -42,7 +42,7 @@ GENCODE := $(foreach a,$(ARCH),-gencode \
 NVCCFLAGS := -std=c++20 -O3 -lineinfo $(GENCODE) -Xcompiler -Wall \
 	$(if $(WERROR),-Werror all-warnings) -MMD -MP -I.
 
-EMULATOR := block counters fiber memory runtime sites
+EMULATOR := block clocks copies counters fiber memory requests runtime shadow sites
 PROGRAM_OBJECTS := $(addprefix $(BUILD)/common/program/,program.o options.o csv.o ladder.o placement.o report.o shape.o) \
 	$(addprefix $(BUILD)/common/emulator/,$(addsuffix .o,$(EMULATOR) device)) \
 	$(addprefix $(BUILD)/reference/,attention.o inputs.o verdict.o) \
