@@ -11,7 +11,7 @@ struct Problem {
   const void *Q, *K, *V;  // fp16 [batch, heads, seqlen, head_dim], in the memory of the device
   void *O;                // fp16 [batch, heads, seqlen, head_dim]
   void *workspace;        // what Step::workspace_bytes asked for
-  int batch, heads, seqlen, head_dim;
+  int batch, heads, seqlen_q, head_dim;
   int variant;  // index into Step::variants
 };
 

@@ -84,7 +84,7 @@ Shape choose_shape(const Options &options, const Device &device) {
 /// Throws DeviceError unless the tensors and the workspace fit.
 void check_fits(const Problem &problem, const Device &device) {
   // In double first: the product of the sizes may pass 2^64.
-  const double rows = static_cast<double>(problem.batch) * problem.heads * problem.seqlen;
+  const double rows = static_cast<double>(problem.batch) * problem.heads * problem.seqlen_q;
   const Step &step = device.step();
   double bytes = rows * problem.head_dim * 2 * 4;
   if (step.workspace_bytes && bytes < 1e15)
