@@ -29,6 +29,11 @@ GPU_NUMBERS := $(filter-out $(LEFT_OUT),$(NUMBERS))
 GPU_STEPS := $(foreach n,$(GPU_NUMBERS),$(call step_of,$(n)))
 PROGRAMS := $(addprefix step-,$(GPU_NUMBERS))
 
+# What a step's file learns of its own header: the folder's name, what it needs and what it takes.
+header_word = sed -nE 's|^// $(1) +||p' steps/$(2)/attention.cu
+STEP_DEFINES = -DSTEP_NAME='"$(1)"' -DSTEP_NEEDS="\"$$($(call header_word,Needs,$(1)) | sed 's/:.*//')\"" \
+	-DSTEP_TAKES="\"$$($(call header_word,Takes,$(1)) | sed 's/, */ /g')\""
+
 CXXFLAGS := -std=c++20 -O2 -g -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Wno-restrict \
 	$(if $(WERROR),-Werror) -MMD -MP -I.
 # A GPU may be newer than ARCH: PTX goes along (not for sm_90a and its like, which are one chip's).
@@ -38,7 +43,7 @@ NVCCFLAGS := -std=c++20 -O3 -lineinfo $(GENCODE) -Xcompiler -Wall \
 	$(if $(WERROR),-Werror all-warnings) -MMD -MP -I.
 
 EMULATOR := block counters fiber memory runtime sites
-PROGRAM_OBJECTS := $(addprefix $(BUILD)/common/program/,program.o options.o csv.o) \
+PROGRAM_OBJECTS := $(addprefix $(BUILD)/common/program/,program.o options.o csv.o ladder.o placement.o report.o shape.o) \
 	$(addprefix $(BUILD)/common/emulator/,$(addsuffix .o,$(EMULATOR) device)) \
 	$(addprefix $(BUILD)/reference/,attention.o inputs.o verdict.o) \
 	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o)
@@ -85,11 +90,22 @@ $(BUILD)/bin/step-%: $(BUILD)/steps/$$(call step_of,$$*).cpu.o $(PROGRAM_OBJECTS
 
 $(BUILD)/steps/%.cpu.o: steps/%/attention.cu
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS) -DSTEP_NAME='"$*"' -x c++ -c $< -o $@
+	$(CXX) $(CXXFLAGS) $(call STEP_DEFINES,$*) -x c++ -c $< -o $@
 
 $(BUILD)/steps/%.gpu.o: steps/%/attention.cu
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -DSTEP_NAME='"$*"' -c $< -o $@
+	$(NVCC) $(NVCCFLAGS) $(call STEP_DEFINES,$*) -c $< -o $@
+
+# The ladder as the program knows it, to name the steps that take or run what another does not.
+$(BUILD)/ladder.inc: $(STEPS:%=steps/%/attention.cu) Makefile
+	@mkdir -p $(@D)
+	@for step in $(STEPS); do awk -v step=$$step ' \
+		/^\/\/ Needs / { sub(/^\/\/ Needs +/, ""); split($$0, of, ": *"); needs = of[1]; why = of[2] } \
+		/^\/\/ Takes / { sub(/^\/\/ Takes +/, ""); gsub(/, */, " "); takes = $$0 } \
+		END { printf "{\"%s\", \"%s\", \"%s\", \"%s\"},\n", step, needs, why, takes }' \
+		steps/$$step/attention.cu; done > $@
+$(BUILD)/common/program/ladder.o: CXXFLAGS += -I$(BUILD)
+$(BUILD)/common/program/ladder.o: $(BUILD)/ladder.inc
 
 $(BUILD)/%.o: %.cpp
 	@mkdir -p $(@D)
@@ -102,7 +118,7 @@ $(BUILD)/%.o: %.cu
 # --- tests -------------------------------------------------------------------------------------------
 TEST_SOURCES := $(wildcard common/*_test.cpp common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp)
 TEST_OBJECTS := $(TEST_SOURCES:%.cpp=$(BUILD)/%.o) $(BUILD)/common/testing/test_main.o $(BUILD)/common/testing/process.o \
-	$(BUILD)/common/program/options.o $(BUILD)/common/program/csv.o $(BUILD)/common/pages/docs.o $(BUILD)/common/pages/values.o \
+	$(addprefix $(BUILD)/common/program/,options.o csv.o ladder.o placement.o shape.o) $(BUILD)/common/pages/docs.o $(BUILD)/common/pages/values.o \
 	$(addprefix $(BUILD)/common/emulator/,$(addsuffix .o,$(EMULATOR))) \
 	$(addprefix $(BUILD)/reference/,attention.o inputs.o verdict.o)
 
@@ -233,7 +249,7 @@ regs:  ## print registers, shared memory, occupancy and spills of every kernel
 	@[ -n "$(NVCC)" ] || { echo "make regs: nvcc is not on the PATH" >&2; exit 3; }
 	@rm -rf build/regs && mkdir -p build/regs
 	@for step in $(GPU_STEPS); do \
-		$(NVCC) -std=c++20 -O3 -I. -arch=$(patsubst sm_%,compute_%,$(firstword $(ARCH))) -DSTEP_NAME='"x"' \
+		$(NVCC) -std=c++20 -O3 -I. -arch=$(patsubst sm_%,compute_%,$(firstword $(ARCH))) $(call STEP_DEFINES,$$step) \
 			-ptx steps/$$step/attention.cu -o build/regs/ptx && \
 		$(dir $(NVCC))ptxas -v -arch=$(firstword $(ARCH)) build/regs/ptx -o build/regs/cubin >build/regs/log 2>&1 || \
 			{ cat build/regs/log; exit 1; }; \
