@@ -1,5 +1,7 @@
 // What this GPU can do at most: tensor cores through mma.sync, shared memory and HBM.
 // A program of its own, which `make ceilings` builds and runs; the steps are measured against it.
+//
+// Needs       sm_80: mma.m16n8k16
 #include <cuda_fp16.h>
 #include <getopt.h>
 
