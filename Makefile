@@ -154,6 +154,9 @@ $(BUILD)/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_te
 	@mkdir -p $(@D)
 	$(say)$(CXX) -pthread $^ -o $@
 
+DOCUMENTS := README.md common/emulator/TRUTH.md $(wildcard steps/*.md steps/*/README.md)
+# The steps whose output the pages quote.
+QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[0-9]+) .*|\1|p' $(DOCUMENTS)))
 $(BUILD)/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp)
 	@mkdir -p $(@D)
 	$(say)$(CXX) $^ -o $@
@@ -177,8 +180,8 @@ check-gpu: doctest
 	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step $(BUILD)/bin/tests
 	@common/measure/check-gpu.sh $(BUILD)/bin/tests $(NUMBERS)
 
-check-docs: $(BUILD)/bin/docs
-	$(BUILD)/bin/docs --check README.md $(wildcard steps/*/README.md)
+check-docs: $(BUILD)/bin/docs $(QUOTED)
+	$(BUILD)/bin/docs --check $(DOCUMENTS)
 
 truth:
 	@common/measure/truth.sh $(GPU)
@@ -231,8 +234,8 @@ bench-emulator: every-step
 #?   NVCC=/path/to/nvcc          use this CUDA compiler; NVCC= builds for the emulator only
 #?   ARCH="sm_80 sm_90"          compile for these GPUs
 .PHONY: docs plot format
-docs: $(BUILD)/bin/docs
-	$(BUILD)/bin/docs README.md $(wildcard steps/*/README.md)
+docs: $(BUILD)/bin/docs $(QUOTED)
+	$(BUILD)/bin/docs $(DOCUMENTS)
 
 plot:
 	@GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
