@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# make regs: registers, shared memory, occupancy and spills of every kernel of these steps, for ARCH.
+set -euo pipefail
+. common/measure/shell.sh
+need_nvcc
+rm -rf build/regs
+mkdir -p build/regs
+for step; do
+  needs=$(awk -v arch="$ARCH" -f common/program/ladder.awk "steps/$step/attention.cu" | cut -d: -f4)
+  arch=${needs:-$ARCH}
+  "$NVCC" -std=c++20 -O3 -I. -arch="compute_${arch#sm_}" -DSTEP_NAME='""' -DSTEP_NEEDS='""' \
+    -DSTEP_TAKES='""' -ptx "steps/$step/attention.cu" -o build/regs/ptx
+  "${NVCC%nvcc}ptxas" -v -arch="$arch" build/regs/ptx -o build/regs/cubin >build/regs/log 2>&1 ||
+    { cat build/regs/log; exit 1; }
+  cat build/regs/ptx build/regs/log | c++filt -p >"build/regs/$step.txt"
+done
+awk -f common/measure/regs.awk -v arch="$ARCH" build/regs/*.txt

@@ -1,0 +1,39 @@
+# What the scripts that measure share. From the Makefile: GPU, the name of this machine's results
+# (empty: no GPU), NVCC, PYTHON and BUILD.
+results=plots/results
+
+# The command that was typed, for messages.
+command="make ${0##*/}"
+command=${command%.sh}
+
+# Ends the script where there is nothing to measure with.
+need_gpu() {
+  [ -n "$GPU" ] || { echo "$command: no GPU here" >&2; exit 3; }
+  need_nvcc
+}
+need_nvcc() {
+  [ -n "$NVCC" ] || { echo "$command: nvcc is not on the PATH" >&2; exit 3; }
+}
+
+# describe NN KEY: what ./step-NN --describe says after this key.
+describe() { ./step-"$1" --describe | sed -n "s/^$2 //p"; }
+
+# options "batch=16 head-dim=128": --batch 16 --head-dim 128
+options() {
+  local pair
+  for pair in $1; do printf -- '--%s %s ' "${pair%%=*}" "${pair#*=}"; done
+}
+
+# value "batch=16 head-dim=128" head-dim: 128
+value() { tr ' ' '\n' <<<"$1" | sed -n "s/^$2=//p"; }
+
+number_of() { echo "${1%%-*}"; } # 15-early-k: 15
+
+# finish NAME...: build/NAME.csv has been measured to the end and becomes this GPU's result.
+finish() {
+  local name
+  for name; do
+    mv "build/$name.csv" "$results/$GPU${name:+-$name}.csv"
+    echo "written: $results/$GPU-$name.csv"
+  done
+}
