@@ -1,43 +1,79 @@
 // Attention, by its definition. Everything else in this book computes this, faster.
 //
-// For each head there are N queries, N keys and N values: the rows of Q, K and V, each d numbers
-// long. A query asks every key how well they match: the score is their dot product. The softmax
-// turns a query's N scores into N weights, positive and summing to 1. The output for that query is
-// the average of all values under those weights:
+// For each head there are queries, keys and values: the rows of Q, K and V, each d numbers long. A
+// query asks every key that it sees how well they match: the score is their dot product. The
+// softmax turns a query's scores into weights, positive and summing to 1. The output for that query
+// is the average of the values under those weights:
 //
 //     s_j = (q . k_j) / sqrt(d)            how well key j matches
 //     p_j = e^(s_j) / sum_i e^(s_i)        its weight
 //     o   = sum_j p_j v_j                  the weighted average
 //
 // (Vaswani et al. 2017, 'Attention Is All You Need', equation 1; 1 / sqrt(d) keeps the scores of
-// random vectors at variance 1.) All arithmetic here is in double precision.
+// random vectors at variance 1.) A query that sees no key has the output 0. All arithmetic here is
+// in double precision.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "reference/half.h"
 
 namespace reference {
 
-/// What goes in: fp16, each [batch * heads, seqlen, head_dim].
+/// The shape of a problem, and who sees whom.
+struct Shape {
+  int batch = 1, heads = 1;
+  int kv_heads = 1;  // divides heads: heads / kv_heads query heads in a row share keys and values
+  int seqlen_q = 1, seqlen_k = 1, head_dim = 1;
+  bool causal = false;  // a query sees no key after its own position
+  int window = 0;       // only the last so many keys, up to its own position; 0: no window
+  // What each element of the batch uses of seqlen_q and seqlen_k; empty: all.
+  std::vector<int> lengths_q = {}, lengths_k = {};
+};
+
+/// The keys first, first + 1 ... end - 1.
+struct Keys {
+  int first, end;
+};
+
+/// The keys that a query sees: this alone knows of masks, windows and lengths.
+///
+/// Positions are aligned at the end, as FlashAttention has it: the last query stands where the last
+/// key stands. With more keys than queries the first query sees keys before it (a cache of them);
+/// with fewer, the first queries see none.
+Keys keys_seen(const Shape &shape, int batch, int query);
+
+/// Does this query see this key?
+bool sees(const Shape &shape, int batch, int query, int key);
+
+/// The pairs of a query and a key that it sees, of all heads: 4 head_dim operations each, the
+/// multiplications and additions of Q K^T and P V.
+double visible_pairs(const Shape &shape);
+
+/// What goes in, as the bits of elements of a type.
 struct Inputs {
-  int batch_heads, seqlen, head_dim;
-  std::vector<half> Q, K, V;
+  Shape shape;
+  Type type;
+  std::vector<std::uint16_t> Q;     // [batch, heads, seqlen_q, head_dim]
+  std::vector<std::uint16_t> K, V;  // [batch, kv_heads, seqlen_k, head_dim]
 };
 
 /// One row of the output, twice.
 struct Row {
   std::vector<double> exact;    // [head_dim], the definition
-  std::vector<double> rounded;  // [head_dim], with P and O rounded to fp16 and no other error
+  std::vector<double> rounded;  // [head_dim], with P and O rounded to the type and no other error
 };
 
-/// The output for one query of one head.
-Row attention_row(const Inputs &inputs, int head, int row);
+/// A query of a head.
+struct Place {
+  int batch, head, row;
+};
+
+/// The output for one query.
+Row attention_row(const Inputs &inputs, Place place);
 
 /// The outputs for many queries, on all cores of the host.
-struct Place {
-  int head, row;
-};
 std::vector<Row> attention_rows(const Inputs &inputs, const std::vector<Place> &places);
 
 }  // namespace reference

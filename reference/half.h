@@ -1,11 +1,19 @@
-// fp16 on the host: the storage type of Q, K, V and O wherever no CUDA header is at hand (the
-// reference, the program, the emulator). IEEE 754 binary16, round to nearest even, as the GPU does.
+// fp16 and bf16 on the host: the element types of Q, K, V and O wherever no CUDA header is at hand
+// (the reference, the program, the emulator). Round to nearest even, as the GPU does.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
+#include "reference/type.h"
+
+/// IEEE 754 binary16: 5 bits of exponent, 10 of mantissa.
 struct half {
+  std::uint16_t bits;
+};
+
+/// The upper half of an fp32 number: 8 bits of exponent, 7 of mantissa.
+struct bf16 {
   std::uint16_t bits;
 };
 
@@ -39,15 +47,44 @@ inline half float_to_half(float value) {
   return half{static_cast<std::uint16_t>(sign | result)};
 }
 
-/// A double rounded once to fp16, as the reference rounds P and O. (Through float it would round
-/// twice; a float made odd in its last bit when inexact keeps the second rounding correct.)
-inline half double_to_half(double value) {
-  float narrow = static_cast<float>(value);
+/// The value of a bf16 number, exactly.
+inline float bf16_to_float(bf16 b) {
+  return std::bit_cast<float>(std::uint32_t{b.bits} << 16);
+}
+
+/// The nearest bf16 number, ties to even; beyond the largest + half a step, infinity.
+inline bf16 float_to_bf16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  if (value != value) return bf16{static_cast<std::uint16_t>(bits >> 16 | 0x40u)};  // stays a NaN
+  // A carry out of the mantissa is right: it moves on to the next exponent, and to infinity.
+  return bf16{static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+}
+
+/// A double in fp32, made odd in its last bit when inexact: rounding that to fewer bits gives what
+/// rounding the double once would, and not twice.
+inline float round_to_odd(double value) {
+  const float narrow = static_cast<float>(value);
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(narrow);
-  if (static_cast<double>(narrow) != value && value == value && (bits & 1u) == 0) {
-    const bool too_far = (narrow < 0 ? -static_cast<double>(narrow) : static_cast<double>(narrow)) >
-                         (value < 0 ? -value : value);
-    narrow = std::bit_cast<float>(too_far ? bits - 1 : bits + 1);
-  }
-  return float_to_half(narrow);
+  if (static_cast<double>(narrow) == value || value != value || (bits & 1u)) return narrow;
+  const bool too_far = (narrow < 0 ? -static_cast<double>(narrow) : static_cast<double>(narrow)) >
+                       (value < 0 ? -value : value);
+  return std::bit_cast<float>(too_far ? bits - 1 : bits + 1);
+}
+
+/// A double rounded once to fp16.
+inline half double_to_half(double value) {
+  return float_to_half(round_to_odd(value));
+}
+
+/// A double rounded once to bf16.
+inline bf16 double_to_bf16(double value) {
+  return float_to_bf16(round_to_odd(value));
+}
+
+/// The value of an element of a type, and the element nearest to a value.
+inline float element_to_float(Type type, std::uint16_t bits) {
+  return type == Type::kFp16 ? half_to_float(half{bits}) : bf16_to_float(bf16{bits});
+}
+inline std::uint16_t double_to_element(Type type, double value) {
+  return type == Type::kFp16 ? double_to_half(value).bits : double_to_bf16(value).bits;
 }

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <numbers>
 #include <numeric>
-#include <thread>
 
+#include "reference/parallel.h"
 #include "reference/random.h"
 
 namespace reference {
@@ -42,48 +41,50 @@ class Random {
   bool has_spare_ = false;
 };
 
-struct Head {
-  half *Q, *K, *V;
-  int N, d;
+/// Rows of one of Q, K and V.
+struct Matrix {
+  std::uint16_t *data;
+  int rows, d;
+  Type type;
 
-  /// Sets row i of one of the three to what `value` returns for each column.
+  /// Sets a row to what `value` returns for each column.
   template <class F>
-  void fill(half *matrix, int i, F value) const {
+  void fill(int row, F value) const {
     for (int k = 0; k < d; k++)
-      matrix[static_cast<std::size_t>(i) * d + k] = float_to_half(value(k));
+      data[static_cast<std::size_t>(row) * d + k] = double_to_element(type, value(k));
+  }
+  float operator()(int row, int k) const {
+    return element_to_float(type, data[static_cast<std::size_t>(row) * d + k]);
   }
 };
 
-void make_head(Family family, const Head &head, Random &random) {
+/// Draws the keys and values of one head, and the queries of all heads that share them.
+void make_group(Family family, const Matrix &Q, const Matrix &K, const Matrix &V, Random &random) {
   const auto normal = [&](int) { return random.normal(); };
-  for (int i = 0; i < head.N; i++) {
-    head.fill(head.Q, i, normal);
-    head.fill(head.K, i, normal);
-    head.fill(head.V, i, normal);
-  }
+  for (int i = 0; i < std::max(Q.rows, K.rows); i++)
+    for (const Matrix &matrix : {Q, K, V})
+      if (i < matrix.rows) matrix.fill(i, normal);
   switch (family) {
     case Family::kNormal: break;
     case Family::kRising:
       // All queries alike in sign: q . k_j / sqrt(d) climbs from -200 to -140, with a little noise.
       // All are so low that a maximum which begins at 0, not at -infinity, leaves nothing.
-      for (int i = 0; i < head.N; i++) {
-        const float slope = (60 * static_cast<float>(i) / static_cast<float>(head.N) - 200) /
-                            std::sqrt(static_cast<float>(head.d));
-        head.fill(head.Q, i, [&](int) { return 1 + 0.01f * random.normal(); });
-        head.fill(head.K, i, [&](int) { return slope + 0.1f * random.normal(); });
+      for (int i = 0; i < Q.rows; i++) Q.fill(i, [&](int) { return 1 + 0.01f * random.normal(); });
+      for (int j = 0; j < K.rows; j++) {
+        const float slope = (60 * static_cast<float>(j) / static_cast<float>(K.rows) - 200) /
+                            std::sqrt(static_cast<float>(K.d));
+        K.fill(j, [&](int) { return slope + 0.1f * random.normal(); });
       }
       break;
     case Family::kOneHot: {
       // Keys are random signs; query i is 8 times key permuted[i]. Its score is 8 sqrt(d), those of
       // the others have standard deviation 8.
-      std::vector<int> permuted(head.N);
+      std::vector<int> permuted(K.rows);
       std::iota(permuted.begin(), permuted.end(), 0);
-      for (int i = head.N - 1; i > 0; i--) std::swap(permuted[i], permuted[random.below(i + 1)]);
-      for (int i = 0; i < head.N; i++) head.fill(head.K, i, [&](int) { return random.sign(); });
-      for (int i = 0; i < head.N; i++) {
-        const half *key = head.K + static_cast<std::size_t>(permuted[i]) * head.d;
-        head.fill(head.Q, i, [&](int k) { return 8 * half_to_float(key[k]); });
-      }
+      for (int j = K.rows - 1; j > 0; j--) std::swap(permuted[j], permuted[random.below(j + 1)]);
+      for (int j = 0; j < K.rows; j++) K.fill(j, [&](int) { return random.sign(); });
+      for (int i = 0; i < Q.rows; i++)
+        Q.fill(i, [&](int k) { return 8 * K(permuted[i % K.rows], k); });
       break;
     }
     case Family::kEnds:
@@ -92,21 +93,22 @@ void make_head(Family family, const Head &head, Random &random) {
       // exactly in fp32, and keys whose scores are equal stay equal. In kEnds it keeps scores below
       // 2^12; in kHuge they reach 2^35, where one unit in the last place is hundreds.
       using Magnitudes = std::array<float, 4>;
+      const Magnitudes of_Q = {65504, 1, 0x1p-14f, 0x1p-24f};
       const Magnitudes of_K = family == Family::kEnds
                                   ? Magnitudes{0x1p-10f, 0x1p-12f, 0x1p-14f, 0x1p-24f}
                                   : Magnitudes{0x1p15f, 1, 0x1p-14f, 0x1p-24f};
-      for (half *matrix : {head.Q, head.K, head.V})
-        for (int i = 0; i < head.N; i++) {
-          const Magnitudes ends =
-              matrix == head.K ? of_K : Magnitudes{65504, 1, 0x1p-14f, 0x1p-24f};
+      // bf16 reaches as far as fp32, in which values are summed: there must be room for the sum.
+      const Magnitudes of_V =
+          V.type == Type::kFp16 ? of_Q : Magnitudes{0x1p100f, 1, 0x1p-126f, 0x1p-133f};
+      for (const auto &[matrix, ends] : {std::pair{Q, of_Q}, {K, of_K}, {V, of_V}})
+        for (int i = 0; i < matrix.rows; i++) {
           const float end = ends[random.below(4)];
-          head.fill(matrix, i, [&](int) { return end * random.sign(); });
+          matrix.fill(i, [&](int) { return end * random.sign(); });
         }
       break;
     }
     case Family::kEqualKeys:
-      for (int i = 1; i < head.N; i++)
-        head.fill(head.K, i, [&](int k) { return half_to_float(head.K[k]); });
+      for (int j = 1; j < K.rows; j++) K.fill(j, [&](int k) { return K(0, k); });
       break;
   }
 }
@@ -119,24 +121,20 @@ const std::vector<std::string> &family_names() {
   return names;
 }
 
-Inputs make_inputs(Family family, int batch_heads, int seqlen, int head_dim, std::uint64_t seed) {
-  const std::size_t per_head = static_cast<std::size_t>(seqlen) * head_dim;
-  Inputs inputs{batch_heads, seqlen, head_dim, {}, {}, {}};
-  for (auto *matrix : {&inputs.Q, &inputs.K, &inputs.V}) matrix->resize(batch_heads * per_head);
-  std::atomic<int> next = 0;
-  const auto work = [&] {
-    for (int head; (head = next++) < batch_heads;) {
-      Random random(seed * 1000003 + static_cast<std::uint64_t>(head));
-      make_head(family,
-                {&inputs.Q[head * per_head], &inputs.K[head * per_head], &inputs.V[head * per_head],
-                 seqlen, head_dim},
-                random);
-    }
-  };
-  std::vector<std::thread> pool;
-  for (unsigned i = 1; i < std::thread::hardware_concurrency(); i++) pool.emplace_back(work);
-  work();
-  for (std::thread &worker : pool) worker.join();
+Inputs make_inputs(Family family, const Shape &shape, Type type, std::uint64_t seed) {
+  const int d = shape.head_dim, groups = shape.batch * shape.kv_heads;
+  const int queries = shape.heads / shape.kv_heads * shape.seqlen_q;  // that share a key
+  const std::size_t of_Q = static_cast<std::size_t>(queries) * d;
+  const std::size_t of_K = static_cast<std::size_t>(shape.seqlen_k) * d;
+  Inputs inputs{shape, type, {}, {}, {}};
+  inputs.Q.resize(groups * of_Q);
+  for (auto *matrix : {&inputs.K, &inputs.V}) matrix->resize(groups * of_K);
+  parallel_for(groups, [&](std::size_t group) {
+    Random random(seed * 1000003 + group);
+    make_group(family, {&inputs.Q[group * of_Q], queries, d, type},
+               {&inputs.K[group * of_K], shape.seqlen_k, d, type},
+               {&inputs.V[group * of_K], shape.seqlen_k, d, type}, random);
+  });
   return inputs;
 }
 

@@ -22,6 +22,6 @@ enum class Family {
 const std::vector<std::string> &family_names();
 
 /// Draws inputs. The same seed gives the same numbers, but for the last bit of the math library.
-Inputs make_inputs(Family family, int batch_heads, int seqlen, int head_dim, std::uint64_t seed);
+Inputs make_inputs(Family family, const Shape &shape, Type type, std::uint64_t seed);
 
 }  // namespace reference

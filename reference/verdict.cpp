@@ -6,16 +6,19 @@
 
 namespace reference {
 
-Verdict judge(const Inputs &inputs, const std::vector<half> &O, const std::vector<Place> &places) {
+Verdict judge(const Inputs &inputs, const std::vector<std::uint16_t> &O,
+              const std::vector<Place> &places) {
   const std::vector<Row> rows = attention_rows(inputs, places);
-  const int d = inputs.head_dim;
+  const Shape &shape = inputs.shape;
+  const int d = shape.head_dim;
   Verdict verdict;
   double squares = 0, squares_of_rounding = 0;
   for (std::size_t i = 0; i < places.size(); i++) {
-    const std::size_t first =
-        (static_cast<std::size_t>(places[i].head) * inputs.seqlen + places[i].row) * d;
+    const Place &place = places[i];
+    const std::size_t head = static_cast<std::size_t>(place.batch) * shape.heads + place.head;
+    const std::size_t first = (head * shape.seqlen_q + place.row) * d;
     for (int k = 0; k < d; k++) {
-      const double output = half_to_float(O[first + k]);
+      const double output = element_to_float(inputs.type, O[first + k]);
       const double expected = rows[i].exact[k];
       const double error = std::abs(output - expected);
       const double rounding = std::abs(rows[i].rounded[k] - expected);
@@ -26,7 +29,7 @@ Verdict judge(const Inputs &inputs, const std::vector<half> &O, const std::vecto
       verdict.max_bound = std::max(verdict.max_bound, 2 * rounding);
       if (first_not_finite || (verdict.not_finite == 0 && error > verdict.max_error)) {
         verdict.max_error = error;
-        verdict.worst = places[i];
+        verdict.worst = place;
         verdict.worst_column = k;
         verdict.worst_output = output;
         verdict.worst_expected = expected;
@@ -39,22 +42,24 @@ Verdict judge(const Inputs &inputs, const std::vector<half> &O, const std::vecto
   return verdict;
 }
 
-std::vector<Place> places_to_check(const Inputs &inputs, int tile, unsigned long seed) {
-  const int N = inputs.seqlen;
-  const double rows = static_cast<double>(inputs.batch_heads) * N;
+std::vector<Place> places_to_check(const Shape &shape, int tile, unsigned long seed) {
+  const int N = shape.seqlen_q;
   std::vector<Place> places;
-  if (rows * N * inputs.head_dim <= 1e8) {
-    for (int head = 0; head < inputs.batch_heads; head++)
-      for (int row = 0; row < N; row++) places.push_back({head, row});
+  if (visible_pairs(shape) * shape.head_dim <= 1e8) {
+    for (int batch = 0; batch < shape.batch; batch++)
+      for (int head = 0; head < shape.heads; head++)
+        for (int row = 0; row < N; row++) places.push_back({batch, head, row});
     return places;
   }
-  for (const int head : {0, inputs.batch_heads - 1})
-    for (const int row : {0, tile - 1, tile % N, (2 * tile - 1) % N, N - tile, N - 1})
-      places.push_back({head, row});
+  const int second = std::min(tile, N - 1), last = (N - 1) / tile * tile;
+  for (const int batch : {0, shape.batch - 1})
+    for (const int head : {0, shape.heads - 1})
+      for (const int row : {0, tile - 1, second, second + tile - 1, last, N - 1})
+        places.push_back({batch, head, std::min(row, N - 1)});
   std::mt19937_64 random(seed);
+  const auto below = [&](int limit) { return static_cast<int>(random() % limit); };
   for (int i = 0; i < 256; i++)
-    places.push_back(
-        {static_cast<int>(random() % inputs.batch_heads), static_cast<int>(random() % N)});
+    places.push_back({below(shape.batch), below(shape.heads), below(N)});
   return places;
 }
 

@@ -298,10 +298,6 @@ const std::vector<Plant> kPlants = {
      {"normal", "rising", "one-hot", "equal-keys"}},
 };
 
-std::string environment(const char *name, const char *otherwise) {
-  const char *value = std::getenv(name);
-  return value ? value : otherwise;
-}
 
 std::string step_name(const std::string &number) {
   for (const std::string &step : step_names())
@@ -340,21 +336,9 @@ std::vector<Run> runs_of(const Plant &plant) {
 /// nothing and what the compiler said.
 std::string build(const std::string &step, const std::string &name, const std::string &source,
                   std::string &complaint) {
-  const std::string path = kFolder + name, compiler = environment("CXX", "g++");
+  const std::string path = kFolder + name;
   std::ofstream(path + ".cu") << source;
-  std::string command = compiler + " -std=c++20 -O1 -w -I. -DSTEP_NAME='\"" + step +
-                        "\"' -x c++ -c " + path + ".cu -o " + path + ".o && " + compiler +
-                        " -pthread " + path + ".o";
-  const std::filesystem::path objects = environment("EMULATOR_OBJECTS", "build/cpu");
-  for (const char *object :
-       {"common/program/program.o", "common/program/options.o", "common/program/csv.o",
-        "reference/attention.o", "reference/inputs.o", "reference/verdict.o"})
-    command += " " + (objects / object).string();
-  for (const auto &entry : std::filesystem::directory_iterator(objects / "common/emulator"))
-    if (const std::string object = entry.path();
-        object.ends_with(".o") && !object.ends_with("_test.o"))
-      command += " " + object;
-  const Finished finished = run_command(command + " -o " + path);
+  const Finished finished = compile_step(path, step);
   if (finished.status != 0) complaint = finished.err;
   return finished.status == 0 ? path : "";
 }
@@ -412,31 +396,29 @@ TEST_SUITE_BEGIN("planted");
 TEST_CASE("copies without a bug pass all the runs below") {
   std::vector<Job> jobs;
   for (const std::string &step : step_names())
-    jobs.push_back(
-        {step,
-         [step] {
-           std::string complaint;
-           const std::string name = step.substr(0, 2) + "-without-a-bug";
-           const std::string program = build(step, name, source_of(step), complaint);
-           if (program.empty()) return complaint;
-           const StepHelp help = read_help(program);
-           std::vector<std::string> lines;
-           for (const std::string &variant : help.variants)
-             for (const int seed : {1, 2})
-               lines.push_back(command(program, help.tile, {2, seed, "normal", variant}));
-           for (const Plant &plant : kPlants)
-             if (step.starts_with(plant.step + "-"))
-               for (const Run &run : runs_of(plant))
-                 lines.push_back(command(program, help.tile, run));
-           std::sort(lines.begin(), lines.end());
-           lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
-           std::string failures;
-           for (const std::string &line : lines)
-             if (const Finished finished = run_command(line); finished.status != 0)
-               failures += show(line, finished);
-           return failures;
-         },
-         ""});
+    jobs.push_back({step,
+                    [step] {
+                      std::string complaint;
+                      const std::string name = step.substr(0, 2) + "-without-a-bug";
+                      const std::string program = build(step, name, source_of(step), complaint);
+                      if (program.empty()) return complaint;
+                      const Description help = describe(program);
+                      std::vector<std::string> lines;
+                      for (const int seed : {1, 2})
+                        lines.push_back(command(program, help.tile, {2, seed, "normal", ""}));
+                      for (const Plant &plant : kPlants)
+                        if (step.starts_with(plant.step + "-"))
+                          for (const Run &run : runs_of(plant))
+                            lines.push_back(command(program, help.tile, run));
+                      std::sort(lines.begin(), lines.end());
+                      lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+                      std::string failures;
+                      for (const std::string &line : lines)
+                        if (const Finished finished = run_command(line); finished.status != 0)
+                          failures += show(line, finished);
+                      return failures;
+                    },
+                    ""});
   do_all(jobs);
 }
 
@@ -454,7 +436,7 @@ TEST_CASE("every planted bug is reported, in every run") {
                       std::string failures;
                       const std::string program = build(step, name, source, failures);
                       if (program.empty()) return failures;
-                      const int tile = read_help(program).tile;
+                      const int tile = describe(program).tile;
                       for (const Run &run : runs_of(plant)) {
                         const std::string line = command(program, tile, run);
                         const Finished finished = run_command(line);
@@ -478,31 +460,24 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
             step.substr(0, 2) + "-no-barrier-in-line-" + std::to_string(line_number);
         std::string without = source;
         without.replace(at, barrier.size(), ";");
-        jobs.push_back({name,
-                        [step, name, without] {
-                          std::string failures;
-                          const std::string program = build(step, name, without, failures);
-                          if (program.empty()) return failures;
-                          const StepHelp help = read_help(program);
-                          // With some variants the barrier is not there to be missed.
-                          for (const int seed : {1, 2}) {
-                            bool reported = false;
-                            std::string shown;
-                            for (const std::string &variant : help.variants) {
-                              const std::string line =
-                                  command(program, help.tile, {2, seed, "normal", variant});
-                              const Finished finished = run_command(line);
-                              reported = reported || reports(finished, kRace) ||
-                                         reports(finished, kGlobalRace) ||
-                                         reports(finished, "memory that nobody wrote") ||
-                                         reports(finished, kStillWriting);
-                              shown += show(line, finished);
-                            }
-                            if (!reported) failures += shown;
-                          }
-                          return failures;
-                        },
-                        ""});
+        jobs.push_back(
+            {name,
+             [step, name, without] {
+               std::string failures;
+               const std::string program = build(step, name, without, failures);
+               if (program.empty()) return failures;
+               const Description help = describe(program);
+               for (const int seed : {1, 2}) {
+                 const std::string line = command(program, help.tile, {2, seed, "normal", ""});
+                 const Finished finished = run_command(line);
+                 if (!reports(finished, kRace) && !reports(finished, kGlobalRace) &&
+                     !reports(finished, "memory that nobody wrote") &&
+                     !reports(finished, kStillWriting))
+                   failures += show(line, finished);
+               }
+               return failures;
+             },
+             ""});
       }
   }
   REQUIRE(!jobs.empty());

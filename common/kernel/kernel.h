@@ -10,6 +10,7 @@
 
 #include <cuda_fp16.h>
 
+#include <map>
 #include <stdexcept>
 #include <string>
 
@@ -27,12 +28,13 @@ __device__ SharedStorage &shared_storage() {
   return *reinterpret_cast<SharedStorage *>(shared_memory);
 }
 
-/// Starts a kernel whose blocks have one SharedStorage each (void: none). More than 48 KB of shared
-/// memory must be asked for (CUDA C++ Programming Guide, 'Shared Memory' of compute capability 7).
-template <class SharedStorage, class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
-  int bytes = 0;
-  if constexpr (!std::is_void_v<SharedStorage>) bytes = sizeof(SharedStorage);
+/// Lets a kernel's blocks have this much shared memory, once for each kernel: a launch that is timed
+/// is only a launch. More than 48 KB must be asked for (CUDA C++ Programming Guide, 'Shared Memory'
+/// of compute capability 7).
+inline void allow_shared_memory(const void *kernel, int bytes) {
+  static std::map<const void *, int> allowed;
+  if (const auto found = allowed.find(kernel); found != allowed.end() && found->second >= bytes)
+    return;
   int device, available;
   cuda_check(cudaGetDevice(&device), "cudaGetDevice");
   cuda_check(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
@@ -40,11 +42,20 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... a
   if (bytes > available)
     // At head dim 64 every step fits the 64 KB that all GPUs since sm_75 have.
     throw ShapeError("this step and head dim take " + std::to_string((bytes + 1023) / 1024) +
-                     " KB of shared memory a block, and this GPU allows " +
+                     " KB of shared memory per block, and this GPU allows " +
                      std::to_string(available / 1024) +
                      " KB; --head-dim 64 takes less, and `make regs` lists what other steps take");
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "cudaFuncSetAttribute");
+  allowed[kernel] = bytes;
+}
+
+/// Starts a kernel whose blocks have one SharedStorage each (void: none), and does not wait for it.
+template <class SharedStorage, class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
+  int bytes = 0;
+  if constexpr (!std::is_void_v<SharedStorage>) bytes = sizeof(SharedStorage);
+  allow_shared_memory(reinterpret_cast<const void *>(kernel), bytes);
   kernel<<<grid, block, bytes>>>(static_cast<Parameters>(arguments)...);
   cuda_check(cudaGetLastError(), "kernel launch");
 }
@@ -69,12 +80,15 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... a
 
 #endif
 
-/// Ends a step's file: gives the program its Step. STEP_NAME, from the Makefile, is the folder.
+/// Ends a step's file: gives the program its Step. The Makefile passes the name of the folder as
+/// STEP_NAME, and what the file's header says after 'Needs' and 'Takes'.
 #define EXPORT_STEP(...)          \
   extern const Step BACKEND_STEP; \
   const Step BACKEND_STEP = [] {  \
     Step step __VA_ARGS__;        \
     step.name = STEP_NAME;        \
+    step.needs = STEP_NEEDS;      \
+    step.takes = STEP_TAKES;      \
     return step;                  \
   }()
 

@@ -2,17 +2,41 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <vector>
 
+#include "reference/type.h"
+
+/// Where the rows of a tensor lie: row i of head h of batch element b begins b * batch + h * head +
+/// i * row elements after the first. The elements of a row follow each other.
+struct Strides {
+  std::int64_t batch, head, row;
+};
+
 /// One forward pass of attention: O = softmax(Q K^T / sqrt(head_dim)) V for each of batch * heads
-/// independent heads.
+/// independent heads. A step takes the plain problem, and of the rest what its header's 'Takes'
+/// names. Plain: fp16, dense [batch, heads, seqlen, head_dim], as many keys as queries and as many
+/// key heads as query heads, and every query sees every key.
 struct Problem {
-  const void *Q, *K, *V;  // fp16 [batch, heads, seqlen, head_dim], in the memory of the device
-  void *O;                // fp16 [batch, heads, seqlen, head_dim]
-  void *workspace;        // what Step::workspace_bytes asked for
-  int batch, heads, seqlen, head_dim;
-  int variant;  // index into Step::variants
+  const void *Q, *K, *V;  // in the memory of the device
+  void *O;
+  void *workspace;  // what Step::workspace_bytes asked for
+  Strides Q_strides, K_strides, V_strides, O_strides;
+  Type type;  // of the elements of Q, K, V and O
+  int batch, heads;
+  int kv_heads;  // divides heads: query heads h, for one h / (heads / kv_heads), share a head of K, V
+  int seqlen_q, seqlen_k, head_dim;
+  bool causal;  // query i sees keys up to i + seqlen_k - seqlen_q, of its sequence's lengths
+  int window;   // it sees the last so many of those keys; 0: all of them
+  // Where the sequences differ in length: [batch], null if all are full. Rows beyond are not there:
+  // those of Q, K and V are not to be read, those of O not to be written.
+  const int *lengths_q, *lengths_k;
+  // Where K and V are cut into pages: row i of batch element b is row i % page_size of page
+  // page_table[b, i / page_size], and K_strides.batch leads from a page to the next. A sequence's
+  // entries beyond its last key are -1.
+  const int *page_table;  // [batch, ceil(seqlen_k / page_size)], null if K and V are not paged
+  int page_size;
 };
 
 /// This device does not take the step at this shape.
@@ -26,13 +50,15 @@ struct DeviceError : std::runtime_error {
 };
 
 struct Step {
-  const char *name = nullptr;  // "02-loop-inverted": the directory, and the label in all results
-  int tile;                    // seqlen must be a multiple of this
+  const char *name = nullptr;   // "02-loop-inverted": the directory, and the label in all results
+  const char *needs = nullptr;  // "sm_80": the header's 'Needs'
+  const char *takes =
+      nullptr;        // "--causal --window": the header's 'Takes', beyond the plain problem
+  int tile;           // the sequence lengths must be multiples of this
   int default_batch;  // on a GPU; less than 16 where a step's time or memory does not allow it
   void (*launch)(const Problem &);  // all of the step's kernels; throws the above
   std::size_t (*workspace_bytes)(const Problem &) = nullptr;
-  const char *variant_option = nullptr;     // "k-layout": the option that chooses among
-  std::vector<const char *> variants = {};  // these; the first is the default
+  std::vector<int> head_dims = {64, 128};  // those it takes; the first is the emulator's default
 };
 
 // One source, compiled once for each backend.

@@ -4,6 +4,13 @@
 #include <string>
 #include <vector>
 
+// The headers of what a step's program writes; --describe prints them.
+constexpr const char *kCsvHeader =
+    "step,device,batch,heads,seqlen,head_dim,options,median_ms,min_ms,tflops,rms_error";
+constexpr const char *kProfileCsvHeader =
+    "step,source,batch,heads,seqlen,head_dim,line,counter,value";
+constexpr const char *kTraceCsvHeader = "line,op,request,lane,address,bytes,bank,wavefront";
+
 class CsvFile {
  public:
   /// Checks that the file can be appended to, and that it is new, empty or has this header. Writes
@@ -16,3 +23,6 @@ class CsvFile {
  private:
   std::string option_, path_, header_;
 };
+
+/// Whether two paths, neither of them empty, name one file, also one that does not exist yet.
+bool same_file(const std::string &a, const std::string &b);

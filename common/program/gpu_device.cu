@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/program/device.h"
+#include "common/program/ladder.h"
 
 namespace {
 
@@ -15,17 +16,15 @@ void check(cudaError_t error, const char *what) {
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-constexpr const char *kFirstTensorCoreStep = "05";  // the steps that sort before it run anywhere
-
 __global__ void nothing() {}
 
 /// Throws DeviceError unless the GPU, the current device, runs this step, and as it was compiled.
 void check_runs_step(const cudaDeviceProp &gpu) {
   const int capability = 10 * gpu.major + gpu.minor;
-  const std::string arch = "sm_" + std::to_string(capability);
-  if (gpu_step.name >= std::string(kFirstTensorCoreStep) && capability < 80)
-    throw DeviceError("this step needs sm_80 or later (cp.async, mma.m16n8k16), and this GPU is " +
-                      arch + "; steps 00 to 04 run on it, and --device cpu runs the emulator");
+  const std::string why_not = why_not_on_gpu(ladder(), gpu_step.name, gpu_step.needs, capability);
+  if (!why_not.empty()) throw DeviceError(why_not);
+  const std::string needs = gpu_step.needs;
+  const std::string arch = needs.ends_with('a') ? needs : "sm_" + std::to_string(capability);
   cudaFuncAttributes attributes;  // the flags of the compiler were those of the step's kernels
   const cudaError_t error = cudaFuncGetAttributes(&attributes, nothing);
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
@@ -35,19 +34,34 @@ void check_runs_step(const cudaDeviceProp &gpu) {
   check(error, "cudaFuncGetAttributes");
 }
 
+/// A moment in the queue of the GPU.
+class Event {
+ public:
+  Event() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
+  Event(const Event &) = delete;
+  Event &operator=(const Event &) = delete;
+  ~Event() { cudaEventDestroy(event_); }
+
+  void record() { check(cudaEventRecord(event_), "cudaEventRecord"); }
+  float milliseconds_since(const Event &earlier) const {
+    float milliseconds;
+    check(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "cudaEventElapsedTime");
+    return milliseconds;
+  }
+
+ private:
+  cudaEvent_t event_;
+};
+
 class Gpu : public Device {
  public:
   Gpu() {
     check(cudaSetDevice(0), "cudaSetDevice");
     check(cudaGetDeviceProperties(&properties_, 0), "cudaGetDeviceProperties");
     check_runs_step(properties_);
-    check(cudaEventCreate(&begin_), "cudaEventCreate");
-    check(cudaEventCreate(&end_), "cudaEventCreate");
   }
   ~Gpu() override {
     for (void *memory : allocated_) cudaFree(memory);
-    cudaEventDestroy(begin_);
-    cudaEventDestroy(end_);
   }
 
   std::string name() const override { return properties_.name; }
@@ -77,21 +91,24 @@ class Gpu : public Device {
     launch();
     check(cudaDeviceSynchronize(), "the kernel failed");
   }
-  std::vector<float> time(const std::function<void()> &launch, int iterations) override {
-    std::vector<float> milliseconds(iterations);
-    for (float &elapsed : milliseconds) {
-      check(cudaEventRecord(begin_), "cudaEventRecord");
+  std::vector<float> time(const std::function<void()> &launch, int warm_up,
+                          int iterations) override {
+    std::vector<Event> begin(iterations), end(iterations);
+    for (int i = 0; i < warm_up; i++) launch();
+    for (int i = 0; i < iterations; i++) {
+      begin[i].record();
       launch();
-      check(cudaEventRecord(end_), "cudaEventRecord");
-      check(cudaEventSynchronize(end_), "the kernel failed");
-      check(cudaEventElapsedTime(&elapsed, begin_, end_), "cudaEventElapsedTime");
+      end[i].record();
     }
+    check(cudaDeviceSynchronize(), "the kernel failed");
+    std::vector<float> milliseconds;
+    for (int i = 0; i < iterations; i++)
+      milliseconds.push_back(end[i].milliseconds_since(begin[i]));
     return milliseconds;
   }
 
  private:
   cudaDeviceProp properties_;
-  cudaEvent_t begin_, end_;
   std::vector<void *> allocated_;
 };
 

@@ -6,39 +6,55 @@
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
-#include <vector>
+#include <functional>
+#include <sstream>
+
+#include "common/program/csv.h"
 
 namespace {
 
-enum Key {
-  kDevice = 1000,  // beyond all characters, which getopt keeps for short options
-  kBatch,
-  kHeads,
-  kSeqlen,
-  kHeadDim,
-  kIters,
-  kInputs,
-  kVariant,
-  kCheckOnly,
-  kProfile,
-  kProfileCsv,
-  kTraceCsv,
-  kCsv,
-  kSeed,
-  kHelp,
-};
+std::string join(const std::vector<std::string> &words, const std::string &between) {
+  std::string text;
+  for (const std::string &word : words) text += (text.empty() ? "" : between) + word;
+  return text;
+}
 
-/// A whole number from `least` to `most`, or a UsageError that says so.
-std::uint64_t number(const std::string &option, const char *text, std::uint64_t least,
-                     std::uint64_t most) {
+std::vector<std::string> split(const std::string &text, char between) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, between);) parts.push_back(part);
+  if (text.empty() || text.back() == between) parts.push_back("");
+  return parts;
+}
+
+std::vector<std::string> head_dim_names(const Step &step) {
+  std::vector<std::string> names;
+  for (const int head_dim : step.head_dims) names.push_back(std::to_string(head_dim));
+  return names;
+}
+
+/// A whole number from `least` to `most`, or nothing.
+std::optional<std::uint64_t> whole_number(const std::string &text, std::uint64_t least,
+                                          std::uint64_t most) {
   errno = 0;
   char *end;
-  const unsigned long long value = std::strtoull(text, &end, 10);
-  const bool digits = *text >= '0' && *text <= '9';  // strtoull takes "-1" and " 1", too
-  if (!digits || *end != '\0' || errno == ERANGE || value < least || value > most)
+  const unsigned long long value = std::strtoull(text.c_str(), &end, 10);
+  const bool digits = text[0] >= '0' && text[0] <= '9';  // strtoull takes "-1" and " 1", too
+  if (!digits || *end != '\0' || errno == ERANGE || value < least || value > most) return {};
+  return value;
+}
+
+std::uint64_t number(const std::string &option, const std::string &text, std::uint64_t least,
+                     std::uint64_t most) {
+  const std::optional<std::uint64_t> value = whole_number(text, least, most);
+  if (!value)
     throw UsageError(option + " " + text + ": a whole number from " + std::to_string(least) +
                      " to " + std::to_string(most) + " is allowed");
-  return value;
+  return *value;
+}
+
+int positive(const std::string &option, const std::string &text) {
+  return static_cast<int>(number(option, text, 1, INT_MAX));
 }
 
 /// The index of a word in a list, or a UsageError that lists them.
@@ -46,95 +62,120 @@ int choice(const std::string &option, const std::string &text,
            const std::vector<std::string> &allowed) {
   const auto found = std::find(allowed.begin(), allowed.end(), text);
   if (found != allowed.end()) return static_cast<int>(found - allowed.begin());
-  std::string list;
-  for (const std::string &word : allowed) list += (list.empty() ? "" : ", ") + word;
-  throw UsageError(option + " " + text + ": allowed are " + list);
+  throw UsageError(option + " " + text + ": allowed are " + join(allowed, ", "));
+}
+
+/// "100,37:64" is 100 queries and keys of the first batch element, 37 and 64 of the second.
+std::vector<Lengths> lengths(const std::string &option, const std::string &text) {
+  std::vector<Lengths> list;
+  for (const std::string &element : split(text, ',')) {
+    const std::vector<std::string> parts = split(element, ':');
+    const auto q = whole_number(parts.front(), 0, INT_MAX);
+    const auto k = whole_number(parts.back(), 0, INT_MAX);
+    if (!q || !k || parts.size() > 2)
+      throw UsageError(
+          option + " " + text +
+          ": a length N or N:M for each batch element is allowed, with commas between");
+    list.push_back({static_cast<int>(*q), static_cast<int>(*k)});
+  }
+  return list;
 }
 
 /// A file's path, or a UsageError if there is none.
-std::string path(const std::string &option, const char *text) {
-  if (*text == '\0') throw UsageError(option + " : the path of a file is allowed, not nothing");
+std::string path(const std::string &option, const std::string &text) {
+  if (text.empty()) throw UsageError(option + " : the path of a file is allowed, not nothing");
   return text;
 }
 
-std::string join(const std::vector<std::string> &words) {
-  std::string text;
-  for (const std::string &word : words) text += (text.empty() ? "" : "|") + word;
-  return text;
+/// An option, for the parser and for --help.
+struct Entry {
+  std::string name;   // "seqlen"
+  std::string value;  // what stands for its value in --help: "N"; "": it has none
+  std::string help;   // a line, or several
+  std::function<void(const std::string &option, const std::string &text)> read;
+  bool beyond_plain = false;  // a step must take it
+};
+
+/// All options. What is read goes into `to`.
+std::vector<Entry> option_table(const Step &step, Options &to) {
+  const DefaultShape cpu = default_shape(step, false), gpu = default_shape(step, true);
+  const auto defaults = [](int on_cpu, int on_gpu) {
+    return "default " + std::to_string(on_cpu) + " on the emulator, " + std::to_string(on_gpu) +
+           " on a GPU";
+  };
+  const std::string multiple =
+      step.tile > 1 ? "a multiple of " + std::to_string(step.tile) + "; " : "";
+  const std::vector<std::string> devices = {"auto", "gpu", "cpu"};
+  using Text = const std::string &;
+  return {
+      {"device", join(devices, "|"), "the GPU if there is one, else the emulator; or insist",
+       [&to, devices](Text option, Text text) {
+         to.device = static_cast<DeviceChoice>(choice(option, text, devices));
+       }},
+      {"batch", "N", defaults(cpu.batch, gpu.batch),
+       [&to](Text option, Text text) { to.batch = positive(option, text); }},
+      {"heads", "N", defaults(cpu.heads, gpu.heads),
+       [&to](Text option, Text text) { to.heads = positive(option, text); }},
+      {"seqlen", "N", multiple + defaults(cpu.seqlen, gpu.seqlen),
+       [&to](Text option, Text text) { to.seqlen = positive(option, text); }},
+      {"head-dim", join(head_dim_names(step), "|"), defaults(cpu.head_dim, gpu.head_dim),
+       [&to, &step](Text option, Text text) {
+         to.head_dim = step.head_dims[choice(option, text, head_dim_names(step))];
+       }},
+      {"causal", "", "a query sees the keys up to its own position; the last of both are one",
+       [&to](Text, Text) { to.causal = true; }, true},
+      {"seqlen-k", "N", multiple + "of K and V; default: that of Q",
+       [&to](Text option, Text text) { to.seqlen_k = positive(option, text); }, true},
+      {"kv-heads", "N", "of K and V; a divisor of --heads; default: all",
+       [&to](Text option, Text text) { to.kv_heads = positive(option, text); }, true},
+      {"window", "N", "a query sees the last N keys up to its own position",
+       [&to](Text option, Text text) { to.window = positive(option, text); }, true},
+      {"type", join(type_names(), "|"), "of the elements of Q, K, V and O; default fp16",
+       [&to](Text option, Text text) {
+         to.type = static_cast<Type>(choice(option, text, type_names()));
+       },
+       true},
+      {"layout", join(layout_names(), "|"),
+       "the order of batch, heads and seqlen in memory; interleaved: as bnhd,\n"
+       "with the heads of Q, K and V side by side; default bhnd",
+       [&to](Text option, Text text) {
+         to.layout = static_cast<Layout>(choice(option, text, layout_names()));
+       },
+       true},
+      {"page-size", "N", "K and V in pages of N rows, in an order drawn from the seed",
+       [&to](Text option, Text text) { to.page_size = positive(option, text); }, true},
+      {"lengths", "LIST",
+       "a length for each batch element: 100,37; or of its queries and of its\n"
+       "keys: 1:100,1:37; default: full",
+       [&to](Text option, Text text) { to.lengths = lengths(option, text); }, true},
+      {"inputs", "FAMILY", join(reference::family_names(), "|"),
+       [&to](Text option, Text text) {
+         to.inputs =
+             static_cast<reference::Family>(choice(option, text, reference::family_names()));
+       }},
+      {"seed", "N", "draws the inputs and, on the emulator, the order of threads;\ndefault 1",
+       [&to](Text option, Text text) { to.seed = number(option, text, 0, ULLONG_MAX); }},
+      {"iters", "N", "timed launches on a GPU; default: 3 to 20, by time",
+       [&to](Text option, Text text) {
+         to.iters = static_cast<int>(number(option, text, 1, 1000000));
+       }},
+      {"check-only", "", "no timing, no counting", [&to](Text, Text) { to.check_only = true; }},
+      {"profile", "", "count on the emulator, line by line",
+       [&to](Text, Text) { to.profile = true; }},
+      {"csv", "FILE", "append the result as a row",
+       [&to](Text option, Text text) { to.csv = path(option, text); }},
+      {"profile-csv", "FILE", "append the emulator's counts",
+       [&to](Text option, Text text) { to.profile_csv = path(option, text); }},
+      {"trace-csv", "FILE", "append which bank each lane asks for, for the bank maps",
+       [&to](Text option, Text text) { to.trace_csv = path(option, text); }},
+      {"describe", "", "what this step needs, takes and does by default, for scripts",
+       [&to](Text, Text) { to.describe = true; }},
+      {"help", "", "this", [&to](Text, Text) { to.help = true; }},
+  };
 }
 
-}  // namespace
-
-Options parse_options(int argc, char **argv, const Step &step) {
-  std::vector<option> table = {
-      {"device", required_argument, nullptr, kDevice},
-      {"batch", required_argument, nullptr, kBatch},
-      {"heads", required_argument, nullptr, kHeads},
-      {"seqlen", required_argument, nullptr, kSeqlen},
-      {"head-dim", required_argument, nullptr, kHeadDim},
-      {"iters", required_argument, nullptr, kIters},
-      {"inputs", required_argument, nullptr, kInputs},
-      {"check-only", no_argument, nullptr, kCheckOnly},
-      {"profile", no_argument, nullptr, kProfile},
-      {"profile-csv", required_argument, nullptr, kProfileCsv},
-      {"trace-csv", required_argument, nullptr, kTraceCsv},
-      {"csv", required_argument, nullptr, kCsv},
-      {"seed", required_argument, nullptr, kSeed},
-      {"help", no_argument, nullptr, kHelp},
-  };
-  if (step.variant_option)
-    table.push_back({step.variant_option, required_argument, nullptr, kVariant});
-  table.push_back({});
-
-  Options options;
-  const auto positive = [](const std::string &name) {
-    return static_cast<int>(number(name, optarg, 1, INT_MAX));
-  };
-  opterr = 0;
-  optind = 0;  // glibc begins anew, also in the middle of a word
-  for (;;) {
-    const std::string word = argv[std::min(std::max(optind, 1), argc - 1)];  // what is read next
-    // '+' stops at the first word that is no option; ':' tells a missing value from a wrong option.
-    const int key = getopt_long(argc, argv, "+:h", table.data(), nullptr);
-    if (key == -1) break;
-    switch (key) {
-      case kDevice:
-        options.device =
-            static_cast<DeviceChoice>(choice("--device", optarg, {"auto", "gpu", "cpu"}));
-        break;
-      case kBatch: options.batch = positive("--batch"); break;
-      case kHeads: options.heads = positive("--heads"); break;
-      case kSeqlen: options.seqlen = positive("--seqlen"); break;
-      case kHeadDim:
-        choice("--head-dim", optarg, {"64", "128"});
-        options.head_dim = positive("--head-dim");
-        break;
-      case kIters: options.iters = static_cast<int>(number("--iters", optarg, 1, 1000000)); break;
-      case kInputs:
-        options.inputs =
-            static_cast<reference::Family>(choice("--inputs", optarg, reference::family_names()));
-        break;
-      case kVariant:
-        options.variant = choice(std::string("--") + step.variant_option, optarg,
-                                 {step.variants.begin(), step.variants.end()});
-        break;
-      case kCheckOnly: options.check_only = true; break;
-      case kProfile: options.profile = true; break;
-      case kProfileCsv: options.profile_csv = path("--profile-csv", optarg); break;
-      case kTraceCsv: options.trace_csv = path("--trace-csv", optarg); break;
-      case kCsv: options.csv = path("--csv", optarg); break;
-      case kSeed: options.seed = number("--seed", optarg, 0, ULLONG_MAX); break;
-      case 'h':
-      case kHelp: options.help = true; break;
-      case ':': throw UsageError(word + ": a value is missing; --help lists the options");
-      default:
-        throw UsageError(word +
-                         (optopt >= kDevice ? ": this option takes no value" : ": no such option") +
-                         "; --help lists the options");
-    }
-  }
-  if (optind < argc)
-    throw UsageError(std::string(argv[optind]) + ": not an option; --help lists the options");
+/// Refuses options that exclude each other.
+void check_together(const Options &options) {
   const std::string counting = options.profile                ? "--profile"
                                : !options.profile_csv.empty() ? "--profile-csv"
                                : !options.trace_csv.empty()   ? "--trace-csv"
@@ -151,48 +192,115 @@ Options parse_options(int argc, char **argv, const Step &step) {
       {"--trace-csv", options.trace_csv}};
   for (std::size_t i = 0; i < files.size(); i++)
     for (std::size_t j = 0; j < i; j++)
-      if (!files[i].second.empty() && files[i].second == files[j].second)
+      if (same_file(files[i].second, files[j].second))
         throw UsageError(files[i].first + " " + files[i].second + ": " + files[j].first +
                          " writes to it; another file is allowed");
+}
+
+}  // namespace
+
+const std::vector<std::string> &type_names() {
+  static const std::vector<std::string> names = {"fp16", "bf16"};
+  return names;
+}
+
+const std::vector<std::string> &layout_names() {
+  static const std::vector<std::string> names = {"bhnd", "bnhd", "interleaved"};
+  return names;
+}
+
+DefaultShape default_shape(const Step &step, bool gpu) {
+  if (!gpu) return {1, 2, 256, step.head_dims.front()};
+  const auto &dims = step.head_dims;
+  const bool has_128 = std::find(dims.begin(), dims.end(), 128) != dims.end();
+  return {step.default_batch, 16, 8192, has_128 ? 128 : dims.back()};
+}
+
+Options parse_options(int argc, char **argv, const Step &step, const Ladder &ladder) {
+  Options options;
+  const std::vector<Entry> entries = option_table(step, options);
+  constexpr int kFirst = 1000;  // beyond all characters, which getopt keeps for short options
+  std::vector<option> table;
+  for (const Entry &entry : entries)
+    table.push_back({entry.name.c_str(), entry.value.empty() ? no_argument : required_argument,
+                     nullptr, kFirst + static_cast<int>(table.size())});
+  table.push_back({});
+
+  opterr = 0;
+  optind = 0;  // glibc begins anew, also in the middle of a word
+  for (;;) {
+    const std::string word = argv[std::min(std::max(optind, 1), argc - 1)];  // what is read next
+    // '+' stops at the first word that is no option; ':' tells a missing value from a wrong option.
+    const int key = getopt_long(argc, argv, "+:h", table.data(), nullptr);
+    if (key == -1) break;
+    if (key == 'h') {
+      options.help = true;
+    } else if (key == ':') {
+      throw UsageError(word + ": a value is missing; --help lists the options");
+    } else if (key < kFirst) {
+      throw UsageError(word +
+                       (optopt >= kFirst ? ": this option takes no value" : ": no such option") +
+                       "; --help lists the options");
+    } else {
+      const Entry &entry = entries[key - kFirst];
+      const std::string name = "--" + entry.name;
+      if (entry.beyond_plain && !takes(step.takes, name))
+        throw UsageError(name + ": this step does not take it; " + who_takes(ladder, name));
+      entry.read(name, optarg ? optarg : "");
+    }
+  }
+  if (optind < argc)
+    throw UsageError(std::string(argv[optind]) + ": not an option; --help lists the options");
+  check_together(options);
   return options;
 }
 
-std::string help_text(const Step &step) {
-  std::string text =
-      "usage: ./step-" + std::string(step.name, 2) +
-      " [options]\n"
-      "\n"
-      "Computes attention, checks the answer, and says how long it took (on a GPU)\n"
-      "or what it cost (on the emulator).\n"
-      "\n"
-      "  --device auto|gpu|cpu  the GPU if there is one, else the emulator; or insist\n"
-      "  --batch N              default 1 on the emulator, " +
-      std::to_string(step.default_batch) +
-      " on a GPU\n"
-      "  --heads N              default 2 on the emulator, 16 on a GPU\n"
-      "  --seqlen N             a multiple of " +
-      std::to_string(step.tile) +
-      "; default 256 on the emulator, 8192 on a GPU\n"
-      "  --head-dim 64|128      default 64 on the emulator, 128 on a GPU\n"
-      "  --inputs FAMILY        " +
-      join(reference::family_names()) + "\n";
-  if (step.variant_option) {
-    std::string option = "  --" + std::string(step.variant_option) + " VARIANT";
-    option.resize(25, ' ');
-    text += option + join({step.variants.begin(), step.variants.end()}) + "\n";
+std::string help_text(const std::string &program, const Step &step) {
+  std::string text = "usage: " + program +
+                     " [options]\n"
+                     "\n"
+                     "Computes attention, checks the answer, and says how long it took (on a GPU)\n"
+                     "or what it cost (on the emulator).\n"
+                     "\n";
+  constexpr std::size_t kColumn = 25;
+  Options unread;
+  for (const Entry &entry : option_table(step, unread)) {
+    if (entry.beyond_plain && !takes(step.takes, "--" + entry.name)) continue;
+    std::string left = "  --" + entry.name + (entry.value.empty() ? "" : " " + entry.value);
+    if (left.size() >= kColumn) left += "\n" + std::string(kColumn, ' ');
+    if (left.size() < kColumn) left.resize(kColumn, ' ');
+    const std::vector<std::string> lines = split(entry.help, '\n');
+    text += left + join(lines, "\n" + std::string(kColumn, ' ')) + "\n";
   }
-  text +=
-      "  --seed N               draws the inputs and, on the emulator, the order of threads;\n"
-      "                         default 1\n"
-      "  --iters N              timed launches on a GPU; default: 3 to 20, by time\n"
-      "  --check-only           no timing, no counting\n"
-      "  --profile              count on the emulator, line by line\n"
-      "  --csv FILE             append the result as a row\n"
-      "  --profile-csv FILE     append the emulator's counts\n"
-      "  --trace-csv FILE       append which bank each lane asks for, for the bank maps\n"
-      "  --help                 this\n"
-      "\n"
-      "Exit status: 0 passed; 1 wrong answer, or the kernel failed; 2 bad arguments, or a shape\n"
-      "this step does not take; 3 no such device, or out of memory.\n";
+  return text +
+         "\n"
+         "Exit status: 0 passed; 1 wrong answer, or the kernel failed; 2 bad arguments, a shape\n"
+         "this step does not take, or output that cannot be written; 3 no such device, or out of\n"
+         "memory.\n";
+}
+
+std::string describe_text(const Step &step) {
+  const auto shape = [&](bool gpu) {
+    const DefaultShape by_default = default_shape(step, gpu);
+    return "batch=" + std::to_string(by_default.batch) +
+           " heads=" + std::to_string(by_default.heads) +
+           " seqlen=" + std::to_string(by_default.seqlen) +
+           " head-dim=" + std::to_string(by_default.head_dim);
+  };
+  const std::vector<std::pair<std::string, std::string>> lines = {
+      {"step", step.name},
+      {"needs", step.needs},
+      {"takes", step.takes},
+      {"tile", std::to_string(step.tile)},
+      {"head-dims", join(head_dim_names(step), " ")},
+      {"types", takes(step.takes, "--type") ? join(type_names(), " ") : type_names()[0]},
+      {"inputs", join(reference::family_names(), " ")},
+      {"gpu", shape(true)},
+      {"emulator", shape(false)},
+      {"csv", kCsvHeader},
+      {"profile-csv", kProfileCsvHeader},
+      {"trace-csv", kTraceCsvHeader}};
+  std::string text;
+  for (const auto &[name, value] : lines) text += name + (value.empty() ? "" : " ") + value + "\n";
   return text;
 }

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -65,20 +67,56 @@ std::vector<std::string> step_names() {
   return names;
 }
 
-StepHelp read_help(const std::string &program) {
-  StepHelp help;
-  const std::string multiple = "a multiple of ";
-  for (const std::string &line : lines_of(run_command(program + " --help").out)) {
-    if (const auto at = line.find(multiple); at != std::string::npos)
-      help.tile = std::stoi(line.substr(at + multiple.size()));
+bool Description::takes_option(const std::string &option) const {
+  return std::find(takes.begin(), takes.end(), option) != takes.end();
+}
+
+Description describe(const std::string &program) {
+  const Finished finished = run_command(quoted(program) + " --describe");
+  if (finished.status != 0)
+    throw std::runtime_error(program + " --describe: " + finished.err + "; is it built?");
+  std::map<std::string, std::vector<std::string>> values;
+  for (const std::string &line : lines_of(finished.out)) {
     std::istringstream words(line);
-    std::string option, value, choices;
-    if (words >> option >> value >> choices && value == "VARIANT") {
-      help.variants.clear();
-      std::istringstream list(choices);
-      for (std::string choice; std::getline(list, choice, '|');)
-        help.variants.push_back(option + " " + choice);
-    }
+    std::string name;
+    words >> name;
+    for (std::string word; words >> word;) values[name].push_back(word);
   }
-  return help;
+  return {
+      values["step"].at(0), values["needs"].at(0), values["takes"], std::stoi(values["tile"].at(0)),
+      values["head-dims"],  values["types"],       values["inputs"]};
+}
+
+std::string quoted(const std::string &word) {
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
+}
+
+Finished compile_step(const std::filesystem::path &program, const std::string &step) {
+  const auto environment = [](const char *name, const char *otherwise) {
+    const char *value = std::getenv(name);
+    return std::string(value ? value : otherwise);
+  };
+  const std::filesystem::path objects = environment("EMULATOR_OBJECTS", "build/cpu");
+  const std::string source = program.string() + ".cu";
+  std::string needs, takes;
+  for (const std::string &line : lines_of(read_text(source))) {
+    const auto value = [&](std::size_t from) {
+      return line.substr(std::min(line.find_first_not_of(' ', from), line.size()));
+    };
+    if (line.starts_with("// Needs ")) needs = value(9).substr(0, value(9).find(':'));
+    if (line.starts_with("// Takes ")) takes = value(9);
+  }
+  std::erase(takes, ',');
+  std::string command =
+      environment("CXX", "g++") + " -std=c++20 -O1 -w -pthread -I. " +
+      quoted("-DSTEP_NAME=\"" + step + "\"") + " " + quoted("-DSTEP_NEEDS=\"" + needs + "\"") +
+      " " + quoted("-DSTEP_TAKES=\"" + takes + "\"") + " -x c++ " + quoted(source) + " -x none";
+  for (const char *folder : {"common/emulator", "common/program", "reference"})
+    for (const auto &entry : std::filesystem::directory_iterator(objects / folder))
+      if (const std::string object = entry.path();
+          object.ends_with(".o") && !object.ends_with("_test.o"))
+        command += " " + quoted(object);
+  return run_command(command + " -o " + quoted(program));
 }

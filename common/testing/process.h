@@ -14,15 +14,29 @@ struct Finished {
 /// Runs a line of shell, without input, and waits for its end. Several threads may do so at once.
 Finished run_command(const std::string &line);
 
+/// A word as the shell takes it, whatever it holds.
+std::string quoted(const std::string &word);
+
 std::string read_text(const std::filesystem::path &file);
 std::vector<std::string> lines_of(const std::string &text);
 
 /// The folders of the steps, "02-loop-inverted", in order.
 std::vector<std::string> step_names();
 
-/// What a step's program says of itself in --help.
-struct StepHelp {
-  int tile = 0;                           // seqlen is a multiple of this
-  std::vector<std::string> variants{""};  // options that choose one; "" where there is no choice
+/// What a step's program says of itself with --describe.
+struct Description {
+  std::string step, needs;
+  std::vector<std::string> takes;  // "--causal": options beyond the plain problem
+  int tile = 0;                    // seqlen is a multiple of this
+  std::vector<std::string> head_dims, types, inputs;
+
+  bool takes_option(const std::string &option) const;
 };
-StepHelp read_help(const std::string &program);
+
+/// Throws std::runtime_error if there is no such program.
+Description describe(const std::string &program);
+
+/// Compiles FOLDER/NAME.cu, a step of this name, for the emulator into the program FOLDER/NAME.
+/// CXX is the compiler, default g++; EMULATOR_OBJECTS is where `make NVCC= emulator-objects` put
+/// what it is linked with, default build/cpu.
+Finished compile_step(const std::filesystem::path &program, const std::string &step);

@@ -144,15 +144,15 @@ __global__ void __launch_bounds__(warps * 32)  // threads a block
 
 template <int d>
 void run(const Problem &p) {
-  const unsigned heads = p.batch * p.heads, rows = p.seqlen / Br, keys = p.seqlen / Bc;
+  const unsigned heads = p.batch * p.heads, rows = p.seqlen_q / Br, keys = p.seqlen_q / Bc;
   const half *Q = static_cast<const half *>(p.Q), *K = static_cast<const half *>(p.K);
   const half *V = static_cast<const half *>(p.V);
   float *S = static_cast<float *>(p.workspace);
-  launch<ScoresStorage<d>>(scores<d>, dim3(keys, rows, heads), dim3(warps * 32), Q, K, S, p.seqlen,
+  launch<ScoresStorage<d>>(scores<d>, dim3(keys, rows, heads), dim3(warps * 32), Q, K, S, p.seqlen_q,
                            1 / sqrtf(d));
-  launch<SoftmaxStorage>(softmax, dim3(heads * p.seqlen), dim3(softmax_warps * 32), S, p.seqlen);
+  launch<SoftmaxStorage>(softmax, dim3(heads * p.seqlen_q), dim3(softmax_warps * 32), S, p.seqlen_q);
   launch<OutputStorage<d>>(output<d>, dim3(rows, heads), dim3(warps * 32), S, V,
-                           static_cast<half *>(p.O), p.seqlen);
+                           static_cast<half *>(p.O), p.seqlen_q);
 }
 
 }  // namespace
@@ -163,6 +163,6 @@ EXPORT_STEP({
     .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
     .workspace_bytes =
         [](const Problem &p) {
-          return std::size_t(p.batch) * p.heads * p.seqlen * p.seqlen * sizeof(float);
+          return std::size_t(p.batch) * p.heads * p.seqlen_q * p.seqlen_q * sizeof(float);
         },
 });

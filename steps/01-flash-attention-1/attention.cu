@@ -137,12 +137,12 @@ __global__ void __launch_bounds__(warps * 32)  // threads a block
 
 template <int d>
 void run(const Problem &p) {
-  const std::int64_t rows = std::int64_t{p.batch} * p.heads * p.seqlen;
+  const std::int64_t rows = std::int64_t{p.batch} * p.heads * p.seqlen_q;
   float *O_sum = static_cast<float *>(p.workspace), *l = O_sum + rows * d, *m = l + rows;
   launch<SharedStorage<d>>(attention<d>, dim3(p.batch * p.heads), dim3(warps * 32),
                            static_cast<const half *>(p.Q), static_cast<const half *>(p.K),
                            static_cast<const half *>(p.V), static_cast<half *>(p.O), O_sum, l, m,
-                           p.seqlen, 1 / sqrtf(d));
+                           p.seqlen_q, 1 / sqrtf(d));
 }
 
 }  // namespace
@@ -153,6 +153,6 @@ EXPORT_STEP({
     .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
     .workspace_bytes =
         [](const Problem &p) {
-          return std::size_t(p.batch) * p.heads * p.seqlen * (p.head_dim + 2) * sizeof(float);
+          return std::size_t(p.batch) * p.heads * p.seqlen_q * (p.head_dim + 2) * sizeof(float);
         },
 });

@@ -161,24 +161,14 @@ void run(const Problem &p) {
   const half *K = static_cast<const half *>(p.K);
   if (std::is_same_v<KLayout, Transposed<d>>) {
     half *K_T = static_cast<half *>(p.workspace);
-    launch<Tile<half, 32, 34>>(transpose, dim3(p.seqlen / 32, d / 32, p.batch * p.heads),
-                               dim3(warps * 32), K, K_T, p.seqlen, d);
+    launch<Tile<half, 32, 34>>(transpose, dim3(p.seqlen_q / 32, d / 32, p.batch * p.heads),
+                               dim3(warps * 32), K, K_T, p.seqlen_q, d);
     K = K_T;
   }
-  const dim3 grid(p.seqlen / Br, p.batch * p.heads);
+  const dim3 grid(p.seqlen_q / Br, p.batch * p.heads);
   launch<SharedStorage<d, KLayout>>(
       attention<d, KLayout>, grid, dim3(warps * 32), static_cast<const half *>(p.Q), K,
-      static_cast<const half *>(p.V), static_cast<half *>(p.O), p.seqlen, 1 / sqrtf(d));
-}
-
-template <int d>
-void run_variant(const Problem &p) {
-  switch (p.variant) {
-    case 0: return run<d, Swizzled<d>>(p);
-    case 1: return run<d, RowMajor<Bc, d>>(p);
-    case 2: return run<d, Padded<d>>(p);
-    case 3: return run<d, Transposed<d>>(p);
-  }
+      static_cast<const half *>(p.V), static_cast<half *>(p.O), p.seqlen_q, 1 / sqrtf(d));
 }
 
 }  // namespace
@@ -186,12 +176,8 @@ void run_variant(const Problem &p) {
 EXPORT_STEP({
     .tile = Bc,
     .default_batch = 16,
-    .launch = [](const Problem &p) { p.head_dim == 64 ? run_variant<64>(p) : run_variant<128>(p); },
-    .workspace_bytes =
+    .launch =
         [](const Problem &p) {
-          const bool transposed = p.variant == 3;
-          return transposed * std::size_t(p.batch) * p.heads * p.seqlen * p.head_dim * sizeof(half);
+          p.head_dim == 64 ? run<64, Swizzled<64>>(p) : run<128, Swizzled<128>>(p);
         },
-    .variant_option = "k-layout",
-    .variants = {"swizzled", "row-major", "padded", "transposed"},
 });

@@ -150,10 +150,10 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
 
 template <int d>
 void run(const Problem &p) {
-  const dim3 grid(p.seqlen / Br, p.batch * p.heads);
+  const dim3 grid(p.seqlen_q / Br, p.batch * p.heads);
   launch<SharedStorage<d>>(attention<d>, grid, dim3(warps * 32), static_cast<const half *>(p.Q),
                            static_cast<const half *>(p.K), static_cast<const half *>(p.V),
-                           static_cast<half *>(p.O), p.seqlen, 1 / sqrtf(d));
+                           static_cast<half *>(p.O), p.seqlen_q, 1 / sqrtf(d));
 }
 
 }  // namespace

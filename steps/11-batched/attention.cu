@@ -170,10 +170,10 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
 
 template <int d, int group>
 void run(const Problem &p) {
-  const dim3 grid(p.seqlen / Br, p.batch * p.heads);
+  const dim3 grid(p.seqlen_q / Br, p.batch * p.heads);
   launch<SharedStorage<d>>(attention<d, group>, grid, dim3(warps * 32),
                            static_cast<const half *>(p.Q), static_cast<const half *>(p.K),
-                           static_cast<const half *>(p.V), static_cast<half *>(p.O), p.seqlen,
+                           static_cast<const half *>(p.V), static_cast<half *>(p.O), p.seqlen_q,
                            1.44269504f / sqrtf(d));
 }
 
@@ -183,12 +183,5 @@ EXPORT_STEP({
     .tile = Br,
     .default_batch = 16,
     .launch =
-        [](const Problem &p) {
-          if (p.variant == 0)
-            p.head_dim == 64 ? run<64, m_tiles>(p) : run<128, m_tiles>(p);
-          else
-            p.head_dim == 64 ? run<64, 1>(p) : run<128, 1>(p);
-        },
-    .variant_option = "m-tiles",
-    .variants = {"together", "one-by-one"},
+        [](const Problem &p) { p.head_dim == 64 ? run<64, m_tiles>(p) : run<128, m_tiles>(p); },
 });

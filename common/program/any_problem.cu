@@ -1,0 +1,105 @@
+// A kernel that takes every problem, and nothing clever about it: a thread per query, an fp32 sum
+// per score. It shows that the program poses and checks problems that no step takes yet; the tests
+// (problem_test.cpp) plant bugs in it.
+//
+// Needs       sm_75
+// Takes       --causal, --seqlen-k, --kv-heads, --window, --type, --layout, --page-size, --lengths
+#include <cstring>
+
+#include "common/kernel/kernel.h"
+
+namespace {
+
+constexpr int threads = 32;        // per block
+constexpr int max_head_dim = 256;  // of `head_dims` below
+
+/// The value of 16 bits of either type: bf16 is the upper half of an fp32 number.
+__device__ float value_of(half bits, Type type) {
+  if (type == Type::kFp16) return __half2float(bits);
+  std::uint16_t upper;
+  memcpy(&upper, &bits, sizeof upper);
+  const std::uint32_t word = std::uint32_t{upper} << 16;
+  float value;
+  memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+/// The nearest of the type's numbers, ties to even.
+__device__ half nearest(float value, Type type) {
+  if (type == Type::kFp16) return __float2half(value);
+  std::uint32_t word;
+  memcpy(&word, &value, sizeof word);
+  word += 0x7fff + (word >> 16 & 1);
+  const auto upper = static_cast<std::uint16_t>(word >> 16);
+  half bits;
+  memcpy(&bits, &upper, sizeof bits);
+  return bits;
+}
+
+/// A row of d elements that begins so many elements after the first of a tensor.
+template <class T>
+__device__ Matrix<T> row_of(T *first, std::int64_t offset, int d) {
+  return {first + offset, 1, d};
+}
+
+/// The offset of row i of a head of K or V.
+__device__ std::int64_t kv_offset(const Problem &p, const Strides &strides, int batch, int head,
+                                  int i) {
+  std::int64_t block = batch;
+  if (p.page_table) {
+    const int pages = (p.seqlen_k + p.page_size - 1) / p.page_size;
+    const Matrix<const int> page_table{p.page_table, p.batch, pages};
+    block = page_table(batch, i / p.page_size);
+    i %= p.page_size;
+  }
+  return block * strides.batch + head * strides.head + i * strides.row;
+}
+
+__global__ void __launch_bounds__(threads) attention(Problem p, float scale) {
+  const int i = blockIdx.x * threads + threadIdx.x;
+  const int batch = blockIdx.y / p.heads, head = blockIdx.y % p.heads;
+  const int kv_head = head / (p.heads / p.kv_heads);
+  int N_q = p.seqlen_q, N_k = p.seqlen_k;
+  if (p.lengths_q) N_q = Matrix<const int>{p.lengths_q, 1, p.batch}(0, batch);
+  if (p.lengths_k) N_k = Matrix<const int>{p.lengths_k, 1, p.batch}(0, batch);
+  if (i >= N_q) return;
+
+  const int d = p.head_dim;
+  const Strides &at_Q = p.Q_strides, &at_O = p.O_strides;
+  const auto Q = row_of(static_cast<const half *>(p.Q),
+                        batch * at_Q.batch + head * at_Q.head + i * at_Q.row, d);
+  const auto O =
+      row_of(static_cast<half *>(p.O), batch * at_O.batch + head * at_O.head + i * at_O.row, d);
+
+  const int position = i + N_k - N_q;  // the last query's is that of the last key
+  const int end = p.causal || p.window ? position + 1 : N_k;
+  const int begin = p.window && p.window < end ? end - p.window : 0;
+  float m = -INFINITY, l = 0, o[max_head_dim] = {};
+  for (int j = begin; j < end; j++) {
+    const auto K =
+        row_of(static_cast<const half *>(p.K), kv_offset(p, p.K_strides, batch, kv_head, j), d);
+    const auto V =
+        row_of(static_cast<const half *>(p.V), kv_offset(p, p.V_strides, batch, kv_head, j), d);
+    float s = 0;
+    for (int c = 0; c < d; c++) s += value_of(Q(0, c), p.type) * value_of(K(0, c), p.type);
+    const float m_new = fmaxf(m, s * scale);
+    const float alpha = __expf(m - m_new), weight = __expf(s * scale - m_new);
+    l = l * alpha + weight;
+    for (int c = 0; c < d; c++) o[c] = o[c] * alpha + weight * value_of(V(0, c), p.type);
+    m = m_new;
+  }
+  for (int c = 0; c < d; c++) O(0, c) = nearest(l > 0 ? o[c] / l : 0, p.type);
+}
+
+}  // namespace
+
+EXPORT_STEP({
+    .tile = 1,
+    .default_batch = 1,
+    .launch =
+        [](const Problem &p) {
+          const dim3 grid((p.seqlen_q + threads - 1) / threads, p.batch * p.heads);
+          launch<void>(attention, grid, dim3(threads), p, 1 / sqrtf(p.head_dim));
+        },
+    .head_dims = {64, 32, 80, 128, max_head_dim},
+});

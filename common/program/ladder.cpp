@@ -1,0 +1,74 @@
+#include "common/program/ladder.h"
+
+#include <functional>
+#include <sstream>
+
+namespace {
+
+std::string number(const LadderStep &step) {
+  return step.name.substr(0, step.name.find('-'));
+}
+
+/// "steps 00 to 04 and 20" of those that this holds for, or "" for none.
+std::string numbers_where(const Ladder &ladder,
+                          const std::function<bool(const LadderStep &)> &holds) {
+  std::vector<std::string> ranges;
+  int steps = 0;
+  for (std::size_t i = 0; i < ladder.size(); i++) {
+    if (!holds(ladder[i])) continue;
+    const std::size_t first = i;
+    while (i + 1 < ladder.size() && holds(ladder[i + 1])) i++;
+    ranges.push_back(number(ladder[first]) + (i > first ? " to " + number(ladder[i]) : ""));
+    steps += static_cast<int>(i - first + 1);
+  }
+  std::string text;
+  for (std::size_t i = 0; i < ranges.size(); i++)
+    text += (i == 0 ? "" : i + 1 < ranges.size() ? ", " : " and ") + ranges[i];
+  return steps == 0 ? "" : (steps == 1 ? "step " : "steps ") + text;
+}
+
+}  // namespace
+
+const Ladder &ladder() {
+  static const Ladder steps = {
+#include "ladder.inc"  // from the steps' headers, by the Makefile
+  };
+  return steps;
+}
+
+bool takes(const std::string &list, const std::string &option) {
+  std::istringstream words(list);
+  for (std::string word; words >> word;)
+    if (word == option) return true;
+  return false;
+}
+
+std::string who_takes(const Ladder &ladder, const std::string &option) {
+  const std::string steps =
+      numbers_where(ladder, [&](const LadderStep &step) { return takes(step.takes, option); });
+  if (steps.empty()) return "no step takes it yet";
+  return steps + (steps.starts_with("steps") ? " take it" : " takes it");
+}
+
+bool runs_on(const std::string &needs, int capability) {
+  const int least = std::stoi(needs.substr(needs.find('_') + 1));
+  return needs.ends_with('a') ? capability == least : capability >= least;
+}
+
+std::string why_not_on_gpu(const Ladder &ladder, const std::string &step, const std::string &needs,
+                           int capability) {
+  if (runs_on(needs, capability)) return "";
+  std::string why;
+  for (const LadderStep &other :
+       ladder)  // a variant, "15-early-k:padded", needs what its step does
+    if (step.substr(0, step.find(':')) == other.name && !other.why.empty())
+      why = " (" + other.why + ")";
+  const std::string others = numbers_where(
+      ladder, [&](const LadderStep &other) { return runs_on(other.needs, capability); });
+  return "this step needs " + needs + why + ", and this GPU is sm_" + std::to_string(capability) +
+         "; " +
+         (others.empty()
+              ? ""
+              : others + (others.starts_with("steps") ? " run" : " runs") + " on it, and ") +
+         "--device cpu runs the emulator";
+}

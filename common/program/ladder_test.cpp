@@ -1,0 +1,76 @@
+#include "common/program/ladder.h"
+
+#include <doctest/doctest.h>
+
+#include "common/testing/process.h"
+
+namespace {
+
+const Ladder kLadder = {
+    {"00-first", "sm_75", "", ""},
+    {"01-second", "sm_75", "", ""},
+    {"05-tensor-cores", "sm_80", "cp.async, mma.m16n8k16", ""},
+    {"20-causal", "sm_80", "cp.async", "--causal"},
+    {"21-ragged", "sm_80", "cp.async", "--causal --lengths"},
+    {"22-dead-end", "sm_80", "cp.async", ""},
+    {"23-strides", "sm_80", "cp.async", "--causal --kv-heads"},
+    {"30-tma", "sm_90a", "TMA, mbarrier", "--seqlen-k"},
+};
+
+}  // namespace
+
+TEST_CASE("ladder: it names every folder of steps/, as its header describes it") {
+  std::vector<std::string> names;
+  for (const LadderStep &step : ladder()) {
+    CAPTURE(step.name);
+    names.push_back(step.name);
+    std::string needs = "// Needs       " + step.needs;
+    if (!step.why.empty()) needs += ": " + step.why;
+    bool found = false;
+    for (const std::string &line : lines_of(read_text("steps/" + step.name + "/attention.cu")))
+      found = found || line == needs;
+    CHECK_MESSAGE(found, "its header should have the line '", needs, "'");
+  }
+  CHECK(names == step_names());
+}
+
+TEST_CASE("ladder: a list of options is compared word by word") {
+  CHECK(takes("--causal --kv-heads", "--causal"));
+  CHECK(takes("--causal --kv-heads", "--kv-heads"));
+  CHECK(!takes("--causal --kv-heads", "--kv"));
+  CHECK(!takes("--seqlen-k", "--seqlen"));
+  CHECK(!takes("", "--causal"));
+}
+
+TEST_CASE("ladder: the steps that take an option") {
+  CHECK(who_takes(kLadder, "--causal") == "steps 20 to 21 and 23 take it");
+  CHECK(who_takes(kLadder, "--lengths") == "step 21 takes it");
+  CHECK(who_takes(kLadder, "--page-size") == "no step takes it yet");
+  CHECK(who_takes({}, "--causal") == "no step takes it yet");
+}
+
+TEST_CASE("ladder: code runs on its GPU and on newer ones, an 'a' on that one alone") {
+  for (const int capability : {75, 80, 86, 89, 90, 100, 120}) {
+    CAPTURE(capability);
+    CHECK(runs_on("sm_75", capability));
+    CHECK(runs_on("sm_80", capability) == (capability >= 80));
+    CHECK(runs_on("sm_90", capability) == (capability >= 90));
+    CHECK(runs_on("sm_90a", capability) == (capability == 90));
+    CHECK(runs_on("sm_100a", capability) == (capability == 100));
+  }
+}
+
+TEST_CASE("ladder: a GPU that does not run a step is told what it is and what it does run") {
+  CHECK(why_not_on_gpu(kLadder, "05-tensor-cores", "sm_80", 75) ==
+        "this step needs sm_80 (cp.async, mma.m16n8k16), and this GPU is sm_75; steps 00 to 01 run "
+        "on it, and --device cpu runs the emulator");
+  CHECK(why_not_on_gpu(kLadder, "05-tensor-cores:padded", "sm_80", 75) ==
+        why_not_on_gpu(kLadder, "05-tensor-cores", "sm_80", 75));
+  CHECK(why_not_on_gpu(kLadder, "30-tma", "sm_90a", 100) ==
+        "this step needs sm_90a (TMA, mbarrier), and this GPU is sm_100; steps 00 to 23 run on it, "
+        "and --device cpu runs the emulator");
+  CHECK(why_not_on_gpu(kLadder, "00-first", "sm_75", 70) ==
+        "this step needs sm_75, and this GPU is sm_70; --device cpu runs the emulator");
+  CHECK(why_not_on_gpu(kLadder, "05-tensor-cores", "sm_80", 80) == "");
+  CHECK(why_not_on_gpu(kLadder, "30-tma", "sm_90a", 90) == "");
+}

@@ -1,0 +1,46 @@
+// Where Q, K, V and O lie in the memory of the device: the layout, the pages and the gaps between
+// what is there. The reference has them dense, [batch, heads, seqlen, head_dim].
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "common/kernel/step.h"
+#include "common/program/options.h"
+#include "reference/attention.h"
+
+/// What a gap holds: every element 0xffff, NaN as fp16 and as bf16. Devices fill new memory so.
+constexpr std::uint16_t kPoison = 0xffff;
+
+/// A tensor in a buffer.
+struct Tensor {
+  int batch, heads, seqlen, head_dim;
+  std::vector<int> lengths;     // of each batch element, the rows that are there; empty: all
+  std::size_t first;            // element of the buffer at which it begins
+  Strides strides;              // of a paged tensor, `batch` leads from a page to the next
+  std::vector<int> page_table;  // as Problem has it; empty: not paged
+  int page_size;
+
+  /// The rows of a batch element that are there.
+  int rows(int element) const { return lengths.empty() ? seqlen : lengths[element]; }
+  /// The element of the buffer at which a row begins.
+  std::size_t offset(int element, int head, int row) const;
+};
+
+/// The tensors of one problem. Those of Q, K and V are in one buffer if they are interleaved.
+struct Placement {
+  Tensor Q, K, V, O;
+  std::size_t Q_elements, K_elements, V_elements, O_elements;  // of the buffers; 0: in that of Q
+};
+
+/// Pages are drawn with this seed from a pool that has more of them than K takes.
+Placement place(const reference::Shape &shape, Layout layout, int page_size, std::uint64_t seed);
+
+/// Copies the rows that are there from a dense tensor into a buffer.
+void scatter(const Tensor &tensor, const std::vector<std::uint16_t> &dense,
+             std::vector<std::uint16_t> &buffer);
+
+/// Copies them back and leaves kPoison behind: what else is left in the buffer are its gaps. Rows
+/// that are not there are 0.
+std::vector<std::uint16_t> gather(const Tensor &tensor, std::vector<std::uint16_t> &buffer);

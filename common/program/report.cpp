@@ -1,0 +1,174 @@
+#include "common/program/report.h"
+
+#include <cstdio>
+#include <fstream>
+
+#include "common/emulator/sites.h"
+
+namespace {
+
+void print_row(const char *what, std::uint64_t requests, std::uint64_t cost, const char *unit,
+               std::uint64_t ideal) {
+  if (requests == 0) return;
+  std::printf("  %-14s %12llu requests %13llu %s, %.2f a request", what,
+              static_cast<unsigned long long>(requests), static_cast<unsigned long long>(cost),
+              unit, static_cast<double>(cost) / static_cast<double>(requests));
+  if (ideal)
+    std::printf(" (%.1fx the ideal)", static_cast<double>(cost) / static_cast<double>(ideal));
+  std::printf("\n");
+}
+
+/// A line of source, without its indentation, if the file can be read from here.
+std::string source_text(const emulator::Line &line) {
+  std::ifstream file(line.file);
+  std::string text;
+  for (unsigned i = 0; i < line.line; i++)
+    if (!std::getline(file, text)) return "";
+  text.erase(0, text.find_first_not_of(' '));
+  return text.substr(0, 90);
+}
+
+/// "batch,heads,seqlen,head_dim".
+std::string shape_fields(const reference::Shape &shape) {
+  return std::to_string(shape.batch) + "," + std::to_string(shape.heads) + "," +
+         std::to_string(shape.seqlen_q) + "," + std::to_string(shape.head_dim);
+}
+
+}  // namespace
+
+std::string format(const char *pattern, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, pattern, value);
+  return text;
+}
+
+std::string one_line(const std::string &text) {
+  std::string line;
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    char escaped[8];
+    std::snprintf(escaped, sizeof escaped, "\\x%02x", code);
+    line += c == '\n' ? "\\n" : code < 0x20 || code == 0x7f ? escaped : std::string(1, c);
+  }
+  return line;
+}
+
+void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::size_t places,
+                   std::size_t rows) {
+  std::printf(
+      "check    %zu of %zu rows: error %.2e rms (at most %.2e), %.2e max (at most %.2e): %s\n",
+      places, rows, verdict.rms_error, verdict.rms_bound, verdict.max_error, verdict.max_bound,
+      verdict.passed() && strays == 0 ? "passed" : "WRONG");
+  if (verdict.not_finite) std::printf("         %zu elements are not finite\n", verdict.not_finite);
+  if (strays) std::printf("         %zu elements were written that are not of O's rows\n", strays);
+  if (!verdict.passed())
+    std::printf("         worst: batch %d, head %d, row %d, column %d is %g, should be %g\n",
+                verdict.worst.batch, verdict.worst.head, verdict.worst.row, verdict.worst_column,
+                verdict.worst_output, verdict.worst_expected);
+}
+
+void print_totals(const emulator::Profile &profile) {
+  using namespace emulator;
+  const Counts total = profile.total();
+  std::printf("counts\n");
+  print_row("shared loads", total[kSharedLoadRequests], total[kSharedLoadWavefronts], "wavefronts",
+            total[kSharedLoadIdeal]);
+  print_row("shared stores", total[kSharedStoreRequests], total[kSharedStoreWavefronts],
+            "wavefronts", total[kSharedStoreIdeal]);
+  print_row("cp.async", total[kCopyRequests], total[kCopyWavefronts], "wavefronts",
+            total[kCopyIdeal]);
+  print_row("global loads", total[kGlobalLoadRequests], total[kGlobalLoadSectors], "sectors   ", 0);
+  print_row("global stores", total[kGlobalStoreRequests], total[kGlobalStoreSectors], "sectors   ",
+            0);
+  std::printf(
+      "  global memory: %.3f MB read, %.3f MB written; each sector once: %.3f and %.3f MB\n",
+      32e-6 * static_cast<double>(total[kGlobalLoadSectors]),
+      32e-6 * static_cast<double>(total[kGlobalStoreSectors]),
+      1e-6 * static_cast<double>(profile.unique_read_bytes),
+      1e-6 * static_cast<double>(profile.unique_written_bytes));
+  const auto count = [&](Counter counter) {
+    return static_cast<unsigned long long>(total[counter]);
+  };
+  std::printf("  %llu exp2, %llu shuffles, ", count(kExp2), count(kShuffles));
+  if (total[kVotes]) std::printf("%llu votes, ", count(kVotes));
+  std::printf("%llu warp barriers, %llu block barriers (warp-wide)\n", count(kWarpBarriers),
+              count(kBlockBarriers));
+  if (total[kMma] || total[kLdmatrix] || total[kCopyRequests])
+    std::printf("  %llu mma, %llu ldmatrix, %llu cp.async (warp-wide)\n", count(kMma),
+                count(kLdmatrix), count(kCopyRequests));
+}
+
+void print_lines(const emulator::Profile &profile) {
+  using namespace emulator;
+  std::printf("lines    (warp-wide requests; wavefronts of shared memory, sectors of global)\n");
+  std::printf("  %-22s %-8s %10s %12s %8s  %s\n", "line", "", "requests", "wavefronts", "each",
+              "source");
+  const auto row = [&](const Line &line, const char *what, std::uint64_t requests,
+                       std::uint64_t cost) {
+    if (requests)
+      std::printf("  %-22s %-8s %10llu %12llu %8.2f  %s\n", describe(line).c_str(), what,
+                  static_cast<unsigned long long>(requests), static_cast<unsigned long long>(cost),
+                  static_cast<double>(cost) / static_cast<double>(requests),
+                  source_text(line).c_str());
+  };
+  for (const auto &[line, c] : profile.lines) {
+    row(line, c[kLdmatrix] ? "ldmatrix" : "shared R", c[kSharedLoadRequests],
+        c[kSharedLoadWavefronts]);
+    row(line, "shared W", c[kSharedStoreRequests], c[kSharedStoreWavefronts]);
+    row(line, "cp.async", c[kCopyRequests], c[kCopyWavefronts]);
+    row(line, "global R", c[kGlobalLoadRequests], c[kGlobalLoadSectors]);
+    row(line, "global W", c[kGlobalStoreRequests], c[kGlobalStoreSectors]);
+  }
+}
+
+std::vector<std::string> profile_rows(const Result &result, const emulator::Profile &profile) {
+  using namespace emulator;
+  const std::string prefix = result.step + ",emulator," + shape_fields(result.shape) + ",";
+  std::vector<std::string> rows;
+  const auto add = [&](unsigned line, const std::string &counter, std::uint64_t value) {
+    rows.push_back(prefix + std::to_string(line) + ",\"" + counter + "\"," + std::to_string(value));
+  };
+  const Counts total = profile.total();
+  for (int i = 0; i < kCounters; i++)
+    if (const auto counter = static_cast<Counter>(i); total[i] || !is_optional(counter))
+      add(0, name(counter), total[i]);
+  add(0, "shared wavefronts, ideal",
+      total[kSharedLoadIdeal] + total[kSharedStoreIdeal] + total[kCopyIdeal]);
+  add(0, "global bytes read", 32 * total[kGlobalLoadSectors]);
+  add(0, "global bytes written", 32 * total[kGlobalStoreSectors]);
+  add(0, "unique global bytes read", profile.unique_read_bytes);
+  add(0, "unique global bytes written", profile.unique_written_bytes);
+  for (const auto &[line, counts] : profile.lines)
+    for (int i = 0; i < kCounters; i++)
+      if (counts[i]) add(line.line, name(static_cast<Counter>(i)), counts[i]);
+  return rows;
+}
+
+std::vector<std::string> trace_rows(const emulator::Profile &profile) {
+  std::vector<std::string> rows;
+  const auto operation = [](emulator::Kind kind) {
+    switch (kind) {
+      case emulator::Kind::kSharedStore: return ",store,";
+      case emulator::Kind::kLdmatrix: return ",ldmatrix,";
+      case emulator::Kind::kCopy: return ",cp.async,";
+      default: return ",load,";
+    }
+  };
+  for (const emulator::TraceRow &row : profile.trace)
+    rows.push_back(std::to_string(row.line.line) + operation(row.kind) +
+                   std::to_string(row.request) + "," + std::to_string(row.lane) + "," +
+                   std::to_string(row.address) + "," + std::to_string(row.bytes) + "," +
+                   std::to_string(row.address / 4 % 32) + "," + std::to_string(row.wavefront));
+  return rows;
+}
+
+std::string csv_row(const Result &result) {
+  const auto number = [](const std::optional<double> &value) {
+    return value ? format("%.6g", *value) : std::string();
+  };
+  const bool list = result.options.find(',') != std::string::npos;
+  return result.step + ",\"" + result.device + "\"," + shape_fields(result.shape) + "," +
+         (list ? "\"" + result.options + "\"" : result.options) + "," + number(result.median_ms) +
+         "," + number(result.min_ms) + "," + number(result.tflops) + "," +
+         format("%.4g", result.rms_error);
+}

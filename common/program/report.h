@@ -1,0 +1,37 @@
+// What a run says: lines for a reader, rows for a file.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/emulator/counters.h"
+#include "reference/verdict.h"
+
+/// The result of a run.
+struct Result {
+  std::string step, device;
+  reference::Shape shape;
+  std::string options;  // what sets the problem apart from the plain one
+  std::optional<double> median_ms, min_ms, tflops;
+  double rms_error;
+};
+
+/// printf for one number.
+std::string format(const char *pattern, double value);
+
+/// The text on one line: an option's value may hold anything.
+std::string one_line(const std::string &text);
+
+/// `strays` are elements written between O's rows; `places` of the `rows` were compared.
+void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::size_t places,
+                   std::size_t rows);
+
+/// The emulator's counts, in total and by line of the source.
+void print_totals(const emulator::Profile &profile);
+void print_lines(const emulator::Profile &profile);
+
+/// The rows of --csv, --profile-csv and --trace-csv.
+std::string csv_row(const Result &result);
+std::vector<std::string> profile_rows(const Result &result, const emulator::Profile &profile);
+std::vector<std::string> trace_rows(const emulator::Profile &profile);

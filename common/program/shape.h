@@ -1,0 +1,12 @@
+// The shape of a run, from what was asked for, what the step takes and what a device does by default.
+#pragma once
+
+#include "common/program/options.h"
+#include "reference/attention.h"
+
+/// Throws UsageError for a shape that the step does not take, or that is none.
+reference::Shape choose_shape(const Options &options, const Step &step, bool gpu);
+
+/// What sets the problem apart from the plain one: "causal kv-heads=2 type=bf16"; empty for the plain
+/// one.
+std::string departures(const reference::Shape &shape, const Options &options);
