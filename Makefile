@@ -63,8 +63,8 @@ clean:
 
 # --- building --------------------------------------------------------------------------------------
 # What the code cannot do without, before CXXFLAGS and NVCCFLAGS.
-HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Wno-restrict \
-	-Wno-unknown-warning-option $(if $(WERROR),-Werror) -MMD -MP -I. -Ibuild/host $(CXXFLAGS)
+HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
+	$(if $(findstring clang,$(CXX)),,-Wno-restrict) $(if $(WERROR),-Werror) -MMD -MP -I. -Ibuild/host $(CXXFLAGS)
 CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall $(if $(WERROR),-Werror all-warnings) -MMD -MP -I. $(NVCCFLAGS)
 # A GPU may be newer than ARCH: PTX goes along (not for sm_90a and its like, which are one chip's).
 gencode = $(foreach a,$(1),-gencode \
