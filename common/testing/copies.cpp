@@ -38,9 +38,9 @@ fs::path precompiled() {
 }
 
 /// The words after "// Needs" or "// Takes" in a step's header, without commas; Needs has one.
-std::string header_words(const fs::path &source, const std::string &key) {
+std::string header_words(const std::vector<std::string> &lines, const std::string &key) {
   std::string words;
-  for (const std::string &line : lines_of(read_text(source)))
+  for (const std::string &line : lines)
     if (line.starts_with("// " + key + " ")) words = line.substr(line.find_first_not_of(' ', 9));
   std::erase(words, ',');
   return words.substr(0, words.find(':'));
@@ -50,12 +50,18 @@ std::string header_words(const fs::path &source, const std::string &key) {
 
 Finished compile_step(const fs::path &program, const std::string &step) {
   const std::string source = program.string() + ".cu", unit = program.string() + ".cpp";
-  // What tells the copies apart comes after what they share.
-  std::ofstream(unit) << "#include \"common/kernel/kernel.h\"\n"
-                      << "#define STEP_NAME \"" << step << "\"\n"
-                      << "#define STEP_NEEDS \"" << header_words(source, "Needs") << "\"\n"
-                      << "#define STEP_TAKES \"" << header_words(source, "Takes") << "\"\n"
-                      << "#include \"" << fs::absolute(source).string() << "\"\n";
+  const std::vector<std::string> lines = lines_of(read_text(source));
+  std::ofstream out(unit);
+  for (std::size_t i = 0; i < lines.size(); i++) {
+    out << lines[i] << "\n";
+    if (lines[i] != "#include \"common/kernel/kernel.h\"") continue;
+    // What tells the copies apart comes after what they share.
+    out << "#define STEP_NAME \"" << step << "\"\n"
+        << "#define STEP_NEEDS \"" << header_words(lines, "Needs") << "\"\n"
+        << "#define STEP_TAKES \"" << header_words(lines, "Takes") << "\"\n"
+        << "#line " << i + 2 << " \"" << source << "\"\n";
+  }
+  out.close();
   std::string command = compiler() + " -I" + precompiled().string() + " -I. " + quoted(unit);
   const fs::path objects = environment("HOST_OBJECTS", "build/host");
   for (const char *folder : {"common/emulator", "common/program", "reference"})
