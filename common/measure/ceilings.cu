@@ -50,7 +50,7 @@ struct Clocks {
 
 __device__ Clocks read_clocks() {
   std::uint64_t ns;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
   return {clock64(), ns};
 }
 
