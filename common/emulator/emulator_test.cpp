@@ -866,8 +866,10 @@ TEST_CASE("emulator: shared memory is NaN at the start of each block, and aligne
     auto &smem = shared_storage<Storage>();
     if (is_thread(0)) {
       blocks++;
-      for (const float x : smem.a.data) not_nan += !std::isnan(x);
-      for (const half x : smem.b.data) not_nan += !std::isnan(half_to_float(x));
+      const auto *a = reinterpret_cast<const float *>(&smem.a);
+      const auto *b = reinterpret_cast<const half *>(&smem.b);
+      for (int i = 0; i < 4 * 32; i++) not_nan += !std::isnan(a[i]);
+      for (int i = 0; i < 32; i++) not_nan += !std::isnan(half_to_float(b[i]));
       not_aligned += reinterpret_cast<std::uintptr_t>(&smem) % 1024 != 0;
     }
     __syncthreads();

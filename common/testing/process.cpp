@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -104,29 +103,4 @@ std::string shell_word(const std::string &word) {
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
   return text + "'";
-}
-
-Finished compile_step(const std::filesystem::path &program, const std::string &step) {
-  const std::filesystem::path objects = environment("EMULATOR_OBJECTS", "build/cpu");
-  const std::string source = program.string() + ".cu";
-  std::string needs, takes;
-  for (const std::string &line : lines_of(read_text(source))) {
-    const auto value = [&](std::size_t from) {
-      return line.substr(std::min(line.find_first_not_of(' ', from), line.size()));
-    };
-    if (line.starts_with("// Needs ")) needs = value(9).substr(0, value(9).find(':'));
-    if (line.starts_with("// Takes ")) takes = value(9);
-  }
-  std::erase(takes, ',');
-  std::string command = environment("CXX", "g++") + " -std=c++20 -O1 -w -pthread -I. " +
-                        shell_word("-DSTEP_NAME=\"" + step + "\"") + " " +
-                        shell_word("-DSTEP_NEEDS=\"" + needs + "\"") + " " +
-                        shell_word("-DSTEP_TAKES=\"" + takes + "\"") + " -x c++ " +
-                        shell_word(source) + " -x none";
-  for (const char *folder : {"common/emulator", "common/program", "reference"})
-    for (const auto &entry : std::filesystem::directory_iterator(objects / folder))
-      if (const std::string object = entry.path();
-          object.ends_with(".o") && !object.ends_with("_test.o"))
-        command += " " + shell_word(object);
-  return run_command(command + " -o " + shell_word(program));
 }
