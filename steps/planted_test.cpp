@@ -7,16 +7,15 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "common/testing/process.h"
+#include "reference/parallel.h"
 
 namespace {
 
@@ -96,6 +95,13 @@ const std::vector<Plant> kPlants = {
      {"rising"}},
     {"02", "l not rescaled", "l[r] * alpha + warp_sum", "l[r] + warp_sum", kWrong, {"rising"}},
     {"02", "maximum begins at 0", "m[r] = -INFINITY", "m[r] = 0", kNotWritten, {"rising"}},
+    {"02",
+     "maximum begins at -10000",
+     "m[r] = -INFINITY",
+     "m[r] = -10000",
+     kNotWritten,
+     {"rising"}},
+    {"02", "maximum begins at -100", "m[r] = -INFINITY", "m[r] = -100", kNotWritten, {"rising"}},
     {"02", "maximum forgotten", "m[r] = m_new;", "", kWrong},
     {"02", "not divided by l", "o[r][c] / l[r]", "o[r][c]", kWrong},
     {"02", "no scale", "1 / sqrtf(d)", "1", kWrong},
@@ -351,19 +357,13 @@ struct Job {
 /// Does all jobs, as many at a time as there are cores, and demands that none fails.
 void do_all(std::vector<Job> &jobs) {
   std::filesystem::create_directories(kFolder);
-  std::atomic<std::size_t> next = 0;
-  const auto work = [&] {
-    for (std::size_t i; (i = next++) < jobs.size();) try {
-        jobs[i].failure = jobs[i].work();
-      } catch (const std::exception &error) {
-        jobs[i].failure = error.what();
-      }
-  };
-  std::vector<std::thread> pool;
-  for (unsigned i = 1; i < std::clamp(std::thread::hardware_concurrency(), 1u, 8u); i++)
-    pool.emplace_back(work);
-  work();
-  for (std::thread &worker : pool) worker.join();
+  parallel_for(jobs.size(), [&](std::size_t i) {
+    try {
+      jobs[i].failure = jobs[i].work();
+    } catch (const std::exception &error) {
+      jobs[i].failure = error.what();
+    }
+  });
   for (const Job &job : jobs) CHECK_MESSAGE(job.failure.empty(), job.name, ": ", job.failure);
 }
 
