@@ -1,21 +1,15 @@
 // Wrong kernels are found out. Each bug is planted in a copy of a step, which is compiled for the
 // emulator and run: the check of the answer or the emulator must report it. The same runs of a copy
 // without a bug must pass.
-//
-// CXX               the compiler, default g++
-// EMULATOR_OBJECTS  where `make NVCC= emulator-objects` put them, default build/cpu
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "common/testing/process.h"
-#include "reference/parallel.h"
+#include "common/testing/copies.h"
 
 namespace {
 
@@ -296,7 +290,6 @@ const std::vector<Plant> kPlants = {
      {"normal", "rising", "one-hot", "equal-keys"}},
 };
 
-
 std::string step_name(const std::string &number) {
   for (const std::string &step : step_names())
     if (step.starts_with(number + "-")) return step;
@@ -334,6 +327,7 @@ std::vector<Run> runs_of(const Plant &plant) {
 /// nothing and what the compiler said.
 std::string build(const std::string &step, const std::string &name, const std::string &source,
                   std::string &complaint) {
+  std::filesystem::create_directories(kFolder);
   const std::string path = kFolder + name;
   std::ofstream(path + ".cu") << source;
   const Finished finished = compile_step(path, step);
@@ -345,26 +339,6 @@ std::string command(const std::string &program, int tile, const Run &run) {
   return program + " --check-only --device cpu --batch 1 --heads 2 --head-dim 64 --seqlen " +
          std::to_string(run.tiles * tile) + " --inputs " + run.inputs + " --seed " +
          std::to_string(run.seed) + " " + run.options;
-}
-
-/// A copy to build and run, and what was wrong with the outcome.
-struct Job {
-  std::string name;
-  std::function<std::string()> work;
-  std::string failure;
-};
-
-/// Does all jobs, as many at a time as there are cores, and demands that none fails.
-void do_all(std::vector<Job> &jobs) {
-  std::filesystem::create_directories(kFolder);
-  parallel_for(jobs.size(), [&](std::size_t i) {
-    try {
-      jobs[i].failure = jobs[i].work();
-    } catch (const std::exception &error) {
-      jobs[i].failure = error.what();
-    }
-  });
-  for (const Job &job : jobs) CHECK_MESSAGE(job.failure.empty(), job.name, ": ", job.failure);
 }
 
 std::string file_name(std::string name) {

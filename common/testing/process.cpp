@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -91,32 +90,4 @@ std::string quoted(const std::string &word) {
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
   return text + "'";
-}
-
-Finished compile_step(const std::filesystem::path &program, const std::string &step) {
-  const auto environment = [](const char *name, const char *otherwise) {
-    const char *value = std::getenv(name);
-    return std::string(value ? value : otherwise);
-  };
-  const std::filesystem::path objects = environment("EMULATOR_OBJECTS", "build/cpu");
-  const std::string source = program.string() + ".cu";
-  std::string needs, takes;
-  for (const std::string &line : lines_of(read_text(source))) {
-    const auto value = [&](std::size_t from) {
-      return line.substr(std::min(line.find_first_not_of(' ', from), line.size()));
-    };
-    if (line.starts_with("// Needs ")) needs = value(9).substr(0, value(9).find(':'));
-    if (line.starts_with("// Takes ")) takes = value(9);
-  }
-  std::erase(takes, ',');
-  std::string command =
-      environment("CXX", "g++") + " -std=c++20 -O1 -w -pthread -I. " +
-      quoted("-DSTEP_NAME=\"" + step + "\"") + " " + quoted("-DSTEP_NEEDS=\"" + needs + "\"") +
-      " " + quoted("-DSTEP_TAKES=\"" + takes + "\"") + " -x c++ " + quoted(source) + " -x none";
-  for (const char *folder : {"common/emulator", "common/program", "reference"})
-    for (const auto &entry : std::filesystem::directory_iterator(objects / folder))
-      if (const std::string object = entry.path();
-          object.ends_with(".o") && !object.ends_with("_test.o"))
-        command += " " + quoted(object);
-  return run_command(command + " -o " + quoted(program));
 }

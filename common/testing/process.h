@@ -35,8 +35,3 @@ struct Description {
 
 /// Throws std::runtime_error if there is no such program.
 Description describe(const std::string &program);
-
-/// Compiles FOLDER/NAME.cu, a step of this name, for the emulator into the program FOLDER/NAME.
-/// CXX is the compiler, default g++; EMULATOR_OBJECTS is where `make NVCC= emulator-objects` put
-/// what it is linked with, default build/cpu.
-Finished compile_step(const std::filesystem::path &program, const std::string &step);
