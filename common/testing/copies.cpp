@@ -14,11 +14,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string environment(const char *name, const char *otherwise) {
-  const char *value = std::getenv(name);
-  return value ? value : otherwise;
-}
-
 std::string compiler() {
   // Not optimised further: most of the time goes into the compiler, not into the programs.
   return environment("CXX", "g++") + " -std=c++20 -O1 -w -pthread";
@@ -62,14 +57,14 @@ Finished compile_step(const fs::path &program, const std::string &step) {
         << "#line " << i + 2 << " \"" << source << "\"\n";
   }
   out.close();
-  std::string command = compiler() + " -I" + precompiled().string() + " -I. " + quoted(unit);
+  std::string command = compiler() + " -I" + precompiled().string() + " -I. " + shell_word(unit);
   const fs::path objects = environment("HOST_OBJECTS", "build/host");
   for (const char *folder : {"common/emulator", "common/program", "reference"})
     for (const auto &entry : fs::directory_iterator(objects / folder))
       if (const std::string object = entry.path();
           object.ends_with(".o") && !object.ends_with("_test.o"))
-        command += " " + quoted(object);
-  return run_command(command + " -o " + quoted(program));
+        command += " " + shell_word(object);
+  return run_command(command + " -o " + shell_word(program));
 }
 
 void do_all(std::vector<Job> &jobs) {
