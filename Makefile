@@ -145,6 +145,7 @@ $(BUILD)/flags: FORCE
 #?   make test                   everything that needs no GPU, on all cores
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized
 #?   make check-docs             fail if a number, a table or a quote of a page is stale
+#?   make check-bound            every step with thousands of seeds and shapes: none may fail
 #?   make truth                  the emulator's counts against ncu's
 # As many jobs as there are cores, unless make was told how many.
 JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN))
@@ -160,7 +161,7 @@ build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp)
 	@mkdir -p $(@D)
 	$(say)$(CXX) $^ -o $@
 
-.PHONY: gpu-objects doctest test check-gpu check-docs truth
+.PHONY: gpu-objects doctest test check-gpu check-bound check-docs truth
 gpu-objects: $(GPU_STEPS:%=$(BUILD)/steps/%/attention.o)
 
 doctest:
@@ -188,6 +189,10 @@ check-gpu: doctest
 
 check-docs: build/host/bin/docs $(QUOTED)
 	build/host/bin/docs --check $(DOCUMENTS)
+
+check-bound: doctest
+	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests
+	@BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
 
 truth:
 	@common/measure/truth.sh $(GPU)
