@@ -476,8 +476,8 @@ TEST_CASE("the tensor cores' instructions are counted, and their conflicts seen 
     CHECK(total["cp.async wavefronts"] == 4 * copies);
     CHECK(contains(run.out, "  " + std::to_string(mma) + " mma, " + std::to_string(x4 + x2) +
                                 " ldmatrix, " + std::to_string(copies) + " cp.async"));
-    CHECK(contains(run.out, wavefronts == 1 ? "   4.00  const Vector<std::uint32_t, 4> kk"
-                                            : "  32.00  const Vector<std::uint32_t, 4> kk"));
+    CHECK(contains(run.out, wavefronts == 1 ? "   4.00  const Vector<std::uint32_t, 4> k"
+                                            : "  32.00  const Vector<std::uint32_t, 4> k"));
     std::set<std::string> operations;
     for (const Row &row : read_csv(trace)) operations.insert(row.at("op"));
     CHECK(operations == std::set<std::string>{"ldmatrix", "cp.async"});
