@@ -242,18 +242,20 @@ regs:  ## print registers, shared memory, occupancy and spills of every kernel
 
 # --- figures and tables ------------------------------------------------------------------------------
 FIGURES := $(filter-out style peers,$(basename $(notdir $(wildcard plots/*.py))))
-DOCUMENTS := README.md $(wildcard steps/*/README.md)
+DOCUMENTS := README.md common/emulator/TRUTH.md $(wildcard steps/*/README.md)
+# The steps whose output the pages quote.
+QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[0-9]+) .*|\1|p' $(DOCUMENTS)))
 
 $(BUILD)/bin/docs: $(addprefix $(BUILD)/common/pages/,docs.o values.o main.o)
 	@mkdir -p $(@D)
 	$(CXX) $^ -o $@
 
 .PHONY: docs
-docs: $(BUILD)/bin/docs  ## write the measured numbers into README.md and the chapters
+docs: $(BUILD)/bin/docs $(QUOTED)  ## write the measured numbers into README.md and the chapters
 	$(BUILD)/bin/docs $(DOCUMENTS)
 
 .PHONY: check-docs
-check-docs: $(BUILD)/bin/docs  ## fail if a number, a table or a quote is stale
+check-docs: $(BUILD)/bin/docs $(QUOTED)  ## fail if a number, a table or a quote is stale
 	$(BUILD)/bin/docs --check $(DOCUMENTS)
 
 # matplotlib: the system's, or in a virtual environment of our own.
