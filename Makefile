@@ -271,7 +271,7 @@ plot:  ## redraw the figures from plots/results; your own GPU's ladder goes to b
 	for figure in $(FIGURES) "seqlen --head-dim 64"; do set -- $$figure; name=$$1; shift; \
 		$$python plots/$$name.py "$$@" || exit 1; done; \
 	[ "$(GPU)" = h200 ] || [ ! -f $(RESULTS)/$(GPU).csv ] || { mkdir -p build/plots; \
-		for figure in ladder seqlen; do $$python plots/$$figure.py --gpu $(GPU) --out build/plots || exit 1; done; }
+		for figure in ladder seqlen memory_wall hbm_bytes three_algorithms; do $$python plots/$$figure.py --gpu $(GPU) --out build/plots || exit 1; done; }
 
 # --- the source --------------------------------------------------------------------------------------
 .PHONY: format
