@@ -144,6 +144,7 @@ $(BUILD)/flags: FORCE
 #? Check
 #?   make test                   everything that needs no GPU, on all cores
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized
+#?   make check-bound            every step with thousands of seeds and shapes; some 20 minutes
 #?   make check-docs             fail if a number, a table or a quote of a page is stale
 #?   make truth                  the emulator's counts against ncu's
 # As many jobs as there are cores, unless make was told how many.
@@ -153,29 +154,30 @@ build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_
 	@mkdir -p $(@D)
 	$(say)$(CXX) -pthread $^ -o $@
 
+DOCUMENTS := README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
+# The steps whose output the pages quote.
+QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[0-9]+) .*|\1|p' $(DOCUMENTS)))
 build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp)
 	@mkdir -p $(@D)
 	$(say)$(CXX) $^ -o $@
 
-.PHONY: gpu-objects doctest test check-gpu check-docs truth
+.PHONY: gpu-objects doctest test check-gpu check-bound check-docs truth
 gpu-objects: $(GPU_STEPS:%=$(BUILD)/steps/%/attention.o)
-
 doctest:
 	@CXX="$(CXX)" common/testing/doctest.sh
-
 test: doctest
 	@echo "building the steps$(if $(NVCC), for $(ARCH)) and the tests"
 	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests build/host/bin/docs \
 		build/host/common/program/no_gpu.o
 	@CXX="$(CXX)" build/host/bin/tests $(TESTS)
-
 check-gpu: doctest
 	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests
 	@common/measure/check-gpu.sh build/host/bin/tests $(NUMBERS)
-
-check-docs: build/host/bin/docs
-	build/host/bin/docs --check README.md $(wildcard steps/*/README.md)
-
+check-bound: doctest
+	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests
+	@BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
+check-docs: build/host/bin/docs $(QUOTED)
+	build/host/bin/docs --check $(DOCUMENTS)
 truth:
 	@common/measure/truth.sh $(GPU)
 
@@ -193,29 +195,21 @@ measure = GPU="$(GPU)" NVCC="$(NVCC)" PYTHON="$(PYTHON)" BUILD="$(BUILD)" common
 on_gpu = $(if $(and $(GPU),$(NVCC)),$(1))
 bench: $(call on_gpu,$(PROGRAMS))
 	@$(call measure,bench.sh) $(GPU_STEPS)
-
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
-
 counters: every-step
 	@$(call measure,counters.sh) $(STEPS)
-
 $(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
 	@mkdir -p $(@D)
 	$(say)$(NVCC) $^ -o $@
-
 ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceilings))
 	@$(call measure,ceilings.sh)
-
 power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS)))
 	@$(call measure,power.sh) $(GPU_STEPS)
-
 regs:
 	@ARCH=$(firstword $(ARCH)) $(call measure,regs.sh) $(GPU_STEPS)
-
 sass-%: FORCE
 	@ARCH=$(firstword $(ARCH)) $(call measure,sass.sh) $(call step_of,$*)
-
 bench-emulator: every-step
 	@common/measure/bench-emulator.sh $(NUMBERS)
 
@@ -227,14 +221,11 @@ bench-emulator: every-step
 #?   NVCC=/path/to/nvcc          use this CUDA compiler; NVCC= builds for the emulator only
 #?   ARCH="sm_80 sm_90"          compile for these GPUs
 .PHONY: docs plot format
-docs: build/host/bin/docs
-	build/host/bin/docs README.md $(wildcard steps/*/README.md)
-
+docs: build/host/bin/docs $(QUOTED)
+	build/host/bin/docs $(DOCUMENTS)
 plot:
 	@GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
-
 format:
 	clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
-
 diff-%: FORCE
 	@common/measure/diff.sh $* $(NUMBERS)

@@ -132,7 +132,7 @@ void cp_async_wait() {
   emulator::wait_for_copies(N);
 }
 
-inline std::uint32_t pack(float low, float high) {
+inline std::uint32_t cvt_rn_f16x2(float low, float high) {
   return emulator::pair_of(float_to_half(low), float_to_half(high));
 }
 

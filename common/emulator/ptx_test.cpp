@@ -127,7 +127,8 @@ FragmentA fragment_a(const Plain<16, 16> &A) {
   for (int i = 0; i < 8; i++)
     a[i] = A[(i < 2 || (4 <= i && i < 6)) ? group : group + 8]
             [i < 4 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8];
-  return {pack(a[0], a[1]), pack(a[2], a[3]), pack(a[4], a[5]), pack(a[6], a[7])};
+  return {cvt_rn_f16x2(a[0], a[1]), cvt_rn_f16x2(a[2], a[3]), cvt_rn_f16x2(a[4], a[5]),
+          cvt_rn_f16x2(a[6], a[7])};
 }
 
 FragmentB fragment_b(const Plain<16, 8> &B) {
@@ -135,7 +136,7 @@ FragmentB fragment_b(const Plain<16, 8> &B) {
   std::array<float, 4> b;
   for (int i = 0; i < 4; i++)
     b[i] = B[i < 2 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8][group];
-  return {pack(b[0], b[1]), pack(b[2], b[3])};
+  return {cvt_rn_f16x2(b[0], b[1]), cvt_rn_f16x2(b[2], b[3])};
 }
 
 FragmentC fragment_c(const Plain<16, 8> &C) {
@@ -269,8 +270,8 @@ int col_of(int n, int r) {
 std::uint32_t expected_pair(int n, bool transposed) {
   const int g = lane_id() / 4, t = lane_id() % 4;
   const auto element = [&](int r, int c) { return number(row_of(n, r), col_of(n, r) + c); };
-  return transposed ? pack(element(2 * t, g), element(2 * t + 1, g))
-                    : pack(element(g, 2 * t), element(g, 2 * t + 1));
+  return transposed ? cvt_rn_f16x2(element(2 * t, g), element(2 * t + 1, g))
+                    : cvt_rn_f16x2(element(g, 2 * t), element(g, 2 * t + 1));
 }
 
 }  // namespace
@@ -822,17 +823,18 @@ TEST_CASE("ptx: copies that a block leaves under way are no concern of the next"
 
 // --- arithmetic ----------------------------------------------------------------------------------
 
-TEST_CASE("ptx: pack rounds to the nearest fp16, ties to even, the first into the lower half") {
-  CHECK(pack(1, -2) == 0xc0003c00u);
-  CHECK(pack(0, -0.0f) == 0x80000000u);
+TEST_CASE(
+    "ptx: cvt_rn_f16x2 rounds to the nearest fp16, ties to even, the first into the lower half") {
+  CHECK(cvt_rn_f16x2(1, -2) == 0xc0003c00u);
+  CHECK(cvt_rn_f16x2(0, -0.0f) == 0x80000000u);
   // Between 2048 and 4096 fp16 has even numbers only.
-  CHECK(pack(2049, 2051) == pack(2048, 2052));
-  CHECK(pack(2049.01f, 2050.99f) == pack(2050, 2050));
-  CHECK(pack(65504, 65519.99f) == 0x7bff7bffu);
-  CHECK(pack(65520, -1e30f) == 0xfc007c00u);
-  CHECK(pack(0x1p-24f, 0x1p-25f) == 0x00000001u);  // the smallest, and a tie with zero
-  CHECK(pack(0x1.8p-24f, 0x1.8p-25f) == 0x00010002u);
-  CHECK((pack(NAN, 1) & 0x7fffu) > 0x7c00u);
+  CHECK(cvt_rn_f16x2(2049, 2051) == cvt_rn_f16x2(2048, 2052));
+  CHECK(cvt_rn_f16x2(2049.01f, 2050.99f) == cvt_rn_f16x2(2050, 2050));
+  CHECK(cvt_rn_f16x2(65504, 65519.99f) == 0x7bff7bffu);
+  CHECK(cvt_rn_f16x2(65520, -1e30f) == 0xfc007c00u);
+  CHECK(cvt_rn_f16x2(0x1p-24f, 0x1p-25f) == 0x00000001u);  // the smallest, and a tie with zero
+  CHECK(cvt_rn_f16x2(0x1.8p-24f, 0x1.8p-25f) == 0x00010002u);
+  CHECK((cvt_rn_f16x2(NAN, 1) & 0x7fffu) > 0x7c00u);
 }
 
 TEST_CASE("ptx: ex2 is 2^x, and denormals are zero") {

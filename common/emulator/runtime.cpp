@@ -56,18 +56,25 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   begin_time();
   std::atomic<std::uint64_t> next = 0;
   std::atomic<bool> stop = false;
-  std::mutex mutex;  // guards profile and first_error
+  std::mutex mutex;  // guards profile, failed and first_error
+  // Of several blocks that fail the first counts, whichever thread was faster: those before it
+  // have begun, and each finishes.
+  std::uint64_t failed = blocks;
   std::exception_ptr first_error;
   const auto work = [&] {
+    std::uint64_t number = 0;
     try {
       Block worker(grid, block, shared_bytes, thread);
-      for (std::uint64_t number; !stop && (number = next++) < blocks;) worker.run(number);
+      while (!stop && (number = next++) < blocks) worker.run(number);
       const std::lock_guard lock(mutex);
       worker.add_counts(profile);
     } catch (...) {
       stop = true;
       const std::lock_guard lock(mutex);
-      if (!first_error) first_error = std::current_exception();
+      if (number < failed) {
+        failed = number;
+        first_error = std::current_exception();
+      }
     }
   };
   unsigned workers = settings.host_threads > 0 ? static_cast<unsigned>(settings.host_threads)

@@ -82,7 +82,7 @@ __device__ __forceinline__ void cp_async_wait() {
 }
 
 /// Two floats, rounded to fp16, in one register: `low` in its lower half (PTX ISA 'cvt').
-__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+__device__ __forceinline__ std::uint32_t cvt_rn_f16x2(float low, float high) {
   std::uint32_t r;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;

@@ -36,7 +36,7 @@ __global__ void draw(std::uint32_t *words, std::size_t count) {
     x ^= x >> 31;
     const float radius = sqrtf(-2 * logf((static_cast<float>(x >> 40) + 0.5f) * 0x1p-24f));
     const float turn = static_cast<float>(x & 0xffffff) * 0x1p-23f;  // in units of pi
-    words[i] = pack(radius * cospif(turn), radius * sinpif(turn));
+    words[i] = cvt_rn_f16x2(radius * cospif(turn), radius * sinpif(turn));
   }
 }
 

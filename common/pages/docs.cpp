@@ -1,13 +1,15 @@
 #include "common/pages/docs.h"
 
+#include <sys/wait.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <fstream>
-#include <functional>
-#include <map>
 #include <optional>
 #include <ostream>
 #include <regex>
 #include <set>
+#include <tuple>
 
 namespace fs = std::filesystem;
 
@@ -15,24 +17,29 @@ namespace docs {
 namespace {
 
 const char kDash[] = "—";  // a result that is not there
-const Strings kShape = {"batch", "heads", "seqlen", "head_dim"};
 
-// The fp32 peak of an H200 without tensor cores, in TFLOP/s: 132 SMs x 128 lanes x 2 operations
-// (a fused multiply-add) x 1.98 GHz (boost clock) = 66.9.
-const double kH200Fp32Peak = 132 * 128 * 2 * 1.98e-3;
-const char kFirstTensorCoreStep[] = "05";  // the steps that sort before it stay below that peak
-const size_t kNumber = 2;                  // digits that a step's name begins with
+/// What a region is made of.
+struct Request {
+  Results &results;
+  fs::path markdown_dir;
+  std::string file, step;  // of a table: its CSV and, if it takes one, its step
+  Strings filters = {};
+
+  fs::path steps() const { return results.root() / "steps"; }
+  Rows rows(Strings first = {}) const {
+    first.insert(first.end(), filters.begin(), filters.end());
+    return results.select(file, first);
+  }
+};
+
+/// What the first match of `pattern` in a file captures; "" without a match or a file.
+std::string capture(const fs::path &file, const std::string &pattern) {
+  const std::string text = fs::exists(file) ? read_text(file) : "";
+  std::smatch match;
+  return std::regex_search(text, match, std::regex(pattern)) ? trim(match[1]) : "";
+}
 
 // ---- tables ----
-
-/// What a table is made of.
-struct Request {
-  const Csv &csv;
-  const Csv *ceilings;  // of the same GPU; null if there are none
-  std::string step;     // empty if the table takes none
-  Filters filters;
-  fs::path root, markdown_dir;
-};
 
 /// A table's lines. A heading that starts with '>' aligns its column to the right.
 Strings markdown_table(Strings headings, const std::vector<Strings> &rows) {
@@ -46,262 +53,334 @@ Strings markdown_table(Strings headings, const std::vector<Strings> &rows) {
   return lines;
 }
 
-std::string link(const std::string &text, const fs::path &to, const Request &request) {
-  return "[" + text + "](" + to.lexically_relative(request.markdown_dir).generic_string() + ")";
+/// The speed of a name at the largest batch that it ran with: what a table of speeds shows.
+struct Speed {
+  double tflops = 0;
+  Strings cells = {kDash, kDash, kDash};  // TFLOP/s, ms, batch
+};
+
+Speed speed(Rows rows, const std::string &name) {
+  double largest = 0;
+  std::erase_if(rows, [&](const Row *row) { return row->at("step") != name; });
+  for (const Row *row : rows) largest = std::max(largest, number(*row, "batch"));
+  std::erase_if(rows, [&](const Row *row) { return number(*row, "batch") < largest; });
+  if (rows.empty()) return {};
+  require_same(rows, {"heads"});
+  const double tflops = median(rows, "tflops");
+  return {tflops,
+          {significant(tflops, 3), significant(median(rows, "median_ms"), 3), count(largest)}};
+}
+
+/// A speed relative to another, printed; a dash if one of them is not there.
+std::string against(const Speed &s, double other, std::string (*print)(double),
+                    const std::string &unit = "") {
+  return s.tflops > 0 && other > 0 ? print(s.tflops / other) + unit : kDash;
+}
+
+std::set<std::string> names_of(const Rows &rows) {
+  std::set<std::string> names;
+  for (const Row *row : rows) names.insert(row->at("step"));
+  return names;
 }
 
 bool is_step(const std::string &name) {
-  return std::regex_search(name, std::regex("^[0-9]{2}-"));
+  return std::regex_match(name, std::regex("[0-9]{2}-[^:]*"));
 }
 
-/// What a chapter is about: of "# Step 02: the loop inverted", "the loop inverted".
-std::string chapter_idea(const fs::path &chapter) {
-  const std::string text = read_text(chapter);
-  std::smatch match;
-  const bool found = std::regex_search(text, match, std::regex("(^|\n)#[^\n:]*:([^\n]*)"));
-  return found ? trim(match[2]) : kDash;
-}
-
-/// The rows of one name, of the largest batch that it ran with: what a table of speeds shows.
-Rows largest_batch(const Request &request, const std::string &name) {
-  Filters filters = request.filters;
-  filters.push_back({"step", '=', name});
-  Rows rows = find(request.csv, filters);
-  double largest = 0;
-  for (const Row *row : rows) largest = std::max(largest, number(*row, "batch"));
-  std::erase_if(rows, [&](const Row *row) { return number(*row, "batch") < largest; });
-  require_same(rows, {"heads"});
-  return rows;
-}
-
-double tflops(const Rows &rows) {
-  return rows.empty() ? 0 : median(rows, "tflops");
-}
-
-/// TFLOP/s, ms and batch: the columns that all tables of speeds have.
-Strings speed_cells(const Rows &rows) {
-  if (rows.empty()) return {kDash, kDash, kDash};
-  return {significant(tflops(rows), 3), significant(median(rows, "median_ms"), 3),
-          rows[0]->at("batch")};
-}
-
-/// The number of the step that a step builds on, as its source says; else the one before it.
-std::string number_before(const fs::path &source, const Strings &names, size_t i) {
-  const std::string text = fs::exists(source) ? read_text(source) : "";
-  std::smatch match;
-  if (std::regex_search(text, match, std::regex("(^|\n)// Before +step ([0-9]{2})")))
-    return match[2];
-  return i == 0 ? "" : names[i - 1].substr(0, kNumber);
-}
-
-/// How much of what it could do a step does, and what that is measured by: of plain fp32, a fused
-/// multiply-add of every lane and clock; of tensor cores, mma.sync with attention's exponentials.
-std::string of_ceiling(const Request &request, const std::string &name, const Rows &rows) {
-  if (rows.empty()) return kDash;
-  if (name < kFirstTensorCoreStep) {
-    const bool h200 = rows[0]->at("device").find("H200") != std::string::npos;
-    return h200 ? percent(tflops(rows) / kH200Fp32Peak) + " of fp32" : kDash;
-  }
-  if (!request.ceilings) return kDash;
-  const std::string mma = rows[0]->at("head_dim") == "64" ? "mma-ex2-64" : "mma-ex2";
-  return percent(tflops(rows) / ceiling(*request.ceilings, mma)) + " of mma";
-}
-
-/// ladder BENCH: every step, against the one it builds on, FlashAttention-2 and its ceiling.
-Strings ladder(const Request &request) {
-  Strings names;
-  for (const auto &entry : fs::directory_iterator(request.root / "steps")) {
-    const std::string name = entry.path().filename();
-    if (entry.is_directory() && is_step(name)) names.push_back(name);
-  }
-  std::sort(names.begin(), names.end());
-  const double fa2 = tflops(largest_batch(request, "flash-attention-2"));
-  std::map<std::string, double> speeds;  // by number
+/// Every step, against the one that it builds on, FlashAttention-2 and its ceiling: of plain fp32,
+/// a fused multiply-add of every lane and clock; of tensor cores, mma.sync with attention's ex2.
+Strings ladder(const Request &r) {
+  const Rows rows = r.rows();
+  const bool narrow = rows[0]->at("head_dim") == "64";
+  std::set<std::string> names;
+  for (const auto &entry : fs::directory_iterator(r.steps()))
+    if (is_step(entry.path().filename())) names.insert(entry.path().filename());
+  const double fa2 = speed(rows, "flash-attention-2").tflops;
+  std::map<std::string, double> tflops;  // by number
+  std::string last;
   std::vector<Strings> table;
-  for (size_t i = 0; i < names.size(); ++i) {
-    const std::string &name = names[i];
-    const fs::path dir = request.root / "steps" / name;
-    const Rows rows = largest_batch(request, name);
-    const double speed = speeds[name.substr(0, kNumber)] = tflops(rows);
+  for (const std::string &name : names) {
+    const fs::path dir = r.steps() / name, chapter = dir / "README.md",
+                   source = dir / "attention.cu";
+    const std::string number = name.substr(0, 2);
+    const Speed s = speed(rows, name);
+    const std::string before_text = capture(source, "(?:^|\n)// Before +step ([0-9]{2})");
+    const std::string before = before_text.empty() ? last : before_text;
     Strings row = {name, kDash};
-    if (fs::exists(dir / "README.md")) {
-      row = {link(name, dir / "README.md", request), chapter_idea(dir / "README.md")};
+    if (fs::exists(chapter)) {
+      const std::string idea = capture(chapter, "(?:^|\n)#[^\n:]*:([^\n]*)");
+      row = {"[" + name + "](" + chapter.lexically_relative(r.markdown_dir).generic_string() + ")",
+             idea};
     }
-    for (const std::string &cell : speed_cells(rows)) row.push_back(cell);
-    const std::string number = number_before(dir / "attention.cu", names, i);
-    const double before = speeds[number];
-    const bool skips = i > 0 && number != names[i - 1].substr(0, kNumber);
-    row.push_back(speed > 0 && before > 0
-                      ? times(speed / before) + (skips ? " (" + number + ")" : "")
-                      : kDash);
-    row.push_back(speed > 0 && fa2 > 0 ? percent(speed / fa2) : kDash);
-    row.push_back(of_ceiling(request, name, rows));
+    row.insert(row.end(), s.cells.begin(), s.cells.end());
+    const bool tensor_cores = !capture(source, "(?:^|\n)// Needs +[^\n]*(mma)").empty();
+    const double ceiling = r.results.named(
+        r.file + "-ceilings", tensor_cores ? (narrow ? "mma-ex2-64" : "mma-ex2") : "fp32-peak", 0);
+    row.push_back(against(s, tflops[before], times, before == last ? "" : " (" + before + ")"));
+    row.push_back(against(s, fa2, percent));
+    row.push_back(against(s, ceiling, percent, tensor_cores ? " of mma" : " of fp32"));
     table.push_back(row);
+    tflops[last = number] = s.tflops;
   }
   return markdown_table({"step", "the idea", ">TFLOP/s", ">ms", ">batch", ">× the step before",
                          ">of FlashAttention-2", ">of its ceiling"},
                         table);
 }
 
-/// The speeds of some names, shown without the first `skip` characters.
-Strings speeds(const Request &request, const std::string &heading, Strings names, size_t skip) {
-  std::sort(names.begin(), names.end());
+/// Every name that is no step's, nor a variant's.
+Strings peers(const Request &r) {
   std::vector<Strings> table;
-  for (const std::string &name : names) {
-    table.push_back({name.substr(skip)});
-    for (const auto &cell : speed_cells(largest_batch(request, name))) table.back().push_back(cell);
+  for (const std::string &name : names_of(r.rows())) {
+    if (std::regex_search(name, std::regex("^[0-9]{2}-|^matmul"))) continue;
+    const Speed s = speed(r.rows(), name);
+    table.push_back({name, s.cells[0], s.cells[1], s.cells[2]});
   }
-  return markdown_table({heading, ">TFLOP/s", ">ms", ">batch"}, table);
+  return markdown_table({"peer", ">TFLOP/s", ">ms", ">batch"}, table);
 }
 
-/// peers BENCH: every name that is no step's.
-Strings peers(const Request &request) {
-  Strings names;
-  for (const Row *row : require(request.csv, request.filters)) {
-    if (!is_step(row->at("step"))) append_new(names, row->at("step"));
-  }
-  return speeds(request, "peer", names, 0);
-}
-
-/// variants BENCH STEP: the names STEP:VARIANT.
-Strings variants(const Request &request) {
-  Strings names;
-  for (const Row &row : request.csv.rows) {
-    if (row.at("step").starts_with(request.step + ":")) append_new(names, row.at("step"));
-  }
-  if (names.empty()) throw Error("no " + request.step + ":VARIANT in " + request.csv.name + ".csv");
-  return speeds(request, "variant", names, request.step.size() + 1);
-}
-
-/// How far the emulator is from ncu: "equal", or a signed percentage of ncu's count.
-std::string difference(double emulator, double ncu) {
-  if (emulator == ncu) return "equal";
-  if (ncu == 0) return "ncu counts none";
-  const double ratio = (emulator - ncu) / ncu;
-  return (ratio > 0 ? "+" : "") + significant(100 * ratio, 2) + "%";
-}
-
-/// truth COUNTERS, or of one step counters COUNTERS STEP: the emulator's counts beside ncu's.
-Strings truth(const Request &request) {
-  Strings steps;
-  for (const Row &row : request.csv.rows) append_new(steps, row.at("step"));
-  std::sort(steps.begin(), steps.end());
-  if (!request.step.empty()) steps = {request.step};
+/// Steps and their variants, STEP:NAME. What one tries is the first sentence of its patch.
+Strings variants(const Request &r) {
+  const Rows rows = r.rows();
   std::vector<Strings> table;
-  for (const std::string &step : steps) {
-    Filters filters = request.filters;
-    filters.insert(filters.begin(), {"step", '=', step});
-    const Rows rows = require(request.csv, filters);
-    require_same(rows, kShape);  // or the comparison means nothing
-    Strings names;
-    std::map<std::string, Rows> emulator, ncu;
-    for (const Row *row : rows) {
-      append_new(names, row->at("counter"));
-      (row->at("source") == "ncu" ? ncu : emulator)[row->at("counter")].push_back(row);
-    }
-    for (const std::string &name : names) {
-      const bool has_emulator = emulator.count(name), has_ncu = ncu.count(name);
-      const double a = has_emulator ? counter_value(emulator[name]) : 0;
-      const double b = has_ncu ? counter_value(ncu[name]) : 0;
-      Strings row = {name, has_emulator ? count(a) : kDash, has_ncu ? count(b) : kDash,
-                     has_emulator && has_ncu ? difference(a, b) : kDash};
-      if (request.step.empty()) row.insert(row.begin(), step);
-      table.push_back(row);
-    }
+  for (const std::string &name : names_of(rows)) {
+    const Strings parts = split(name, ":");
+    if (!std::regex_search(name, std::regex("^[0-9]{2}-"))) continue;
+    const Speed s = speed(rows, name), step = speed(rows, parts[0]);
+    table.push_back({parts.back(), s.cells[0], s.cells[1], s.cells[2],
+                     against(s, step.tflops, times), "the step"});
+    if (parts.size() == 1) continue;
+    const fs::path patch = r.steps() / parts[0] / "variants" / (parts[1] + ".patch");
+    const std::string what = capture(patch, "^([^.]*(?:\\.[^\\s][^.]*)*\\.)\\s");
+    table.back().back() = what.empty() ? kDash : join(words(what), " ");
   }
-  if (!request.step.empty()) {
-    return markdown_table({"counter", ">emulator", ">ncu", ">difference"}, table);
-  }
-  return markdown_table({"step", "counter", ">emulator", ">ncu", ">verdict"}, table);
+  return markdown_table({"variant", ">TFLOP/s", ">ms", ">batch", ">× the step", "what it tries"},
+                        table);
 }
 
-using RowText = std::function<std::string(const Row &)>;
+/// A counter of a step at one shape, as the emulator counts it and as ncu measures it.
+struct Count {
+  std::string shape, step, counter;
+  Rows emulator = {}, ncu = {};
 
-/// Counters as a table: a row for each value of the column `by`, a column for each `heading`, in
-/// the order in which the file has them.
-Strings pivot(const Csv &csv, const Rows &rows, const std::string &by, const RowText &label,
-              const RowText &heading, std::string (*print)(double), const std::string &missing) {
-  Strings headings = {by}, keys;
-  std::set<std::string> used;  // headings
-  std::map<std::string, Rows> rows_of_key;
-  std::map<std::string, std::map<std::string, Rows>> cells;
+  bool both() const { return !emulator.empty() && !ncu.empty(); }
+  bool equal() const { return counter_value(emulator) == counter_value(ncu); }
+};
+
+/// The counters of some rows, sorted by step; else in the order of the file.
+std::vector<Count> counts_of(const Rows &rows) {
+  std::vector<Count> counts;
+  std::map<std::string, size_t> places;
   for (const Row *row : rows) {
-    append_new(keys, row->at(by));
-    rows_of_key[row->at(by)].push_back(row);
-    used.insert(">" + heading(*row));
-    cells[row->at(by)][">" + heading(*row)].push_back(row);
+    const std::string heads = row->at("heads") + (row->at("heads") == "1" ? " head" : " heads");
+    const Count fresh = {"batch " + row->at("batch") + ", " + heads + ", seqlen " +
+                             row->at("seqlen") + ", head dim " + row->at("head_dim"),
+                         row->at("step"), row->at("counter")};
+    const auto [place, is_new] =
+        places.try_emplace(fresh.shape + fresh.step + fresh.counter, counts.size());
+    if (is_new) counts.push_back(fresh);
+    Count &c = counts[place->second];
+    (row->at("source") == "ncu" ? c.ncu : c.emulator).push_back(row);
   }
-  for (const Row &row : csv.rows) {
-    if (used.count(">" + heading(row))) append_new(headings, ">" + heading(row));
-  }
+  std::stable_sort(counts.begin(), counts.end(),
+                   [](const Count &a, const Count &b) { return a.step < b.step; });
+  return counts;
+}
+
+Strings count_cells(const Count &c) {
+  const double a = c.emulator.empty() ? 0 : counter_value(c.emulator);
+  const double b = c.ncu.empty() ? 0 : counter_value(c.ncu);
+  return {c.emulator.empty() ? kDash : count(a), c.ncu.empty() ? kDash : count(b),
+          !c.both() ? kDash
+          : a == b  ? "equal"
+          : b == 0  ? "ncu counts none"
+                    : (a > b ? "+" : "") + significant(100 * (a - b) / b, 2) + "%"};
+}
+
+/// One step's counters, emulator beside ncu.
+Strings counters(const Request &r) {
+  const Rows rows = r.rows({"step=" + r.step});
+  require_same(rows, {"batch", "heads", "seqlen", "head_dim"});  // or it compares nothing
   std::vector<Strings> table;
-  for (const std::string &value : keys) {
-    require_same(rows_of_key[value], kShape);
-    table.push_back({label(*rows_of_key[value][0])});
-    for (size_t i = 1; i < headings.size(); ++i) {
-      const Rows &cell = cells[value][headings[i]];
-      table.back().push_back(cell.empty() ? missing : print(counter_value(cell)));
-    }
+  for (const Count &c : counts_of(rows)) {
+    table.push_back(count_cells(c));
+    table.back().insert(table.back().begin(), c.counter);
   }
-  return markdown_table(headings, table);
+  return markdown_table({"counter", ">emulator", ">ncu", ">difference"}, table);
 }
 
-/// bytes COUNTERS: a row per step, a column per counter of bytes and source.
-Strings bytes_table(const Request &request) {
-  Rows rows = require(request.csv, request.filters);
-  std::erase_if(
-      rows, [](const Row *row) { return row->at("counter").find("bytes") == std::string::npos; });
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const Row *a, const Row *b) { return a->at("step") < b->at("step"); });
-  const auto heading = [](const Row &row) {
-    return row.at("counter") + " (" + row.at("source") + ")";
+/// The same of all steps, a table for each shape.
+Strings truth(const Request &r) {
+  Strings shapes, lines;
+  std::map<std::string, std::vector<Strings>> tables;
+  for (const Count &c : counts_of(r.rows({"seqlen~"}))) {  // of every shape
+    if (!tables.count(c.shape)) shapes.push_back(c.shape);
+    Strings row = count_cells(c);
+    row.insert(row.begin(), {c.step, c.counter});
+    tables[c.shape].push_back(row);
+  }
+  for (const std::string &shape : shapes) {
+    if (!lines.empty()) lines.push_back("");
+    lines.insert(lines.end(), {"## B" + shape.substr(1), ""});
+    for (const std::string &line :
+         markdown_table({"step", "counter", ">emulator", ">ncu", ">verdict"}, tables[shape]))
+      lines.push_back(line);
+  }
+  return lines;
+}
+
+/// What comes out of that, in a sentence.
+Strings truth_sentence(const Request &r) {
+  int all = 0, equal = 0;
+  Strings shapes, others;
+  std::map<std::string, Strings> steps;  // of a counter that is not equal
+  for (const Count &c : counts_of(r.rows({"seqlen~"}))) {
+    if (std::find(shapes.begin(), shapes.end(), c.shape) == shapes.end()) shapes.push_back(c.shape);
+    if (!c.both()) continue;
+    all++;
+    equal += c.equal();
+    if (!c.equal()) steps[c.counter].push_back(c.step.substr(0, 2));
+  }
+  for (auto &[counter, of] : steps) {
+    of.erase(std::unique(of.begin(), of.end()), of.end());
+    others.push_back(counter + " (" + join(of, ", ") + ")");
+  }
+  return {count(equal) + " of " + count(all) + " counts equal ncu's, at " + join(shapes, "; at ") +
+          "." + (others.empty() ? "" : " The others, by step: " + join(others, "; ") + ".")};
+}
+
+/// What the GPU can do at most: each named value, and the clock that it was measured at.
+Strings ceilings(const Request &r) {
+  std::vector<Strings> table;
+  for (const Row &row : r.results.read(r.file)) {
+    const std::string &name = row.at("name");
+    if (name.starts_with("clock-")) continue;
+    const double mhz = r.results.named(r.file, "clock-" + name, 0);
+    table.push_back({name, significant(number(row, "value"), 3) + " " + row.at("unit"),
+                     mhz > 0 ? significant(mhz / 1000, 4) : kDash});
+  }
+  return markdown_table({"ceiling", ">measured", ">GHz"}, table);
+}
+
+/// The rows power-RUN (W), clock-RUN (MHz) and tflops-RUN of a file of named values.
+Strings power(const Request &r) {
+  std::vector<Strings> table;
+  for (const Row &row : r.results.read(r.file)) {
+    if (!row.at("name").starts_with("power-")) continue;
+    const std::string run = row.at("name").substr(std::string("power-").size());
+    const double ghz = r.results.named(r.file, "clock-" + run, 0) / 1000;
+    const double tflops = r.results.named(r.file, "tflops-" + run, 0);
+    table.push_back({run, count(number(row, "value")), ghz > 0 ? significant(ghz, 4) : kDash,
+                     tflops > 0 ? significant(tflops, 3) : kDash,
+                     ghz > 0 && tflops > 0 ? significant(tflops / ghz, 4) : kDash});
+  }
+  return markdown_table({"run", ">W", ">GHz", ">TFLOP/s", ">TFLOP/s per GHz"}, table);
+}
+
+const std::map<std::string, Strings (*)(const Request &)> kTables = {
+    {"ladder BENCH", ladder},     {"peers BENCH", peers},
+    {"variants BENCH", variants}, {"counters COUNTERS STEP", counters},
+    {"truth COUNTERS", truth},    {"truth-sentence COUNTERS", truth_sentence},
+    {"ceilings NAMED", ceilings}, {"power NAMED", power}};
+
+Strings table(Request r, const std::string &arguments) {
+  Strings list = words(arguments), usages;
+  r.filters = take_filters(list);
+  for (const auto &[usage, make] : kTables) {
+    usages.push_back(usage);
+    const Strings wanted = words(usage);
+    if (list.empty() || wanted[0] != list[0]) continue;
+    const std::string kind = list.size() < 2 ? "" : r.results.kind(list[1]);
+    if (list.size() != wanted.size() || kind != wanted[1])
+      throw Error("the table is '" + usage + " [filters]', not '" + arguments + "'" +
+                  (kind.empty() ? "" : "; " + list[1] + ".csv is a " + kind));
+    r.file = list[1];
+    r.step = list.back();
+    return make(r);
+  }
+  throw Error("no table '" + arguments + "'; allowed: " + join(usages, ", "));
+}
+
+// ---- quotes ----
+
+/// The lines of a text from the one that contains `first` to the first from there on that contains
+/// `last`; without `last`, the one line. Both are numbered from 0.
+std::pair<size_t, size_t> excerpt(const Strings &lines, const std::string &what,
+                                  const std::string &first, const std::string &last) {
+  const auto find = [&](size_t from, const std::string &text) {
+    while (from < lines.size() && lines[from].find(text) == text.npos) ++from;
+    return from;
   };
-  return pivot(
-      request.csv, rows, "step", [](const Row &row) { return row.at("step"); }, heading, bytes,
-      kDash);
+  const size_t a = find(0, first), again = find(a + 1, first), b = last.empty() ? a : find(a, last);
+  const std::string line = std::to_string(a + 1);
+  if (a == lines.size()) throw Error("no line of " + what + " contains '" + first + "'");
+  if (again < lines.size())
+    throw Error("'" + first + "' is in lines " + line + " and " + std::to_string(again + 1) +
+                " of " + what + ": take more of the line");
+  if (b == lines.size())
+    throw Error("no line of " + what + " from " + line + " on contains '" + last + "'");
+  return {a, b};
 }
 
-/// lines COUNTERS STEP: a row per line of the source, a column per counter, zeros left blank.
-Strings lines_table(const Request &request) {
-  Filters filters = {{"step", '=', request.step}, {"source", '=', "emulator"}};
-  filters.insert(filters.end(), request.filters.begin(), request.filters.end());
-  Rows rows = require(request.csv, filters);
-  std::erase_if(
-      rows, [](const Row *row) { return row->at("line") == "0" || number(*row, "value") == 0; });
-  std::stable_sort(rows.begin(), rows.end(), [](const Row *a, const Row *b) {
-    return number(*a, "line") < number(*b, "line");
-  });
-  const fs::path source = request.root / "steps" / split(request.step, ":")[0] / "attention.cu";
-  const auto label = [&](const Row &row) {
-    return link(row.at("line"), source.string() + "#L" + row.at("line"), request);
-  };
-  return pivot(
-      request.csv, rows, "line", label, [](const Row &row) { return row.at("counter"); }, count,
-      "");
+Strings code(const Request &r, const std::string &arguments) {
+  const Strings parts = split(arguments + " ", " | ");  // with no LAST, the bar ends the arguments
+  if (parts.size() != 3 || trim(parts[0]).empty() || trim(parts[1]).empty())
+    throw Error("a quote is 'FILE | FIRST | LAST', LAST may be empty; not '" + arguments + "'");
+  const std::string file = trim(parts[0]);
+  const Strings source = split(read_text(r.markdown_dir / file), "\n");
+  const auto [first, last] = excerpt(source, file, trim(parts[1]), trim(parts[2]));
+  size_t indent = std::string::npos;
+  for (size_t i = first; i <= last; ++i)
+    indent = std::min(indent, source[i].find_first_not_of(' '));
+  Strings lines = {"```cuda"};
+  for (size_t i = first; i <= last; ++i)
+    lines.push_back(source[i].substr(std::min(indent, source[i].size())));
+  const std::string a = std::to_string(first + 1), b = std::to_string(last + 1);
+  lines.insert(lines.end(),
+               {"```", "<sub>[" + file + "](" + file + "#L" + a + "-L" + b + "), " +
+                           (a == b ? "line " + a : "lines " + a + "–" + b) + "</sub>"});
+  return lines;
 }
 
-struct Table {
-  const char *usage;
-  Strings (*make)(const Request &);
-};
-
-const Table kTables[] = {
-    {"ladder BENCH", ladder},
-    {"peers BENCH", peers},
-    {"variants BENCH STEP", variants},
-    {"counters COUNTERS STEP", truth},
-    {"truth COUNTERS", truth},
-    {"bytes COUNTERS", bytes_table},
-    {"lines COUNTERS STEP", lines_table},
-};
+/// What a command prints, as a terminal shows it.
+Strings output(const Request &r, const std::string &arguments) {
+  const Strings parts = split(arguments + " ", " | ");
+  if (parts.size() > 3 || trim(parts[0]).empty())
+    throw Error("an output is 'COMMAND' or 'COMMAND | FIRST | LAST'; not '" + arguments + "'");
+  const std::string command = trim(parts[0]);
+  std::string text;
+  FILE *pipe =
+      popen(("cd '" + r.results.root().string() + "' && exec 2>&1 && " + command).c_str(), "r");
+  if (!pipe) throw Error("cannot run '" + command + "'");
+  for (int c; (c = std::fgetc(pipe)) != EOF;) text += static_cast<char>(c);
+  const int status = pclose(pipe);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) > 1)  // 1: a wrong answer, as some are to show
+    throw Error("'" + command + "' fails: " + trim(text));
+  const Strings all = split(trim(text), "\n");
+  auto [first, last] = std::pair{size_t{0}, all.size() - 1};
+  if (parts.size() > 1)
+    std::tie(first, last) = excerpt(all, "the output of '" + command + "'", trim(parts[1]),
+                                    parts.size() > 2 ? trim(parts[2]) : "");
+  Strings lines = {"```text", "$ " + command};
+  if (first > 0) lines.push_back("...");
+  lines.insert(lines.end(), all.begin() + first, all.begin() + last + 1);
+  if (last + 1 < all.size()) lines.push_back("...");
+  lines.push_back("```");
+  return lines;
+}
 
 // ---- regions ----
+
+/// The kinds of region and what each makes of its arguments.
+const std::map<std::string, Strings (*)(const Request &, const std::string &)> kKinds = {
+    {"code", code},
+    {"output", output},
+    {"table", [](const Request &r, const std::string &arguments) { return table(r, arguments); }}};
 
 /// An HTML comment: text[begin, end) is "<!-- body -->".
 struct Comment {
   size_t begin, end;
   std::string body;
-  std::string kind;  // "code", "table" or "value"; "" is none of ours
+  std::string kind;  // "code", "output", "table" or "value"; "" is none of ours
   bool closes;       // ends a region, else starts one
 };
 
@@ -311,10 +390,10 @@ std::optional<Comment> next_comment(const std::string &text, size_t from) {
   const size_t end = std::min(text.find("-->", begin), text.size());
   Comment c = {begin, std::min(end + 3, text.size()), trim(text.substr(begin + 4, end - begin - 4)),
                "", false};
-  c.closes = c.body == "/" || c.body == "/code" || c.body == "/table";
-  if (c.body.starts_with("code:") || c.body == "/code") c.kind = "code";
-  if (c.body.starts_with("table:") || c.body == "/table") c.kind = "table";
-  if (c.body.starts_with("=") || c.body == "/") c.kind = "value";
+  if (c.body == "/" || c.body.starts_with("=")) c.kind = "value";
+  for (const auto &[kind, make] : kKinds)
+    if (c.body == "/" + kind || c.body.starts_with(kind + ":")) c.kind = kind;
+  c.closes = !c.kind.empty() && c.body[0] == '/';
   return c;
 }
 
@@ -322,89 +401,29 @@ std::optional<Comment> next_comment(const std::string &text, size_t from) {
 std::string misplaced(const Comment &c, const std::string &before, char after) {
   // After nothing but the markers of quotes and lists, Markdown takes a comment for a block.
   static const std::regex block_start(R"([ \t>]*(([-+*]|[0-9]+[.)])[ \t]+)*)");
-  if (c.kind == "value" && !c.closes && std::regex_match(before, block_start)) {
-    return "a value may not start a line, Markdown would end the paragraph there: " + c.body;
-  }
   const bool alone = trim(before).empty() && (after == '\n' || after == '\r' || after == '\0');
-  if (c.kind != "value" && !alone) return "this comment must have a line of its own: " + c.body;
+  if (c.kind == "value" && !c.closes && std::regex_match(before, block_start))
+    return "a value may not start a line, Markdown would end the paragraph there: " + c.body;
+  if (!c.kind.empty() && c.kind != "value" && !alone)
+    return "this comment must have a line of its own: " + c.body;
   return "";
 }
 
 /// The text between the comments of a region.
-std::string regenerate(const Comment &open, const std::string &indent, const fs::path &markdown_dir,
-                       Results &results) {
-  if (open.kind == "value") return inline_value(open.body.substr(1), results);
-  const std::string arguments = trim(open.body.substr(open.kind.size() + 1));
-  const Strings lines = open.kind == "code" ? code_quote(arguments, markdown_dir)
-                                            : table(arguments, results, markdown_dir);
+std::string regenerate(const Comment &open, const std::string &indent, const Request &r) {
+  if (open.kind == "value") return inline_value(open.body.substr(1), r.results);
   std::string text = "\n\n";  // without a blank line Markdown takes what follows for HTML
-  for (const std::string &line : lines) text += (line.empty() ? "" : indent + line) + "\n";
+  for (const std::string &line :
+       kKinds.at(open.kind)(r, trim(open.body.substr(open.kind.size() + 1))))
+    text += (line.empty() ? "" : indent + line) + "\n";
   return text + "\n" + indent;
 }
 
 }  // namespace
 
-Strings table(const std::string &name_and_arguments, Results &results,
-              const fs::path &markdown_dir) {
-  Strings list = words(name_and_arguments), usages;
-  for (const Table &t : kTables) {
-    const Strings usage = words(t.usage);
-    usages.push_back(t.usage);
-    if (list.empty() || usage[0] != list[0]) continue;
-    const bool counters = usage[1] == "COUNTERS";
-    const Filters filters = take_filters(list, counters, usage[0] == "lines");
-    if (list.size() != usage.size() || list[1].ends_with("counters") != counters) {
-      throw Error("the table is '" + usages.back() + " [filters]', not '" + name_and_arguments +
-                  "'; the name of COUNTERS ends in 'counters'");
-    }
-    const std::string ceilings = list[1] + "-ceilings";
-    return t.make({results.read(list[1]), results.has(ceilings) ? &results.read(ceilings) : nullptr,
-                   list.size() > 2 ? list[2] : "", filters, results.root(), markdown_dir});
-  }
-  throw Error("no table '" + name_and_arguments + "'; allowed: " + join(usages, ", "));
-}
-
-Strings code_quote(const std::string &arguments, const fs::path &markdown_dir) {
-  Strings parts = split(arguments + " ", " | ");  // with no LAST, the bar ends the arguments
-  for (std::string &part : parts) part = trim(part);
-  if (parts.size() != 3 || parts[0].empty() || parts[1].empty()) {
-    throw Error("a quote is 'FILE | FIRST | LAST', LAST may be empty; not '" + arguments + "'");
-  }
-  const std::string &file = parts[0], &first_text = parts[1], &last_text = parts[2];
-  const Strings source = split(read_text(markdown_dir / file), "\n");
-  const auto find_line = [&](size_t from, const std::string &anchor) {
-    while (from < source.size() && source[from].find(anchor) == std::string::npos) ++from;
-    return from;
-  };
-  const size_t first = find_line(0, first_text), again = find_line(first + 1, first_text);
-  if (first == source.size()) throw Error("no line of " + file + " contains '" + first_text + "'");
-  const std::string a = std::to_string(first + 1);
-  if (again < source.size()) {
-    throw Error("'" + first_text + "' is in lines " + a + " and " + std::to_string(again + 1) +
-                " of " + file + ": take more of the line");
-  }
-  const size_t last = last_text.empty() ? first : find_line(first, last_text);
-  if (last == source.size()) {
-    throw Error("no line of " + file + " from " + a + " on contains '" + last_text + "'");
-  }
-  const std::string b = std::to_string(last + 1);
-  size_t indent = std::string::npos;
-  for (size_t i = first; i <= last; ++i) {
-    indent = std::min(indent, source[i].find_first_not_of(' '));
-  }
-  Strings lines = {"```cuda"};
-  for (size_t i = first; i <= last; ++i) {
-    lines.push_back(source[i].substr(std::min(indent, source[i].size())));
-  }
-  lines.push_back("```");
-  lines.push_back("<sub>[" + file + "](" + file + "#L" + a + "-L" + b + "), " +
-                  (a == b ? "line " + a : "lines " + a + "–" + b) + "</sub>");
-  return lines;
-}
-
 Rewritten rewrite(const fs::path &file, const std::string &text, Results &results) {
   Rewritten done;
-  const fs::path dir = fs::absolute(file).lexically_normal().parent_path();
+  const Request request = {results, fs::absolute(file).lexically_normal().parent_path(), "", ""};
   const auto line_of = [&](const Comment &c) {
     return std::to_string(1 + std::count(text.begin(), text.begin() + c.begin, '\n'));
   };
@@ -418,17 +437,16 @@ Rewritten rewrite(const fs::path &file, const std::string &text, Results &result
     const size_t line_begin = text.rfind('\n', c->begin) + 1;  // on the first line, npos + 1 = 0
     const std::string before = text.substr(line_begin, c->begin - line_begin);
     const std::string wrong = misplaced(*c, before, text[c->end]);
-    if (!c->kind.empty() && !wrong.empty()) error(*c, wrong);
+    if (!wrong.empty()) error(*c, wrong);
     if (open && c->closes && c->kind == open->kind) {
       try {
         const std::string old = text.substr(open->end, c->begin - open->end);
-        const std::string fresh = regenerate(*open, before, dir, results);
+        const std::string fresh = regenerate(*open, before, request);
         done.text += text.substr(copied, open->end - copied) + fresh;
         copied = c->begin;
-        if (fresh != old) {
+        if (fresh != old)
           done.stale.push_back("line " + line_of(*open) + ": " + open->body +
                                (c->kind == "value" ? " is " + fresh + ", was " + old : ""));
-        }
       } catch (const std::exception &e) {
         error(*open, e.what());
       }
@@ -445,36 +463,32 @@ Rewritten rewrite(const fs::path &file, const std::string &text, Results &result
   return done;
 }
 
-int run(const std::vector<fs::path> &files, const fs::path &results_dir, bool check,
-        std::ostream &output, std::ostream &error) {
+int run(const Strings &files, const fs::path &results_dir, bool check, std::ostream &output,
+        std::ostream &error) {
   Results results(results_dir);
   std::vector<Rewritten> rewritten;
-  Strings stale, errors;
-  for (const fs::path &file : files) {
+  bool failed = false, stale = false;
+  for (const std::string &file : files) {
     try {
       rewritten.push_back(rewrite(file, read_text(file), results));
     } catch (const std::exception &e) {
-      errors.push_back(file.string() + ": " + e.what());
-      continue;
+      rewritten.push_back({"", {}, {file + ": " + e.what()}});
     }
-    for (const auto &s : rewritten.back().stale) stale.push_back(file.string() + ": stale: " + s);
-    for (const std::string &e : rewritten.back().errors) errors.push_back(e);
+    for (const std::string &e : rewritten.back().errors) error << e << "\n";
+    failed |= !rewritten.back().errors.empty();
   }
-  for (const std::string &e : errors) error << e << "\n";
-  if (!errors.empty()) return 2;
-  if (check) {
-    for (const std::string &s : stale) output << s << "\n";
-    return stale.empty() ? 0 : 1;
-  }
+  if (failed) return 2;
   for (size_t i = 0; i < files.size(); ++i) {
-    if (rewritten[i].stale.empty()) continue;
-    std::ofstream out(files[i], std::ios::binary);
-    if (!(out << rewritten[i].text << std::flush)) {
-      error << "cannot write " << files[i].string() << "\n";
+    stale |= !rewritten[i].stale.empty();
+    for (const std::string &s : rewritten[i].stale)
+      if (check) output << files[i] << ": stale: " << s << "\n";
+    if (check || rewritten[i].stale.empty()) continue;
+    if (!(std::ofstream(files[i], std::ios::binary) << rewritten[i].text << std::flush)) {
+      error << "cannot write " << files[i] << "\n";
       return 2;
     }
   }
-  return 0;
+  return check && stale;
 }
 
 }  // namespace docs

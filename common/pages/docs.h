@@ -1,23 +1,15 @@
-// Generated regions of Markdown files: code quotes, tables and numbers in prose, each rewritten
-// from the file that it comes from, so that none can drift. main.cpp is the program, and its
+// Generated regions of Markdown files: quotes of code and of output, tables, and numbers in prose,
+// each made anew from what it comes from, so that none can drift. main.cpp is the program, and its
 // --help says how regions are written.
 #pragma once
 
 #include <filesystem>
 #include <iosfwd>
 #include <string>
-#include <vector>
 
 #include "common/pages/values.h"
 
 namespace docs {
-
-/// The lines of the table `NAME ARGS...`, with links relative to `markdown_dir`.
-Strings table(const std::string &name_and_arguments, Results &results,
-              const std::filesystem::path &markdown_dir);
-
-/// The lines of the quote `FILE | FIRST | LAST`, FILE relative to `markdown_dir`.
-Strings code_quote(const std::string &arguments, const std::filesystem::path &markdown_dir);
 
 /// What rewrite() made of one Markdown file.
 struct Rewritten {
@@ -30,7 +22,7 @@ struct Rewritten {
 Rewritten rewrite(const std::filesystem::path &file, const std::string &text, Results &results);
 
 /// The program: returns its exit status. Stale regions go to `output`, errors to `error`.
-int run(const std::vector<std::filesystem::path> &files, const std::filesystem::path &results_dir,
-        bool check, std::ostream &output, std::ostream &error);
+int run(const Strings &files, const std::filesystem::path &results_dir, bool check,
+        std::ostream &output, std::ostream &error);
 
 }  // namespace docs

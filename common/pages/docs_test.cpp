@@ -11,39 +11,42 @@ namespace fs = std::filesystem;
 namespace {
 
 const char kBenchHeader[] =
-    "step,device,batch,heads,seqlen,head_dim,causal,median_ms,min_ms,tflops,rms_error\n";
-const char kCounterHeader[] = "step,source,batch,heads,seqlen,head_dim,kernel,line,counter,value\n";
+    "step,device,batch,heads,seqlen,head_dim,options,median_ms,min_ms,tflops,rms_error\n";
+const char kCounterHeader[] = "step,source,batch,heads,seqlen,head_dim,line,counter,value\n";
 
 const char kBench[] =
-    "00-standard,NVIDIA H200,2,16,8192,128,0,400,390,2.5,1e-4\n"
-    "02-loop,NVIDIA H200,16,16,8192,128,0,880,870,10,1e-4\n"
-    "02-loop,NVIDIA H200,16,16,8192,128,0,900,870,20,1e-4\n"
-    "02-loop,NVIDIA H200,16,16,8192,128,0,890,870,12,1e-4\n"
-    "02-loop,NVIDIA H200,2,16,1024,64,0,3,2,9,1e-4\n"
-    "02-loop,NVIDIA H200,4,16,1024,64,0,6,4,8,1e-4\n"
-    "03-banks:padded,NVIDIA H200,2,16,8192,128,0,5,5,99,1e-4\n"
-    "03-banks:padded,NVIDIA H200,16,16,8192,128,0,500,490,17.5,1e-4\n"
-    "05-tensor,NVIDIA H200,16,16,8192,128,0,200,199,240,1e-4\n"
-    "06-dead-end,NVIDIA H200,16,16,8192,128,0,220,210,200,1e-4\n"
-    "07-later,NVIDIA H200,16,16,8192,128,0,110,109,360,1e-4\n"
-    "07-later,NVIDIA H200,16,16,1024,64,0,3,2,150,1e-4\n"
-    "flash-attention-2,NVIDIA H200,16,16,8192,128,0,25,24,400,1e-4\n"
-    "matmul-fp16,NVIDIA H200,1,1,16384,16384,0,12,12,744,0\n";
+    "00-standard,NVIDIA H200,2,16,8192,128,,400,390,2.5,1e-4\n"
+    "02-loop,NVIDIA H200,16,16,8192,128,,880,870,10,1e-4\n"
+    "02-loop,NVIDIA H200,16,16,8192,128,,900,870,20,1e-4\n"
+    "02-loop,NVIDIA H200,16,16,8192,128,,890,870,12,1e-4\n"
+    "02-loop,NVIDIA H200,16,16,8192,128,causal kv-heads=2,500,490,21,1e-4\n"
+    "02-loop,NVIDIA H200,2,16,1024,64,,3,2,9,1e-4\n"
+    "02-loop,NVIDIA H200,4,16,1024,64,,6,4,8,1e-4\n"
+    "03-banks:padded,NVIDIA H200,2,16,8192,128,,5,5,99,1e-4\n"
+    "03-banks:padded,NVIDIA H200,16,16,8192,128,,500,490,17.5,1e-4\n"
+    "05-tensor,NVIDIA H200,16,16,8192,128,,200,199,240,1e-4\n"
+    "06-dead-end,NVIDIA H200,16,16,8192,128,,220,210,200,1e-4\n"
+    "07-later,NVIDIA H200,16,16,8192,128,,110,109,360,1e-4\n"
+    "07-later,NVIDIA H200,16,16,1024,64,,3,2,150,1e-4\n"
+    "flash-attention-2,NVIDIA H200,16,16,8192,128,,25,24,400,1e-4\n"
+    "matmul-fp16,NVIDIA H200,1,1,16384,16384,,12,12,744,0\n";
 
 const char kCounters[] =
-    "02-loop,emulator,1,1,256,64,total,0,global bytes read,1048576\n"
-    "02-loop,ncu,1,1,256,64,total,0,global bytes read,1048576\n"
-    "02-loop,emulator,1,1,256,64,total,0,shared wavefronts,3000\n"
-    "02-loop,ncu,1,1,256,64,total,0,shared wavefronts,4000\n"
-    "02-loop,ncu,1,1,256,64,total,0,\"dram bytes\",5e5\n"
-    "02-loop,emulator,1,1,256,64,attention,41,global bytes read,1000\n"
-    "02-loop,emulator,1,1,256,64,attention,41,shared wavefronts,0\n"
-    "02-loop,emulator,1,1,256,64,attention,9,shared wavefronts,2500.5\n"
-    "00-standard,emulator,1,1,256,64,total,0,global bytes read,500\n"
-    "00-standard,emulator,1,1,512,64,total,0,\"barriers, block\",7\n"
-    "00-standard,emulator,2,1,512,64,total,0,\"barriers, block\",8\n";
+    "02-loop,emulator,1,1,256,64,0,global bytes read,1048576\n"
+    "02-loop,ncu,1,1,256,64,0,global bytes read,1048576\n"
+    "02-loop,emulator,1,1,256,64,0,shared wavefronts,3000\n"
+    "02-loop,ncu,1,1,256,64,0,shared wavefronts,4000\n"
+    "02-loop,ncu,1,1,256,64,0,\"dram bytes\",5e5\n"
+    "02-loop,emulator,1,1,256,64,41,global bytes read,1000\n"
+    "02-loop,emulator,1,1,256,64,41,shared wavefronts,0\n"
+    "02-loop,emulator,1,1,256,64,9,shared wavefronts,2500.5\n"
+    "00-standard,emulator,1,1,256,64,0,global bytes read,500\n"
+    "00-standard,emulator,1,1,512,64,0,\"barriers, block\",7\n"
+    "00-standard,emulator,2,1,512,64,0,\"barriers, block\",8\n";
 
-const char kCeilings[] = "name,value,unit\nmma,640,TFLOP/s\nmma-ex2,600,TFLOP/s\ncopy,4.28,TB/s\n";
+const char kCeilings[] =
+    "name,value,unit\nmma,640,TFLOP/s\nmma-ex2,600,TFLOP/s\ncopy,4.28,TB/s\nfp32-peak,67,TFLOP/s\n"
+    "clock-mma,1755,MHz\n";
 
 const char kSource[] =
     "// header\n"
@@ -66,9 +69,11 @@ struct Repository {
     write("steps/00-standard/README.md", "# Step 00: the memory wall\n\nText: none.\n");
     write("steps/02-loop/README.md", "# Step 02: the loop inverted\n");
     write("steps/02-loop/attention.cu", kSource);
-    write("steps/05-tensor/attention.cu", "// Step 05.\n//\n// Before      step 02: no, 04\n");
+    write("steps/05-tensor/attention.cu",
+          "// Step 05.\n// Needs       sm_80: mma.m16n8k16\n// Before      step 02: no, 04\n");
     write("steps/06-dead-end/attention.cu", "\n");
-    write("steps/07-later/attention.cu", "// Before      step 05, not 06\n");
+    write("steps/07-later/attention.cu",
+          "// Before      step 05, not 06\n// Needs       sm_80: mma\n");
     write("steps/08-last/attention.cu", "\n");
   }
   ~Repository() { fs::remove_all(root); }
@@ -88,13 +93,25 @@ struct Repository {
     return docs::inline_value(expression, results);
   }
 
-  /// A table as the root's README.md would have it, its lines joined.
+  /// What a region of `file` becomes; throws its error without the file's name and the line.
+  std::string region(const std::string &file, const std::string &kind, const std::string &body) {
+    const std::string open = "<!-- " + kind + ": " + body + " -->",
+                      close = "<!-- /" + kind + " -->";
+    const docs::Rewritten r = docs::rewrite(root / file, open + "\n" + close, results);
+    if (!r.errors.empty()) throw docs::Error(r.errors[0].substr(r.errors[0].find(":1: ") + 4));
+    return docs::trim(r.text.substr(open.size(), r.text.size() - open.size() - close.size()));
+  }
+
   std::string table(const std::string &arguments) {
-    return docs::join(docs::table(arguments, results, root), "\n");
+    return region("README.md", "table", arguments);
+  }
+
+  std::string output(const std::string &arguments) {
+    return region("README.md", "output", arguments);
   }
 
   std::string quote(const std::string &arguments) {
-    return docs::join(docs::code_quote(arguments, root / "steps/02-loop"), "\n");
+    return region("steps/02-loop/README.md", "code", arguments);
   }
 
   /// The errors of a file with this text.
@@ -170,20 +187,20 @@ TEST_CASE("docs: a benchmark's key is the median of the rows that match") {
   CHECK(r.value("[gpu tflops 03-banks:padded batch=16]:1") == "17.5");
   CHECK(r.value("[gpu tflops flash-attention-2] / [gpu tflops 02-loop]:x") == "33×");
   CHECK(r.value("[gpu tflops 02-loop seqlen=1024 head_dim=64 batch=4]:0") == "8");
+  CHECK(r.value("[gpu tflops 02-loop options=causal+kv-heads=2]:0") == "21");
   CHECK(r.value("[gpu tflops matmul-fp16 seqlen=16384 head_dim=16384]:0") == "744");
 
   has(message([&] { r.value("[gpu tflops 02-loop seqlen=1024 head_dim=64]"); }),
       "filter by one of: batch=2 heads=16; batch=4 heads=16");
   has(message([&] { r.value("[tpu tflops 02-loop]"); }),
       "no results 'tpu'; there are: gpu gpu-counters");
-  has(message([&] { r.value("[gpu speed 02-loop]"); }),
-      "no value 'speed' in gpu.csv; allowed: batch");
+  has(message([&] { r.value("[gpu speed 02-loop]"); }), "no column 'speed'; there are: batch");
   has(message([&] { r.value("[gpu tflops 03-loop]"); }),
       "no step=03-loop in gpu.csv; there are: step=00-standard; step=02-loop;");
   has(message([&] { r.value("[gpu tflops 02-loop seqlen=7]"); }),
       "no seqlen=7 in gpu.csv; there are: seqlen=8192");
   has(message([&] { r.value("[gpu tflops 02-loop colour=7]"); }),
-      "no column 'colour' to filter by; allowed: step device batch");
+      "no column 'colour'; there are: batch device");
   has(message([&] { r.value("[gpu tflops]"); }), "a key is [BENCH COLUMN STEP filters]");
 }
 
@@ -191,10 +208,9 @@ TEST_CASE("docs: a counter's key is the one value of the rows that match") {
   Repository r;
   CHECK(r.value("[gpu-counters emulator global bytes read 02-loop]:,") == "1,048,576");
   CHECK(r.value("[gpu-counters ncu dram bytes 02-loop]:KB") == "500 KB");
-  CHECK(r.value("[gpu-counters emulator shared wavefronts 02-loop kernel=attention line=9]:1") ==
-        "2500.5");
-  CHECK(r.value("[gpu-counters emulator barriers, block 00-standard batch=2]:0") == "8");
-  has(message([&] { r.value("[gpu-counters emulator barriers, block 00-standard]"); }),
+  CHECK(r.value("[gpu-counters emulator shared wavefronts 02-loop line=9]:1") == "2500.5");
+  CHECK(r.value("[gpu-counters emulator barriers, block 00-standard seqlen=512 batch=2]:0") == "8");
+  has(message([&] { r.value("[gpu-counters emulator barriers, block 00-standard seqlen=512]"); }),
       "batch=1 heads=1 seqlen=512");
   has(message([&] { r.value("[gpu-counters guess barriers, block 00-standard]"); }),
       "no source=guess in gpu-counters.csv; there are: source=emulator");
@@ -212,21 +228,22 @@ TEST_CASE("docs: a ceiling's key") {
   has(message([&] { r.value("[gpu-ceilings mma-ex]"); }),
       "no name=mma-ex in gpu-ceilings.csv; there are: name=mma; name=mma-ex2; name=copy");
   has(message([&] { r.value("[tpu-ceilings mma]"); }), "no results 'tpu-ceilings'");
-  has(message([&] { r.value("[gpu-ceilings]"); }), "or [CEILINGS NAME], not [gpu-ceilings]");
-  has(message([&] { r.value("[gpu-ceilings mma seqlen=1]"); }), "or [CEILINGS NAME], not");
-  r.write("plots/results/old-ceilings.csv", "name,value\nmma,640\n");
-  has(message([&] { r.value("[old-ceilings mma]"); }), "the columns must be name,value,unit");
+  has(message([&] { r.value("[gpu-ceilings]"); }), "or [NAMED NAME], not [gpu-ceilings]");
+  has(message([&] { r.value("[gpu-ceilings mma seqlen=1]"); }), "or [NAMED NAME], not");
 }
 
 TEST_CASE("docs: a CSV file with other columns, or a field that is no number") {
   Repository r;
-  r.write("plots/results/old.csv", "step,tflops\n02-loop,1\n");
+  r.write("plots/results/old.csv", "step,batch\n02-loop,1\n");
   r.write("plots/results/short.csv", std::string(kBenchHeader) + "02-loop,NVIDIA H200\n");
-  r.write("plots/results/nan.csv", std::string(kBenchHeader) + "a,b,1,1,8192,128,0,1,1,fast,1\n");
+  r.write("plots/results/nan.csv", std::string(kBenchHeader) + "a,b,1,1,8192,128,,1,1,fast,1\n");
+  r.write("plots/results/empty.csv", kBenchHeader);
   has(message([&] { r.value("[old tflops 02-loop]"); }),
-      "old.csv:1: the columns must be step,device");
-  has(message([&] { r.value("[short tflops 02-loop]"); }), "short.csv:2: the columns must be");
+      "no column 'heads'; there are: batch step");
+  has(message([&] { r.value("[short tflops 02-loop]"); }),
+      "short.csv:2: the columns must be step,");
   has(message([&] { r.value("[nan tflops a]"); }), "'fast' in column tflops is no number");
+  has(message([&] { r.value("[empty tflops a]"); }), "empty.csv has no rows");
 }
 
 TEST_CASE("docs: tables of speeds") {
@@ -238,9 +255,9 @@ TEST_CASE("docs: tables of speeds") {
   CHECK(r.table("ladder gpu") ==
         heading +
             "| [00-standard](steps/00-standard/README.md) | the memory wall | 2.50 | 400 | 2 | — | "
-            "0.62% | 3.7% of fp32 |\n"
+            "0.62% | — |\n"
             "| [02-loop](steps/02-loop/README.md) | the loop inverted | 12.0 | 890 | 16 | 4.8× | "
-            "3.0% | 18% of fp32 |\n"
+            "3.0% | — |\n"
             "| 05-tensor | — | 240 | 200 | 16 | 20× | 60% | — |\n"
             "| 06-dead-end | — | 200 | 220 | 16 | 0.83× | 50% | — |\n"
             "| 07-later | — | 360 | 110 | 16 | 1.50× (05) | 90% | — |\n"
@@ -249,11 +266,17 @@ TEST_CASE("docs: tables of speeds") {
         "| peer | TFLOP/s | ms | batch |\n"
         "| --- | ---: | ---: | ---: |\n"
         "| flash-attention-2 | 400 | 25.0 | 16 |");
-  CHECK(r.table("variants gpu 03-banks") ==
-        "| variant | TFLOP/s | ms | batch |\n"
-        "| --- | ---: | ---: | ---: |\n"
-        "| padded | 17.5 | 500 | 16 |");
-  has(message([&] { r.table("variants gpu 02-loop"); }), "no 02-loop:VARIANT in gpu.csv");
+  r.write("steps/02-loop/variants/wide.patch", "Loads of 1.5 words: a\nguess. More.\n--- a/x\n");
+  r.write("plots/results/gpu-variants-02.csv",
+          std::string(kBenchHeader) + "02-loop:wide,NVIDIA H200,16,16,8192,128,,445,1,24,1\n" +
+              "02-loop:odd,NVIDIA H200,16,16,8192,128,,1780,1,6,1\n" +
+              "02-loop,NVIDIA H200,16,16,8192,128,,890,1,12,1\n");
+  CHECK(r.table("variants gpu-variants-02") ==
+        "| variant | TFLOP/s | ms | batch | × the step | what it tries |\n"
+        "| --- | ---: | ---: | ---: | ---: | --- |\n"
+        "| 02-loop | 12.0 | 890 | 16 | 1.00× | the step |\n"
+        "| odd | 6.00 | 1,780 | 16 | 0.50× | — |\n"
+        "| wide | 24.0 | 445 | 16 | 2.0× | Loads of 1.5 words: a guess. |");
 }
 
 TEST_CASE("docs: the ladder's ceiling of the tensor-core steps") {
@@ -264,7 +287,7 @@ TEST_CASE("docs: the ladder's ceiling of the tensor-core steps") {
   has(table, "| 60% | 40% of mma |\n");
   has(table, "| 90% | 60% of mma |\n");
   const std::string at_64 = "ladder gpu seqlen=1024 head_dim=64";  // has a ceiling of its own
-  has(message([&] { r.table(at_64); }), "no name=mma-ex2-64 in gpu-ceilings.csv");
+  has(r.table(at_64), "| 07-later | — | 150 | 3.00 | 16 | — | — | — |");
   r.write("plots/results/tpu.csv", r.read("plots/results/gpu.csv"));
   r.write("plots/results/tpu-ceilings.csv", std::string(kCeilings) + "mma-ex2-64,500,TFLOP/s\n");
   has(r.table("ladder tpu seqlen=1024 head_dim=64"),
@@ -280,34 +303,56 @@ TEST_CASE("docs: tables of counters") {
         "| global bytes read | 1,048,576 | 1,048,576 | equal |\n"
         "| shared wavefronts | 3,000 | 4,000 | -25% |\n"
         "| dram bytes | — | 500,000 | — |");
-  has(r.table("truth gpu-counters seqlen=256"),
-      "| 00-standard | global bytes read | 500 | — | — |\n| 02-loop | global bytes read | "
-      "1,048,576");
-  CHECK(r.table("bytes gpu-counters") ==
-        "| step | global bytes read (emulator) | global bytes read (ncu) | dram bytes (ncu) |\n"
-        "| --- | ---: | ---: | ---: |\n"
-        "| 00-standard | 500 B | — | — |\n"
-        "| 02-loop | 1.05 MB | 1.05 MB | 500 KB |");
-  CHECK(r.table("lines gpu-counters 02-loop") ==
-        "| line | global bytes read | shared wavefronts |\n"
-        "| --- | ---: | ---: |\n"
-        "| [9](steps/02-loop/attention.cu#L9) |  | 2,500 |\n"
-        "| [41](steps/02-loop/attention.cu#L41) | 1,000 |  |");
-  CHECK(r.table("lines gpu-counters 02-loop counter~shared") ==
-        "| line | shared wavefronts |\n"
-        "| --- | ---: |\n"
-        "| [9](steps/02-loop/attention.cu#L9) | 2,500 |");
+  const std::string truth = r.table("truth gpu-counters");
+  CHECK(truth.starts_with("## Batch 1, 1 head, seqlen 256, head dim 64\n\n| step | counter"));
+  has(truth, "| 00-standard | global bytes read | 500 | — | — |\n| 02-loop | global bytes read");
+  has(truth, "\n\n## Batch 2, 1 head, seqlen 512, head dim 64\n\n| step | counter");
+  CHECK(r.table("truth-sentence gpu-counters seqlen=256") ==
+        "1 of 2 counts equal ncu's, at batch 1, 1 head, seqlen 256, head dim 64. "
+        "The others, by step: shared wavefronts (02).");
   has(message([&] { r.table("counters gpu-counters 03-banks"); }), "no step=03-banks");
-  has(message([&] { r.table("counters gpu-counters 00-standard"); }),  // shapes are never mixed
+  has(message(
+          [&] { r.table("counters gpu-counters 00-standard seqlen~"); }),  // shapes are never mixed
       "filter by one of: batch=1 heads=1 seqlen=256 head_dim=64; batch=1 heads=1 seqlen=512");
+}
+
+TEST_CASE("docs: tables of named values") {
+  Repository r;
+  r.write("plots/results/gpu-ceilings.csv", kCeilings);
+  const std::string ceilings = r.table("ceilings gpu-ceilings");
+  has(ceilings, "| mma | 640 TFLOP/s | 1.755 |\n| mma-ex2 | 600 TFLOP/s | — |");
+  CHECK(ceilings.find("clock-mma") == ceilings.npos);
+  r.write("plots/results/gpu-power.csv",
+          "name,value,unit\nclock-02,1829,MHz\npower-02,686,W\ntflops-02,406,TFLOP/"
+          "s\npower-05,700,W\n");
+  CHECK(r.table("power gpu-power") ==
+        "| run | W | GHz | TFLOP/s | TFLOP/s per GHz |\n"
+        "| --- | ---: | ---: | ---: | ---: |\n"
+        "| 02 | 686 | 1.829 | 406 | 222.0 |\n"
+        "| 05 | 700 | — | — | — |");
 }
 
 TEST_CASE("docs: a table that there is not") {
   Repository r;
-  has(message([&] { r.table("steps gpu"); }), "no table 'steps gpu'; allowed: ladder BENCH, peers");
-  has(message([&] { r.table("ladder"); }), "the table is 'ladder BENCH [filters]'");
-  has(message([&] { r.table("ladder gpu-counters"); }), "the table is 'ladder BENCH [filters]'");
-  has(message([&] { r.table("ladder gpu kernel=total"); }), "no column 'kernel' to filter by");
+  has(message([&] { r.table("steps gpu"); }), "no table 'steps gpu'; allowed: ");
+  has(message([&] { r.table("ladder"); }), "the table is 'ladder BENCH [filters]', not 'ladder'");
+  has(message([&] { r.table("ladder gpu-counters"); }),
+      "the table is 'ladder BENCH [filters]', not 'ladder gpu-counters'; gpu-counters.csv is a "
+      "COUNTERS");
+  has(message([&] { r.table("ladder gpu kernel=total"); }), "no column 'kernel'; there are");
+}
+
+TEST_CASE("docs: quotes of output") {
+  Repository r;
+  CHECK(r.output("echo a; echo b 1>&2") == "```text\n$ echo a; echo b 1>&2\na\nb\n```");
+  CHECK(
+      r.output("cat steps/02-loop/attention.cu | for | }") ==
+      "```text\n$ cat steps/02-loop/attention.cu\n...\n  for (;;) {\n\n    step();\n  }\n...\n```");
+  CHECK(r.output("echo WRONG; exit 1") == "```text\n$ echo WRONG; exit 1\nWRONG\n```");
+  has(message([&] { r.output("echo no GPU; exit 3"); }), "'echo no GPU; exit 3' fails: no GPU");
+  has(message([&] { r.output("./step-99"); }), "'./step-99' fails: ");
+  has(message([&] { r.output("echo a | b |"); }), "no line of the output of 'echo a' contains 'b'");
+  has(message([&] { r.output("a | b | c | d"); }), "an output is 'COMMAND'");
 }
 
 TEST_CASE("docs: code quotes") {
@@ -354,7 +399,7 @@ TEST_CASE("docs: the program rewrites, is idempotent, and finds what is stale") 
       "<!-- code: attention.cu | void f | void f -->\n<!-- /code -->\n\n"
       "1. A list:\n   <!-- table: peers gpu -->\n   old\n   <!-- /table -->\n";
   r.write("steps/02-loop/README.md", chapter);
-  const std::vector<fs::path> files = {r.root / "steps/02-loop/README.md"};
+  const docs::Strings files = {r.root / "steps/02-loop/README.md"};
   const fs::path results = r.root / "plots/results";
   std::ostringstream out, err;
 
@@ -390,7 +435,7 @@ TEST_CASE("docs: an error in one file leaves all files as they were") {
   r.write("good.md", "a <!--=1:0-->?<!--/-->\n");
   r.write("bad.md", "a <!--=1:0-->?<!--/--> and <!--=[gpu]-->?<!--/-->\n");
   std::ostringstream out, err;
-  const std::vector<fs::path> files = {r.root / "good.md", r.root / "bad.md", r.root / "none.md"};
+  const docs::Strings files = {r.root / "good.md", r.root / "bad.md", r.root / "none.md"};
   CHECK(docs::run(files, r.root / "plots/results", false, out, err) == 2);
   has(err.str(), "bad.md:1: a key is [BENCH COLUMN STEP filters]");
   has(err.str(), "none.md: cannot read none.md");

@@ -1,13 +1,13 @@
 #include "common/pages/values.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <sstream>
 
 namespace fs = std::filesystem;
@@ -15,32 +15,24 @@ namespace fs = std::filesystem;
 namespace docs {
 namespace {
 
-const Strings kBenchColumns =
-    words("step device batch heads seqlen head_dim causal median_ms min_ms tflops rms_error");
-const Strings kCounterColumns =
-    words("step source batch heads seqlen head_dim kernel line counter value");
-const Strings kCeilingColumns = words("name value unit");
-const Filters kBenchDefaults = {
-    {"seqlen", '=', "8192"}, {"head_dim", '=', "128"}, {"causal", '=', "0"}};
-const Filters kCounterDefaults = {{"kernel", '=', "total"}, {"line", '=', "0"}};
+// What is meant where nothing else is said: a benchmark's default shape, and counts in total.
+const Row kDefaults = {{"options", ""}, {"seqlen", "8192"}, {"head_dim", "128"}, {"line", "0"}};
+const Strings kShape = {"batch", "heads", "seqlen", "head_dim"};
 
-bool is_counters(const std::string &name) {
-  return name.ends_with("counters");
-}
-
-/// Named values: what the GPU can do at most, or the clock and the power of a run.
-bool is_ceilings(const std::string &name) {
-  return name.ends_with("ceilings") || name.ends_with("power");
-}
-
-bool contains(const Strings &list, const std::string &s) {
-  return std::find(list.begin(), list.end(), s) != list.end();
+std::string printed(const char *how, int digits, double value) {
+  char buffer[400];  // the longest double has 309 digits before the point
+  std::snprintf(buffer, sizeof buffer, how, digits, value);
+  return buffer;
 }
 
 std::string decimals(double value, int digits) {
-  std::array<char, 400> buffer;  // the longest double has 309 digits before the point
-  std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
-  return buffer.data();
+  return printed("%.*f", digits, value);
+}
+
+std::string grouped(double value) {
+  std::string s = decimals(std::fabs(value), 0);
+  for (int i = static_cast<int>(s.size()) - 3; i > 0; i -= 3) s.insert(i, 1, ',');
+  return (value < 0 ? "-" : "") + s;
 }
 
 /// Prints a value as an inline value's FORMAT asks.
@@ -53,12 +45,10 @@ std::string format(double value, const std::string &how) {
   if (how == "MB") return significant(value / 1e6, 3) + " MB";
   if (how == "KB") return significant(value / 1e3, 3) + " KB";
   const std::string kind = how.substr(0, how.size() - 1);
-  if (std::isdigit(how.back()) && how != "s0") {
-    const int digits = how.back() - '0';
-    if (kind == "") return decimals(value, digits);
-    if (kind == "s") return significant(value, digits);
-    if (kind == "%") return decimals(100 * value, digits) + "%";
-  }
+  const int digits = how.back() - '0';
+  if (std::isdigit(how.back()) && kind == "") return decimals(value, digits);
+  if (std::isdigit(how.back()) && kind == "%") return decimals(100 * value, digits) + "%";
+  if (std::isdigit(how.back()) && kind == "s" && digits > 0) return significant(value, digits);
   throw Error("unknown format '" + how + "'; allowed: 0 1 2.. s1 s2 s3.. , % %1 x GB MB KB");
 }
 
@@ -67,94 +57,69 @@ Strings csv_fields(const std::string &line) {
   Strings fields(1);
   bool quoted = false;
   for (char c : line) {
-    if (c == '"') {
-      quoted = !quoted;
-    } else if (c == ',' && !quoted) {
-      fields.emplace_back();
-    } else {
-      fields.back() += c;
-    }
+    if (c == '"') quoted = !quoted;
+    if (c == ',' && !quoted) fields.emplace_back();
+    if (c != '"' && (c != ',' || quoted)) fields.back() += c;
   }
   return fields;
 }
 
-/// The different values in some columns of some rows: "batch=1 heads=16; batch=16 heads=16".
-std::string different(const Rows &rows, const Strings &columns) {
-  Strings seen;
-  for (const Row *row : rows) {
-    std::string pairs;
-    for (const std::string &column : columns) pairs += " " + column + "=" + row->at(column);
-    append_new(seen, pairs.substr(1));
-  }
-  return join(seen, "; ");
+const std::string &field(const Row &row, const std::string &column) {
+  if (row.count(column)) return row.at(column);
+  Strings columns;
+  for (const auto &[name, text] : row) columns.push_back(name);
+  throw Error("no column '" + column + "'; there are: " + join(columns, " "));
 }
 
 /// The value of a key, given without its brackets.
 double key(const std::string &text, Results &results) {
   Strings list = words(text);
-  if (list.size() == 2 && is_ceilings(list[0])) return ceiling(results.read(list[0]), list[1]);
-  const bool counters = !list.empty() && is_counters(list[0]);
-  Filters filters = take_filters(list, counters);
-  if (counters ? list.size() < 4 : list.size() != 3) {
+  const Strings filters = take_filters(list);
+  const std::string kind = list.empty() ? "" : results.kind(list[0]);
+  const bool counters = kind == "COUNTERS", named = kind == "NAMED";
+  if (named && list.size() == 2 && filters.empty())
+    return number(*results.select(list[0], {"name=" + list[1]})[0], "value");
+  if (named || (counters ? list.size() < 4 : list.size() != 3))
     throw Error(
         "a key is [BENCH COLUMN STEP filters], [COUNTERS SOURCE COUNTER STEP filters] or "
-        "[CEILINGS NAME], not [" +
+        "[NAMED NAME], not [" +
         text + "]");
-  }
-  const Csv &csv = results.read(list[0]);
-  filters.insert(filters.begin(), {"step", '=', list.back()});
+  Strings all = {"step=" + list.back()};
   if (counters) {
-    const std::string name = join({list.begin() + 2, list.end() - 1}, " ");
-    filters.insert(filters.begin() + 1, {{"source", '=', list[1]}, {"counter", '=', name}});
-    return counter_value(require(csv, filters));
+    const std::string counter = join({list.begin() + 2, list.end() - 1}, "+");
+    all.insert(all.end(), {"source=" + list[1], "counter=" + counter});
   }
-  const Strings values(kBenchColumns.begin() + 2, kBenchColumns.end());  // not step and device
-  if (!contains(values, list[1])) {
-    throw Error("no value '" + list[1] + "' in " + csv.name +
-                ".csv; allowed: " + join(values, " "));
-  }
-  const Rows rows = require(csv, filters);
-  require_same(rows, {"batch", "heads"});
-  return median(rows, list[1]);
+  all.insert(all.end(), filters.begin(), filters.end());
+  const Rows found = results.select(list[0], all);
+  if (counters) return counter_value(found);
+  require_same(found, {"batch", "heads"});
+  return median(found, list[1]);
 }
 
-/// Arithmetic over numbers and [keys], by recursive descent: a method per level of precedence.
-class Expression {
- public:
-  Expression(const std::string &text, Results &results) : text_(text), results_(results) {}
+/// Arithmetic over numbers and [keys], by recursive descent: a method for each precedence.
+struct Expression {
+  const std::string text;
+  Results &results;
+  size_t at = 0;
 
-  double value() {
-    const double v = sum();
-    if (next() != '\0') fail("an operator");
-    return v;
-  }
-
- private:
   double sum() {
     double v = product();
-    for (;;) {
-      if (take('+')) {
-        v += product();
-      } else if (take('-')) {
-        v -= product();
-      } else {
-        return v;
-      }
+    while (next() == '+' || next() == '-') {
+      const int sign = text[at++] == '+' ? 1 : -1;
+      v += sign * product();
     }
+    return v;
   }
 
   double product() {
     double v = atom();
     for (;;) {
-      if (take('*')) {
+      if (take('*'))
         v *= atom();
-      } else if (take('/')) {
-        const double divisor = atom();
-        if (divisor == 0) throw Error("division by zero in '" + text_ + "'");
-        v /= divisor;
-      } else {
+      else if (take('/'))
+        v /= atom();
+      else
         return v;
-      }
     }
   }
 
@@ -162,46 +127,41 @@ class Expression {
     if (take('-')) return -atom();
     if (take('(')) {
       const double v = sum();
-      if (!take(')')) fail("')'");
+      expect(take(')'), "')'");
       return v;
     }
     if (take('[')) {
-      const size_t begin = at_, end = text_.find(']', at_);
-      if (end == text_.npos) fail("']'");
-      at_ = end + 1;
-      return key(text_.substr(begin, end - begin), results_);
+      const size_t begin = at, end = text.find(']', at);
+      expect(end != text.npos, "']'");
+      at = end + 1;
+      return key(text.substr(begin, end - begin), results);
     }
-    if (!std::isdigit(next())) fail("a number, a [key] or '('");
+    expect(std::isdigit(next()), "a number, a [key] or '('");
     size_t length = 0;
-    const double v = std::stod(text_.substr(at_), &length);
-    at_ += length;
+    const double v = std::stod(text.substr(at), &length);
+    at += length;
     return v;
   }
 
   /// The next character that is no space; '\0' at the end.
   char next() {
-    at_ = std::min(text_.find_first_not_of(" \t\r\n", at_), text_.size());
-    return text_[at_];
+    at = std::min(text.find_first_not_of(" \t\r\n", at), text.size());
+    return text[at];
   }
 
   bool take(char c) {
     const bool found = next() == c;
-    at_ += found;
+    at += found;
     return found;
   }
 
-  [[noreturn]] void fail(const std::string &expected) const {
-    throw Error("expected " + expected + " in '" + text_ + "' before '" + text_.substr(at_) + "'");
+  void expect(bool found, const std::string &what) const {
+    if (!found)
+      throw Error("expected " + what + " in '" + text + "' before '" + text.substr(at) + "'");
   }
-
-  const std::string text_;
-  Results &results_;
-  size_t at_ = 0;
 };
 
 }  // namespace
-
-// ---- strings ----
 
 std::string trim(const std::string &s) {
   const size_t first = s.find_first_not_of(" \t\r\n");
@@ -211,9 +171,8 @@ std::string trim(const std::string &s) {
 Strings split(const std::string &s, const std::string &separator) {
   Strings pieces;
   size_t begin = 0;
-  for (size_t at; (at = s.find(separator, begin)) != s.npos; begin = at + separator.size()) {
+  for (size_t at; (at = s.find(separator, begin)) != s.npos; begin = at + separator.size())
     pieces.push_back(s.substr(begin, at - begin));
-  }
   pieces.push_back(s.substr(begin));
   return pieces;
 }
@@ -229,28 +188,14 @@ std::string join(const Strings &pieces, const std::string &separator) {
   return s;
 }
 
-void append_new(Strings &list, const std::string &s) {
-  if (!contains(list, s)) list.push_back(s);
-}
-
 std::string read_text(const fs::path &path) {
   std::ifstream in(path, std::ios::binary);
   if (!in || fs::is_directory(path)) throw Error("cannot read " + path.filename().string());
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// ---- numbers, printed ----
-
-std::string grouped(double value) {
-  std::string s = decimals(std::fabs(value), 0);
-  for (int i = static_cast<int>(s.size()) - 3; i > 0; i -= 3) s.insert(i, 1, ',');
-  return (value < 0 ? "-" : "") + s;
-}
-
 std::string significant(double value, int digits) {
-  std::array<char, 32> buffer;
-  std::snprintf(buffer.data(), buffer.size(), "%.*e", digits - 1, value);
-  const double rounded = std::atof(buffer.data());  // 9.999 has become 10.0
+  const double rounded = std::atof(printed("%.*e", digits - 1, value).c_str());  // 9.999: 10.0
   const int exponent = rounded == 0 ? 0 : std::floor(std::log10(std::fabs(rounded)));
   if (exponent >= 3 && exponent >= digits - 1) return grouped(rounded);
   return decimals(rounded, std::max(0, digits - 1 - exponent));
@@ -258,13 +203,6 @@ std::string significant(double value, int digits) {
 
 std::string count(double value) {
   return value == std::floor(value) ? grouped(value) : significant(value, 3);
-}
-
-std::string bytes(double value) {
-  return value < 1e3   ? grouped(value) + " B"
-         : value < 1e6 ? format(value, "KB")
-         : value < 1e9 ? format(value, "MB")
-                       : format(value, "GB");
 }
 
 std::string percent(double ratio) {
@@ -275,81 +213,89 @@ std::string times(double ratio) {
   return decimals(ratio, ratio < 2 ? 2 : ratio < 10 ? 1 : 0) + "×";
 }
 
-// ---- results ----
-
-Results::Results(const fs::path &dir)
-    : dir_((fs::absolute(dir) / "").lexically_normal().parent_path()) {}
-
-bool Results::has(const std::string &name) const {
-  return fs::is_regular_file(dir_ / (name + ".csv"));
-}
-
-const Csv &Results::read(const std::string &name) {
+const std::vector<Row> &Results::read(const std::string &name) {
   if (const auto found = read_.find(name); found != read_.end()) return found->second;
   const fs::path path = dir_ / (name + ".csv");
-  if (!has(name)) {
-    Strings names;
-    for (const auto &entry : fs::directory_iterator(dir_)) {
-      if (entry.path().extension() == ".csv") names.push_back(entry.path().stem());
-    }
-    std::sort(names.begin(), names.end());
-    throw Error("no results '" + name + "'; there are: " + join(names, " "));
+  if (!fs::is_regular_file(path)) {
+    std::set<std::string> names;
+    for (const auto &entry : fs::directory_iterator(dir_))
+      if (entry.path().extension() == ".csv") names.insert(entry.path().stem());
+    throw Error("no results '" + name + "'; there are: " + join({names.begin(), names.end()}, " "));
   }
-  const Strings &columns = is_counters(name)   ? kCounterColumns
-                           : is_ceilings(name) ? kCeilingColumns
-                                               : kBenchColumns;
-  const Strings lines = split(read_text(path), "\n");
-  Csv csv = {name, {}};
-  for (size_t i = 0; i < lines.size(); ++i) {
+  const Strings lines = split(trim(read_text(path)), "\n"), columns = csv_fields(trim(lines[0]));
+  std::vector<Row> rows;
+  for (size_t i = 1; i < lines.size(); ++i) {
     const Strings fields = csv_fields(trim(lines[i]));
-    if (i > 0 && fields[0].empty()) continue;
-    if (i == 0 ? fields != columns : fields.size() != columns.size()) {
-      throw Error(path.filename().string() + ":" + std::to_string(i + 1) +
-                  ": the columns must be " + join(columns, ","));
-    }
+    if (fields.size() != columns.size())
+      throw Error(name + ".csv:" + std::to_string(i + 1) + ": the columns must be " +
+                  join(columns, ","));
     Row row;
     for (size_t c = 0; c < columns.size(); ++c) row[columns[c]] = fields[c];
-    if (i > 0) csv.rows.push_back(row);
+    rows.push_back(row);
   }
-  return read_[name] = csv;
+  if (rows.empty()) throw Error(name + ".csv has no rows");
+  return read_[name] = rows;
 }
 
-Filters take_filters(Strings &list, bool counters, bool by_line) {
-  const Strings &columns = counters ? kCounterColumns : kBenchColumns;
-  Filters filters = by_line ? Filters{} : counters ? kCounterDefaults : kBenchDefaults;
-  while (!list.empty() && list.back().find_first_of("=~") != std::string::npos) {
-    const size_t relation = list.back().find_first_of("=~");
-    const Filter filter = {list.back().substr(0, relation), list.back()[relation],
-                           list.back().substr(relation + 1)};
-    if (!contains(columns, filter.column)) {
-      throw Error("no column '" + filter.column + "' to filter by; allowed: " + join(columns, " "));
-    }
-    std::erase_if(filters, [&](const Filter &f) { return f.column == filter.column; });
-    filters.push_back(filter);
-    list.pop_back();
-  }
-  return filters;
-}
-
-Rows find(const Csv &csv, const Filters &filters) {
+Rows Results::select(const std::string &name, Strings filters) {
   Rows rows;
-  for (const Row &row : csv.rows) {
-    const auto matches = [&](const Filter &f) {
-      const std::string &field = row.at(f.column);
-      return f.relation == '=' ? field == f.text : field.find(f.text) != field.npos;
-    };
-    if (std::all_of(filters.begin(), filters.end(), matches)) rows.push_back(&row);
+  for (const Row &row : read(name)) rows.push_back(&row);
+  const Row &first = *rows[0];
+  const auto is_free = [&](const std::string &column) {  // there, and not filtered by
+    return first.count(column) && std::none_of(filters.begin(), filters.end(), [&](const auto &f) {
+             return f.substr(0, f.find_first_of("=~")) == column;
+           });
+  };
+  Strings defaults;
+  const bool bench = kind(name) == "BENCH";
+  for (const std::string &column : bench ? words("options seqlen head_dim") : words("line"))
+    if (is_free(column)) defaults.push_back(column + "=" + kDefaults.at(column));
+  if (!bench && std::all_of(kShape.begin(), kShape.end(), is_free))
+    for (const std::string &column : kShape) defaults.push_back(column + "=" + first.at(column));
+  filters.insert(filters.end(), defaults.begin(), defaults.end());
+
+  for (const std::string &filter : filters) {
+    const size_t at = filter.find_first_of("=~");
+    const std::string column = filter.substr(0, at);
+    std::string text = filter.substr(at + 1);
+    std::replace(text.begin(), text.end(), '+', ' ');
+    Rows found;
+    for (const Row *row : rows) {
+      const std::string &in = field(*row, column);
+      if (filter[at] == '=' ? in == text : in.find(text) != in.npos) found.push_back(row);
+    }
+    if (found.empty()) {
+      throw Error("no " + column + filter[at] + text + " in " + name +
+                  ".csv; there are: " + different(rows, {column}));
+    }
+    rows = found;
   }
   return rows;
 }
 
-Rows require(const Csv &csv, const Filters &filters) {
-  for (auto end = filters.begin(); end != filters.end(); ++end) {
-    if (!find(csv, {filters.begin(), end + 1}).empty()) continue;
-    throw Error("no " + end->column + end->relation + end->text + " in " + csv.name +
-                ".csv; there are: " + different(find(csv, {filters.begin(), end}), {end->column}));
+double Results::named(const std::string &file, const std::string &name, double missing) {
+  if (!fs::is_regular_file(dir_ / (file + ".csv"))) return missing;
+  for (const Row &row : read(file))
+    if (row.at("name") == name) return number(row, "value");
+  return missing;
+}
+
+Strings take_filters(Strings &list) {
+  Strings filters;
+  for (; !list.empty() && list.back().find_first_of("=~") != std::string::npos; list.pop_back())
+    filters.insert(filters.begin(), list.back());
+  return filters;
+}
+
+std::string different(const Rows &rows, const Strings &columns) {
+  Strings seen;
+  for (const Row *row : rows) {
+    Strings pairs;
+    for (const std::string &column : columns) pairs.push_back(column + "=" + field(*row, column));
+    const std::string values = join(pairs, " ");
+    if (std::find(seen.begin(), seen.end(), values) == seen.end()) seen.push_back(values);
   }
-  return find(csv, filters);
+  return join(seen, "; ");
 }
 
 void require_same(const Rows &rows, const Strings &columns) {
@@ -359,10 +305,10 @@ void require_same(const Rows &rows, const Strings &columns) {
 }
 
 double number(const Row &row, const std::string &column) {
-  const std::string &field = row.at(column);
+  const std::string &text = field(row, column);
   char *end = nullptr;
-  const double value = std::strtod(field.c_str(), &end);
-  if (field.empty() || *end) throw Error("'" + field + "' in column " + column + " is no number");
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end) throw Error("'" + text + "' in column " + column + " is no number");
   return value;
 }
 
@@ -371,20 +317,13 @@ double median(const Rows &rows, const std::string &column) {
   for (const Row *row : rows) values.push_back(number(*row, column));
   std::sort(values.begin(), values.end());
   const size_t n = values.size();
-  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+  return (values[(n - 1) / 2] + values[n / 2]) / 2;
 }
 
 double counter_value(const Rows &rows) {
-  for (const Row *row : rows) {
-    if (row->at("value") != rows[0]->at("value")) {
-      require_same(rows, words("batch heads seqlen head_dim kernel line value"));
-    }
-  }
+  if (different(rows, {"value"}).find(';') != std::string::npos)
+    require_same(rows, words("batch heads seqlen head_dim line value"));
   return number(*rows.at(0), "value");
-}
-
-double ceiling(const Csv &csv, const std::string &name) {
-  return number(*require(csv, {{"name", '=', name}}).at(0), "value");
 }
 
 std::string inline_value(const std::string &expression_and_format, Results &results) {
@@ -392,8 +331,11 @@ std::string inline_value(const std::string &expression_and_format, Results &resu
   const size_t bracket = expression_and_format.rfind(']');
   const size_t colon = expression_and_format.find(':', bracket == std::string::npos ? 0 : bracket);
   const std::string how = colon == std::string::npos ? "" : expression_and_format.substr(colon + 1);
-  const std::string expression = trim(expression_and_format.substr(0, colon));
-  return format(Expression(expression, results).value(), trim(how));
+  Expression expression = {trim(expression_and_format.substr(0, colon)), results};
+  const double value = expression.sum();
+  expression.expect(expression.next() == '\0', "an operator");
+  if (!std::isfinite(value)) throw Error("division by zero in '" + expression.text + "'");
+  return format(value, trim(how));
 }
 
 }  // namespace docs

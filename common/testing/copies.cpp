@@ -2,9 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <mutex>
 
@@ -13,11 +11,6 @@
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string environment(const char *name, const char *otherwise) {
-  const char *value = std::getenv(name);
-  return value ? value : otherwise;
-}
 
 std::string compiler() {
   // Not optimised further: most of the time goes into the compiler, not into the programs.
@@ -62,14 +55,14 @@ Finished compile_step(const fs::path &program, const std::string &step) {
         << "#line " << i + 2 << " \"" << source << "\"\n";
   }
   out.close();
-  std::string command = compiler() + " -I" + precompiled().string() + " -I. " + quoted(unit);
+  std::string command = compiler() + " -I" + precompiled().string() + " -I. " + shell_word(unit);
   const fs::path objects = environment("HOST_OBJECTS", "build/host");
   for (const char *folder : {"common/emulator", "common/program", "reference"})
     for (const auto &entry : fs::directory_iterator(objects / folder))
       if (const std::string object = entry.path();
           object.ends_with(".o") && !object.ends_with("_test.o"))
-        command += " " + quoted(object);
-  return run_command(command + " -o " + quoted(program));
+        command += " " + shell_word(object);
+  return run_command(command + " -o " + shell_word(program));
 }
 
 void do_all(std::vector<Job> &jobs) {

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <random>
 #include <sstream>
 #include <stdexcept>
 
@@ -42,6 +43,18 @@ Finished run_command(const std::string &line) {
           text(err.get())};
 }
 
+std::string environment(const char *name, const char *otherwise) {
+  const char *value = std::getenv(name);
+  return value ? value : otherwise;
+}
+
+std::uint64_t tests_seed() {
+  static const std::uint64_t seed =
+      std::stoull(environment("TESTS_SEED", std::to_string(std::random_device()()).c_str()));
+  std::printf("TESTS_SEED=%llu draws the same again\n", static_cast<unsigned long long>(seed));
+  return seed;
+}
+
 std::string read_text(const std::filesystem::path &file) {
   std::ostringstream text;
   text << std::ifstream(file).rdbuf();
@@ -71,7 +84,7 @@ bool Description::takes_option(const std::string &option) const {
 }
 
 Description describe(const std::string &program) {
-  const Finished finished = run_command(quoted(program) + " --describe");
+  const Finished finished = run_command(shell_word(program) + " --describe");
   if (finished.status != 0)
     throw std::runtime_error(program + " --describe: " + finished.err + "; is it built?");
   std::map<std::string, std::vector<std::string>> values;
@@ -86,7 +99,7 @@ Description describe(const std::string &program) {
       values["head-dims"],  values["types"],       values["inputs"]};
 }
 
-std::string quoted(const std::string &word) {
+std::string shell_word(const std::string &word) {
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
   return text + "'";

@@ -1,6 +1,7 @@
 // For tests that run programs as a reader would.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -14,8 +15,14 @@ struct Finished {
 /// Runs a line of shell, without input, and waits for its end. Several threads may do so at once.
 Finished run_command(const std::string &line);
 
+/// A variable of the environment.
+std::string environment(const char *name, const char *otherwise);
+
+/// The seed of what tests draw: TESTS_SEED, or another each time. It is printed.
+std::uint64_t tests_seed();
+
 /// A word as the shell takes it, whatever it holds.
-std::string quoted(const std::string &word);
+std::string shell_word(const std::string &word);
 
 std::string read_text(const std::filesystem::path &file);
 std::vector<std::string> lines_of(const std::string &text);

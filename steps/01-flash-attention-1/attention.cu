@@ -2,28 +2,28 @@
 //
 // Needs       sm_75
 // Before      step 00, standard attention: S and P, N x N, are written to HBM and read back.
-// Bottleneck  16 bytes of HBM traffic a score, and N^2 of memory.
+// Bottleneck  16 bytes of HBM traffic per score, and N^2 of memory.
 // Change      Work on tiles that fit on chip. For each K/V tile, visit every Q tile; keep a running
 //             maximum m, sum l and output O per row, and correct them when a new tile comes in. S
 //             and P never leave the chip. O, l and m do: they go to HBM and back at each visit.
-// Prediction  (2 + 4 + 4) d bytes a row and K/V tile for Q, O in and O out: 10 d / Bc = 10 bytes a
-//             score at head dim 128, 5 at 64. Memory falls from N^2 to N. The arithmetic is the
-//             same. One block a head: fewer heads than multiprocessors leave some of them idle.
+// Prediction  (2 + 4 + 4) d bytes per row and K/V tile for Q, O in and O out: 10 d / Bc = 10 bytes
+//             per score at head dim 128, 5 at 64. Memory falls from N^2 to N. The arithmetic is the
+//             same. One block per head: fewer heads than multiprocessors leave some of them idle.
 #include "common/kernel/kernel.h"
 
 namespace {
 
 constexpr int Br = 32;   // rows of Q in a tile
 constexpr int Bc = 128;  // rows of K and V in a tile
-constexpr int warps = 4;
-constexpr int rows_per_warp = Br / warps;
+constexpr int num_warps = 4;
+constexpr int rows_per_warp = Br / num_warps;
 constexpr int keys_per_lane = Bc / 32;
 
 template <int d>
 struct SharedStorage {
   Tile<half, Br, d> Q;
   Tile<half, Bc, d> K, V;
-  Tile<float, warps, Bc> P;  // the row of P that each warp is at
+  Tile<float, num_warps, Bc> P;  // the row of P that each warp is at
 };
 
 __device__ float warp_max(float x) {
@@ -37,22 +37,22 @@ __device__ float warp_sum(float x) {
 }
 
 template <int d>
-__global__ void __launch_bounds__(warps * 32)  // threads a block
-    attention(const half *Q,                   // [batch * heads, seqlen, d]
-              const half *K,                   // [batch * heads, seqlen, d]
-              const half *V,                   // [batch * heads, seqlen, d]
-              half *O,                         // [batch * heads, seqlen, d]
-              float *O_sum,                    // [batch * heads, seqlen, d], O between visits
-              float *l,                        // [batch * heads, seqlen]
-              float *m,                        // [batch * heads, seqlen]
+__global__ void __launch_bounds__(num_warps * 32)  // threads per block
+    attention(const half *Q,                       // [batch * heads, seqlen, d]
+              const half *K,                       // [batch * heads, seqlen, d]
+              const half *V,                       // [batch * heads, seqlen, d]
+              half *O,                             // [batch * heads, seqlen, d]
+              float *O_sum,                        // [batch * heads, seqlen, d], O between visits
+              float *l,                            // [batch * heads, seqlen]
+              float *m,                            // [batch * heads, seqlen]
               int seqlen, float scale) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const std::int64_t head = std::int64_t{blockIdx.x} * seqlen * d;
-  const Matrix<const half> gQ{Q + head, seqlen, d}, gK{K + head, seqlen, d},
-      gV{V + head, seqlen, d};
-  const Matrix<half> gO{O + head, seqlen, d};
-  const Matrix<float> gO_sum{O_sum + head, seqlen, d};
+  const std::int64_t head_offset = std::int64_t{blockIdx.x} * seqlen * d;
+  const Matrix<const half> gQ{Q + head_offset, seqlen, d}, gK{K + head_offset, seqlen, d},
+      gV{V + head_offset, seqlen, d};
+  const Matrix<half> gO{O + head_offset, seqlen, d};
+  const Matrix<float> gO_sum{O_sum + head_offset, seqlen, d};
   const Matrix<float> gl{l + std::int64_t{blockIdx.x} * seqlen, seqlen, 1};
   const Matrix<float> gm{m + std::int64_t{blockIdx.x} * seqlen, seqlen, 1};
 
@@ -67,14 +67,14 @@ __global__ void __launch_bounds__(warps * 32)  // threads a block
 
   for (int j = 0; j < seqlen; j += Bc) {
     __syncthreads();  // the previous K and V have been read by all warps
-    for (int i = threadIdx.x; i < Bc * d; i += warps * 32) {
+    for (int i = threadIdx.x; i < Bc * d; i += num_warps * 32) {
       smem.K(i / d, i % d) = gK(j + i / d, i % d);
       smem.V(i / d, i % d) = gV(j + i / d, i % d);
     }
 
     for (int i = 0; i < seqlen; i += Br) {
       __syncthreads();  // the previous Q has been read by all warps
-      for (int e = threadIdx.x; e < Br * d; e += warps * 32)
+      for (int e = threadIdx.x; e < Br * d; e += num_warps * 32)
         smem.Q(e / d, e % d) = gQ(i + e / d, e % d);
       __syncthreads();  // Q, K and V are there for all warps
 
@@ -85,10 +85,10 @@ __global__ void __launch_bounds__(warps * 32)  // threads a block
         // S = Q K^T. The lane computes the scores of keys lane, lane + 32, ... (line 9)
         float s[keys_per_lane] = {};
 #pragma unroll 1  // unrolled, nvcc merges neighbouring loads: step 04 will, by hand
-        for (int k = 0; k < d; k++) {
-          const float q = __half2float(smem.Q(tile_row, k));
+        for (int col = 0; col < d; col++) {
+          const float q = __half2float(smem.Q(tile_row, col));
           for (int c = 0; c < keys_per_lane; c++)
-            s[c] += q * __half2float(smem.K(lane + 32 * c, k));
+            s[c] += q * __half2float(smem.K(lane + 32 * c, col));
         }
 
         // The tile's own maximum, exponentials and sum (line 10).
@@ -139,7 +139,7 @@ template <int d>
 void run(const Problem &p) {
   const std::int64_t rows = std::int64_t{p.batch} * p.heads * p.seqlen_q;
   float *O_sum = static_cast<float *>(p.workspace), *l = O_sum + rows * d, *m = l + rows;
-  launch<SharedStorage<d>>(attention<d>, dim3(p.batch * p.heads), dim3(warps * 32),
+  launch<SharedStorage<d>>(attention<d>, dim3(p.batch * p.heads), dim3(num_warps * 32),
                            static_cast<const half *>(p.Q), static_cast<const half *>(p.K),
                            static_cast<const half *>(p.V), static_cast<half *>(p.O), O_sum, l, m,
                            p.seqlen_q, 1 / sqrtf(d));

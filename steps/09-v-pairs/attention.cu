@@ -2,21 +2,21 @@
 //
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 08: copies behind the work.
-// Bottleneck  Issue slots and the queue in front of shared memory: a tile takes 200 ldmatrix a warp
-//             for 256 mma, 128 of them the x2 of V.
+// Bottleneck  Issue slots and the queue in front of shared memory: a tile takes 200 ldmatrix per
+//             warp for 256 mma, 128 of them the x2 of V.
 // Change      V by ldmatrix.x4.trans, for 16 columns of the output at a time.
-// Prediction  64 instructions less of 1500 a tile; the wavefronts stay the same. 1 to 4% faster.
+// Prediction  64 instructions less of 1500 per tile; the wavefronts stay the same. 1 to 4% faster.
 #include "common/kernel/kernel.h"
 
 namespace {
 
 constexpr int Br = 64;   // rows of Q in a tile
 constexpr int Bc = 128;  // rows of K and V in a tile
-constexpr int warps = 4;
-constexpr int m_tiles = Br / warps / 16;  // a warp's rows, in units of mma's 16
+constexpr int num_warps = 4;
+constexpr int m_tiles = Br / num_warps / 16;  // a warp's rows, in units of mma's 16
 
-/// Rows of d elements, in spaces of 64 (128 bytes: each bank once). Within a space the chunks of 8
-/// (16 bytes: 4 banks) are permuted: 8 rows that follow each other keep a column in all 32 banks.
+/// Rows of d elements, in swizzle atoms of 64 (128 bytes: each bank once). Within an atom the
+/// chunks of 8 (16 bytes: 4 banks) are permuted: 8 consecutive rows keep a column in all banks.
 template <int Rows, int d>
 struct Swizzled {
   static constexpr int size = Rows * d;
@@ -34,43 +34,43 @@ struct SharedStorage {
   SharedTile<Bc, d> K, V;
 };
 
-/// Starts the copies of Rows x d elements, 16 bytes a thread and turn.
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration.
 template <int Rows, int d>
 __device__ void load_tile(SharedTile<Rows, d> &tile, const Matrix<const half> &matrix,
                           int first_row) {
   const int row = threadIdx.x / (d / 8), col = threadIdx.x % (d / 8) * 8;
-  // From the thread's first element on: each turn is then a constant further. (In 32 bits: a head
-  // has fewer than 2^32 elements.)
+  // From the thread's first element on: each iteration is then a constant further. (In 32 bits: a
+  // head has fewer than 2^32 elements, or the program refuses it.)
   const int first = first_row + row;
   const Matrix<const half> part{matrix.data + (unsigned(first) * d + col), matrix.rows - first, d};
 #pragma unroll
-  for (int i = 0; i < Rows; i += warps * 32 / (d / 8)) cp_async_16(tile(row + i, col), part(i, 0));
+  for (int i = 0; i < Rows; i += num_warps * 32 / (d / 8))
+    cp_async_16(tile(row + i, col), part(i, 0));
 }
 
 template <int d>
-__global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an SM
-    attention(const half *Q,                      // [batch * heads, seqlen, d]
-              const half *K,                      // [batch * heads, seqlen, d]
-              const half *V,                      // [batch * heads, seqlen, d]
-              half *O,                            // [batch * heads, seqlen, d]
+__global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, blocks per SM
+    attention(const half *Q,                          // [batch * heads, seqlen, d]
+              const half *K,                          // [batch * heads, seqlen, d]
+              const half *V,                          // [batch * heads, seqlen, d]
+              half *O,                                // [batch * heads, seqlen, d]
               int seqlen, float scale) {
   auto &smem = shared_storage<SharedStorage<d>>();
-  // Shuffled, so that nvcc knows that the warp is one number for all lanes.
-  const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int warp = warp_index(), lane = threadIdx.x % 32;
   const int first_row = blockIdx.x * Br;
-  const std::int64_t head = std::int64_t{blockIdx.y} * seqlen * d;
-  const Matrix<const half> gQ{Q + head, seqlen, d}, gK{K + head, seqlen, d},
-      gV{V + head, seqlen, d};
-  const Matrix<half> gO{O + head, seqlen, d};
+  const std::int64_t head_offset = std::int64_t{blockIdx.y} * seqlen * d;
+  const Matrix<const half> gQ{Q + head_offset, seqlen, d}, gK{K + head_offset, seqlen, d},
+      gV{V + head_offset, seqlen, d};
+  const Matrix<half> gO{O + head_offset, seqlen, d};
 
   // ldmatrix.x4 of a 16 x 16 block: lane i names row i % 16 of its left or its right half.
-  const int warp_row = warp * m_tiles * 16, row = lane % 16, col = lane / 16 * 8;
+  const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
 
   load_tile<Br, d>(smem.Q, gQ, first_row);
   load_tile<Bc, d>(smem.K, gK, 0);
   cp_async_commit();
 
-  // Of each m tile, the lane holds rows lane / 4 (h = 0) and lane / 4 + 8 (h = 1), as mma has it.
+  // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
   FragmentC o[m_tiles][d / 8] = {};
   float l[m_tiles][2] = {}, m[m_tiles][2];
   for (int mt = 0; mt < m_tiles; mt++) m[mt][0] = m[mt][1] = -INFINITY;
@@ -86,34 +86,32 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
 #pragma unroll
     for (int mt = 0; mt < m_tiles; mt++) {
 #pragma unroll
-      for (int k = 0; k < d; k += 16) {
-        const FragmentA q = ldmatrix_x4(smem.Q(warp_row + mt * 16 + row, k + col));
-        for (int n = 0; n < Bc; n += 16) {
-          const Vector<std::uint32_t, 4> kk = ldmatrix_x4(smem.K(n + row, k + col));
-          mma(s[mt][n / 8], q, {kk[0], kk[2]});
-          mma(s[mt][n / 8 + 1], q, {kk[1], kk[3]});
+      for (int col = 0; col < d; col += 16) {
+        const FragmentA q = ldmatrix_x4(smem.Q(warp_row + mt * 16 + lane_row, col + lane_col));
+        for (int key = 0; key < Bc; key += 16) {
+          const Vector<std::uint32_t, 4> k = ldmatrix_x4(smem.K(key + lane_row, col + lane_col));
+          mma(s[mt][key / 8], q, {k[0], k[2]});
+          mma(s[mt][key / 8 + 1], q, {k[1], k[3]});
         }
       }
-      // Or nvcc loads a fragment of K once for both m tiles. Step 11 will, by hand.
-      if (mt + 1 < m_tiles) __syncwarp(kAllLanes);
     }
 
     // Online softmax. The 4 lanes of equal lane / 4 share a row; l is a sum per lane until the end.
 #pragma unroll
     for (int mt = 0; mt < m_tiles; mt++) {
-      for (int h = 0; h < 2; h++) {
-        float m_new = m[mt][h];
+      for (int r = 0; r < 2; r++) {
+        float m_new = m[mt][r];
         for (FragmentC &x : s[mt])
-          for (int e = 2 * h; e < 2 * h + 2; e++) m_new = fmaxf(m_new, x[e] *= scale);
+          for (int e = 2 * r; e < 2 * r + 2; e++) m_new = fmaxf(m_new, x[e] *= scale);
         for (int mask = 1; mask < 4; mask *= 2)
           m_new = fmaxf(m_new, __shfl_xor_sync(kAllLanes, m_new, mask));
-        const float alpha = __expf(m[mt][h] - m_new);  // e^-inf = 0 for the first tile
-        m[mt][h] = m_new;
-        l[mt][h] *= alpha;
+        const float alpha = __expf(m[mt][r] - m_new);  // e^-inf = 0 for the first tile
+        m[mt][r] = m_new;
+        l[mt][r] *= alpha;
         for (FragmentC &x : s[mt])
-          for (int e = 2 * h; e < 2 * h + 2; e++) l[mt][h] += x[e] = __expf(x[e] - m_new);
+          for (int e = 2 * r; e < 2 * r + 2; e++) l[mt][r] += x[e] = __expf(x[e] - m_new);
         for (FragmentC &x : o[mt])
-          for (int e = 2 * h; e < 2 * h + 2; e++) x[e] *= alpha;
+          for (int e = 2 * r; e < 2 * r + 2; e++) x[e] *= alpha;
       }
     }
 
@@ -126,30 +124,30 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
 #pragma unroll
     for (int mt = 0; mt < m_tiles; mt++) {
 #pragma unroll
-      for (int k = 0; k < Bc; k += 16) {
-        const FragmentC &left = s[mt][k / 8], &right = s[mt][k / 8 + 1];
-        const FragmentA p = {pack(left[0], left[1]), pack(left[2], left[3]),
-                             pack(right[0], right[1]), pack(right[2], right[3])};
-        for (int n = 0; n < d; n += 16) {
-          const Vector<std::uint32_t, 4> v = ldmatrix_x4_trans(smem.V(k + row, n + col));
-          mma(o[mt][n / 8], p, {v[0], v[1]});
-          mma(o[mt][n / 8 + 1], p, {v[2], v[3]});
+      for (int key = 0; key < Bc; key += 16) {
+        const FragmentC &left = s[mt][key / 8], &right = s[mt][key / 8 + 1];
+        const FragmentA p = {cvt_rn_f16x2(left[0], left[1]), cvt_rn_f16x2(left[2], left[3]),
+                             cvt_rn_f16x2(right[0], right[1]), cvt_rn_f16x2(right[2], right[3])};
+        for (int col = 0; col < d; col += 16) {
+          const Vector<std::uint32_t, 4> v =
+              ldmatrix_x4_trans(smem.V(key + lane_row, col + lane_col));
+          mma(o[mt][col / 8], p, {v[0], v[1]});
+          mma(o[mt][col / 8 + 1], p, {v[2], v[3]});
         }
       }
-      if (mt + 1 < m_tiles) __syncwarp(kAllLanes);  // as above, for V
     }
   }
 
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++) {
-    for (int h = 0; h < 2; h++) {
+    for (int r = 0; r < 2; r++) {
       for (int mask = 1; mask < 4; mask *= 2)
-        l[mt][h] += __shfl_xor_sync(kAllLanes, l[mt][h], mask);
-      const int out = first_row + (threadIdx.x / 32 * m_tiles + mt) * 16 + lane / 4 + 8 * h;
-      for (int n = 0; n < d; n += 8) {
-        const float *x = &o[mt][n / 8][2 * h];
-        store<2>(gO(out, n + lane % 4 * 2),
-                 Vector<half, 2>{__float2half(x[0] / l[mt][h]), __float2half(x[1] / l[mt][h])});
+        l[mt][r] += __shfl_xor_sync(kAllLanes, l[mt][r], mask);
+      const int row = first_row + (threadIdx.x / 32 * m_tiles + mt) * 16 + lane / 4 + 8 * r;
+      for (int col = 0; col < d; col += 8) {
+        const float *x = &o[mt][col / 8][2 * r];
+        store<2>(gO(row, col + lane % 4 * 2),
+                 Vector<half, 2>{__float2half(x[0] / l[mt][r]), __float2half(x[1] / l[mt][r])});
       }
     }
   }
@@ -158,7 +156,7 @@ __global__ void __launch_bounds__(warps * 32, 2)  // threads a block, blocks an 
 template <int d>
 void run(const Problem &p) {
   const dim3 grid(p.seqlen_q / Br, p.batch * p.heads);
-  launch<SharedStorage<d>>(attention<d>, grid, dim3(warps * 32), static_cast<const half *>(p.Q),
+  launch<SharedStorage<d>>(attention<d>, grid, dim3(num_warps * 32), static_cast<const half *>(p.Q),
                            static_cast<const half *>(p.K), static_cast<const half *>(p.V),
                            static_cast<half *>(p.O), p.seqlen_q, 1 / sqrtf(d));
 }
