@@ -4,7 +4,6 @@ NVCC ?= $(shell command -v nvcc 2>/dev/null)
 PYTHON ?= python3
 CXXFLAGS ?= -O2 -g
 NVCCFLAGS ?= -O3 -lineinfo
-
 CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
 	sed -nE '1s/^([0-9]+)\.([0-9]+)$$/\1\2/p')
 ifeq ($(strip $(ARCH)),)
@@ -14,8 +13,7 @@ endif
 GPU ?= $(if $(CAPABILITY),$(shell nvidia-smi --query-gpu=name --format=csv,noheader | \
 	sed -nE '1{s/^NVIDIA //; s/^GeForce //; s/ /-/g; p}' | tr A-Z a-z))
 comma := ,
-space := $() $()
-BUILD := build/$(if $(NVCC),cuda-$(subst $(space),-,$(strip $(ARCH))),cpu)
+BUILD := build/$(if $(NVCC),cuda-$(subst $() $(),-,$(strip $(ARCH))),cpu)
 
 # --- the steps -------------------------------------------------------------------------------------
 # NAME:NEEDS:TAKES:ARCH,ARCH of each: its header's 'Needs' and 'Takes', and what it is compiled for.
@@ -41,7 +39,6 @@ VARIANTS := $(foreach s,$(STEPS),$(call variants,$(s)))
 #?   make                        every step
 #?   make diff-02                what step 02 changes in the step that it builds on
 #?   make clean                  remove everything that was built
-.PHONY: all every-step help clean
 all: $(PROGRAMS)
 	@$(foreach p,$(LEFT_OUT),echo "left out: $(call too_new,$(p:step-%=%))";)
 every-step: $(PROGRAMS)
@@ -66,7 +63,6 @@ step = $(firstword $(subst :, ,$(label)))
 step_flags = -DSTEP_NAME='"$(label)"' -DSTEP_NEEDS='"$(call field,$(step),2)"' \
 	-DSTEP_TAKES='"$(filter-out nothing,$(call field,$(step),3))"'
 say = $(if $(QUIET),@echo "  $@" &&)
-
 sources = $(filter-out %_test.cpp $(2),$(wildcard $(1)/*.cpp))
 objects = $(patsubst %,build/host/%.o,$(basename $(1)))
 EMULATOR := $(call sources,common/emulator) $(call sources,reference)
@@ -74,10 +70,10 @@ INTERFACE := $(call sources,common/program,%/program.cpp %/no_gpu.cpp)
 PAGES := $(call sources,common/pages,%/main.cpp)
 PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/program.cpp) \
 	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o,build/host/common/program/no_gpu.o)
-
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
+.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench counters \
+	ceilings power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
 too_new = step $(1) needs $(call field,$(call step_of,$(1)),2), ARCH is $(ARCH); make NVCC= step-$(1) has it for the emulator
@@ -119,7 +115,6 @@ build/host/flags: FORCE
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo $(call quoted,$(CUDA)) >$@.new
 	$(changed)
-
 -include $(shell find build/host $(BUILD) -name '*.d' 2>/dev/null)
 
 #? Check
@@ -135,12 +130,10 @@ build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_
 	@mkdir -p $(@D)
 	$(say)$(CXX) -pthread $^ -o $@
 DOCUMENTS := README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
-# The steps whose output the pages quote.
 QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[0-9]+) .*|\1|p' $(DOCUMENTS)))
 build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp)
 	@mkdir -p $(@D)
 	$(say)$(CXX) $^ -o $@
-.PHONY: tests test check-gpu check-bound check-docs truth
 tests:
 	@CXX="$(CXX)" common/testing/doctest.sh
 	@echo "building the steps$(if $(NVCC), for $(ARCH)) and the tests"
@@ -166,7 +159,6 @@ truth:
 #?   make regs                   registers, shared memory, occupancy and spills of every kernel
 #?   make sass-15                the machine code of step 15, and the instructions of its loops
 #?   make bench-emulator         time the emulator, checking only and counting
-.PHONY: bench counters ceilings power regs bench-emulator
 measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" PYTHON="$(PYTHON)" BUILD="$(BUILD)" common/measure/$(1)
 on_gpu = $(if $(and $(GPU),$(NVCC)),$(1))
 bench: $(call on_gpu,$(PROGRAMS))
@@ -197,7 +189,6 @@ bench-emulator: every-step
 #?   NVCC=/path/to/nvcc          use this CUDA compiler; NVCC= builds for the emulator only
 #?   ARCH="sm_80 sm_90"          compile for these GPUs; left out, for the one in this machine
 #?   CXX=clang++                 the host's compiler: g++, or clang 16 or later
-.PHONY: docs plot format
 docs: build/host/bin/docs $(QUOTED)
 	build/host/bin/docs $(DOCUMENTS)
 plot:
