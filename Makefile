@@ -63,8 +63,8 @@ clean:
 
 # --- building --------------------------------------------------------------------------------------
 # What the code cannot do without, before CXXFLAGS and NVCCFLAGS.
-HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Wno-restrict \
-	-Wno-unknown-warning-option $(if $(WERROR),-Werror) -MMD -MP -I. -I$(BUILD) $(CXXFLAGS)
+HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
+	$(if $(findstring clang,$(CXX)),,-Wno-restrict) $(if $(WERROR),-Werror) -MMD -MP -I. -Ibuild/host $(CXXFLAGS)
 CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall $(if $(WERROR),-Werror all-warnings) -MMD -MP -I. $(NVCCFLAGS)
 # A GPU may be newer than ARCH: PTX goes along (not for sm_90a and its like, which are one chip's).
 gencode = $(foreach a,$(1),-gencode \
@@ -77,13 +77,12 @@ step_flags = -DSTEP_NAME='"$(label)"' -DSTEP_NEEDS='"$(call field,$(step),2)"' \
 say = $(if $(QUIET),@echo "  $@" &&)
 
 sources = $(filter-out %_test.cpp $(2),$(wildcard $(1)/*.cpp))
-objects = $(patsubst %,$(BUILD)/%.o,$(basename $(1)))
-EMULATOR := $(call sources,common/emulator,%/device.cpp) $(call sources,reference)
-INTERFACE := $(call sources,common/program,%/program.cpp)
+objects = $(patsubst %,build/host/%.o,$(basename $(1)))
+EMULATOR := $(call sources,common/emulator) $(call sources,reference)
+INTERFACE := $(call sources,common/program,%/program.cpp %/no_gpu.cpp)
 PAGES := $(call sources,common/pages,%/main.cpp)
-PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/program.cpp \
-	common/emulator/device.cpp $(if $(NVCC),common/program/gpu_device.cu))
-$(BUILD)/common/emulator/device.o: HOST += $(if $(NVCC),-DHAVE_CUDA)
+PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/program.cpp) \
+	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o,build/host/common/program/no_gpu.o)
 
 .SECONDARY:
 .SECONDEXPANSION:
@@ -98,8 +97,8 @@ $(LEFT_OUT) $(filter $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): step-%:
 # The folder of 15, steps/15-early-k, or of 15-padded, build/variants/15-early-k/padded.
 folder = $(if $(filter $(1),$(NUMBERS)),steps/$(call step_of,$(1)),$(patsubst \
 	$(call number,$(1))-%,build/variants/$(call step_of,$(1))/%,$(1)))
-code = $(BUILD)/$(call folder,$(1))/attention
-$(BUILD)/bin/step-%: $$(call code,$$*).cpu.o $(if $(NVCC),$$(call code,$$*).gpu.o) $(PROGRAM_OBJECTS)
+$(BUILD)/bin/step-%: build/host/$$(call folder,$$*)/attention.o \
+		$(if $(NVCC),$(BUILD)/$$(call folder,$$*)/attention.o) $(PROGRAM_OBJECTS)
 	@mkdir -p $(@D)
 	$(say)$(if $(NVCC),$(NVCC) -Xcompiler -pthread,$(CXX) -pthread) $^ -o $@
 
@@ -107,81 +106,83 @@ build/variants/%/attention.cu: steps/$$(*D)/variants/$$(*F).patch steps/$$(*D)/a
 	@mkdir -p $(@D) && cp steps/$(*D)/attention.cu $@
 	@cd $(@D) && git apply $(CURDIR)/$< || { rm attention.cu; exit 1; }
 
-$(BUILD)/%/attention.cpu.o: %/attention.cu $(BUILD)/host-flags
+build/host/%/attention.o: %/attention.cu build/host/flags
 	@mkdir -p $(@D)
 	$(say)$(HOST) $(step_flags) -x c++ -c $< -o $@
 
-$(BUILD)/%/attention.gpu.o: %/attention.cu $(BUILD)/cuda-flags
+$(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(call field,$(step),4)) $(step_flags) -c $< -o $@
 
-$(BUILD)/%.o: %.cpp $(BUILD)/host-flags | $(BUILD)/ladder.inc
+build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	@mkdir -p $(@D)
 	$(say)$(HOST) -c $< -o $@
 
-$(BUILD)/%.o: %.cu $(BUILD)/cuda-flags
+$(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(or $(call field,$(*F),4),$(ARCH))) -c $< -o $@
 
 # Written anew only where they change, so that only then what depends on them is.
 changed = @mkdir -p $(@D) && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
-$(BUILD)/ladder.inc: $(SOURCES) common/program/ladder.awk
+build/host/ladder.inc: $(SOURCES) common/program/ladder.awk
 	@mkdir -p $(@D) && awk -f common/program/ladder.awk $(SOURCES) >$@.new
 	$(changed)
 
 quoted = '$(subst ','\'',$(1))'
-$(BUILD)/host-flags: FORCE
+build/host/flags: FORCE
 	@echo | $(CXX) -dM -E -x c++ - | awk '$$2 == "__clang_major__" && $$3 < 16 { exit 1 }' || \
 		{ echo "CXX=$(CXX): clang 16 or later is allowed, or g++ (std::source_location)" >&2; exit 2; }
 	@mkdir -p $(@D) && echo $(call quoted,$(HOST)) >$@.new
 	$(changed)
 
-$(BUILD)/cuda-flags: FORCE
+$(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo $(call quoted,$(CUDA)) >$@.new
 	$(changed)
 
--include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+-include $(shell find build/host $(BUILD) -name '*.d' 2>/dev/null)
 
 #? Check
 #?   make test                   everything that needs no GPU, on all cores
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized
 #?   make check-docs             fail if a number, a table or a quote of a page is stale
+#?   make check-bound            every step with thousands of seeds and shapes: none may fail
 #?   make truth                  the emulator's counts against ncu's
 # As many jobs as there are cores, unless make was told how many.
 JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN))
-$(BUILD)/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_test.cpp \
-		steps/*_test.cpp common/testing/*.cpp) $(EMULATOR) $(INTERFACE) $(PAGES))
+build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp \
+		common/testing/*.cpp) $(filter-out %/device.cpp,$(EMULATOR)) $(INTERFACE) $(PAGES))
 	@mkdir -p $(@D)
 	$(say)$(CXX) -pthread $^ -o $@
 
 DOCUMENTS := README.md common/emulator/TRUTH.md $(wildcard steps/*.md steps/*/README.md)
 # The steps whose output the pages quote.
 QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[0-9]+) .*|\1|p' $(DOCUMENTS)))
-$(BUILD)/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp)
+build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp)
 	@mkdir -p $(@D)
 	$(say)$(CXX) $^ -o $@
 
-# The tests link copies of the steps, with bugs planted in them, with these.
-.PHONY: emulator-objects gpu-objects doctest test check-gpu check-docs truth
-emulator-objects: $(PROGRAM_OBJECTS)
-
-gpu-objects: $(GPU_STEPS:%=$(BUILD)/steps/%/attention.gpu.o)
+.PHONY: gpu-objects doctest test check-gpu check-bound check-docs truth
+gpu-objects: $(GPU_STEPS:%=$(BUILD)/steps/%/attention.o)
 
 doctest:
 	@CXX="$(CXX)" common/testing/doctest.sh
 
 test: doctest
 	@echo "building the steps$(if $(NVCC), for $(ARCH)) and the tests"
-	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step $(BUILD)/bin/tests $(BUILD)/bin/docs
-	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 NVCC= emulator-objects
-	@CXX="$(CXX)" $(BUILD)/bin/tests $(TESTS)
+	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests build/host/bin/docs \
+		build/host/common/program/no_gpu.o
+	@CXX="$(CXX)" build/host/bin/tests $(TESTS)
 
 check-gpu: doctest
-	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step $(BUILD)/bin/tests
-	@common/measure/check-gpu.sh $(BUILD)/bin/tests $(NUMBERS)
+	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests
+	@common/measure/check-gpu.sh build/host/bin/tests $(NUMBERS)
 
-check-docs: $(BUILD)/bin/docs $(QUOTED)
-	$(BUILD)/bin/docs --check $(DOCUMENTS)
+check-docs: build/host/bin/docs $(QUOTED)
+	build/host/bin/docs --check $(DOCUMENTS)
+
+check-bound: doctest
+	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests
+	@BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
 
 truth:
 	@common/measure/truth.sh $(GPU)
@@ -234,8 +235,8 @@ bench-emulator: every-step
 #?   NVCC=/path/to/nvcc          use this CUDA compiler; NVCC= builds for the emulator only
 #?   ARCH="sm_80 sm_90"          compile for these GPUs
 .PHONY: docs plot format
-docs: $(BUILD)/bin/docs $(QUOTED)
-	$(BUILD)/bin/docs $(DOCUMENTS)
+docs: build/host/bin/docs $(QUOTED)
+	build/host/bin/docs $(DOCUMENTS)
 
 plot:
 	@GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh

@@ -82,7 +82,7 @@ def compare(name, description, title, op, before, after, label=lanes_of,
     of wavefronts stands; `annotate(axes, request)` adds to a panel.
     """
     panels = [(before, "before", style.RED), (after, "after", style.GREEN)]
-    p = style.parser(description)
+    p = style.results_parser(description)
     for step, when, _ in panels:
         p.add_argument(f"--line-{when}", metavar="N",
                        help=f"the line of {step} to draw; default: its costliest read")

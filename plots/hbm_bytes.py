@@ -1,10 +1,11 @@
-"""Bytes a score: what each step asks for, counted and measured, and what HBM moves."""
+"""Bytes per score: what each step asks for, counted and measured, and what HBM moves."""
 
 import style
 from style import pyplot
 
-# A bar: the file, the counters that it adds up, who counted them, its label, its colour.
+SHAPE = ["batch", "heads", "seqlen", "head_dim"]
 ASKED = ["global bytes read", "global bytes written"]
+# A bar: the file, the counters that it adds up, who counted them, its label, its colour.
 BARS = [
     ("counters", ASKED, "emulator", "asked for: counted by the emulator", style.SKY),
     ("counters", ASKED, "ncu", "asked for: measured by ncu", style.BLUE),
@@ -17,8 +18,12 @@ def main():
     arguments = style.gpu_parser(__doc__).parse_args()
     per_score, shapes = {}, {}
     for file in {bar[0] for bar in BARS}:
-        for r in style.read(arguments.results / f"{arguments.gpu}-{file}.csv"):
-            if r["line"] != "0" or not style.is_step(r["step"]):
+        path = arguments.results / f"{arguments.gpu}-{file}.csv"
+        if not path.is_file():
+            style.skip(f"no {path}; make counters writes it")
+        rows = style.read(path)
+        for r in rows:  # of the shape that the file has first
+            if r["line"] != "0" or any(r[c] != rows[0][c] for c in SHAPE):
                 continue
             scores = int(r["batch"]) * int(r["heads"]) * int(r["seqlen"]) ** 2
             key = file, r["step"], r["source"], r["counter"]
@@ -53,7 +58,7 @@ def main():
     axes.set_ylim(len(steps) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlabel("bytes a score (one query, one key), log scale")
+    axes.set_xlabel("bytes per score (one query, one key), log scale")
     axes.grid(axis="x")
     axes.set_title("What each step asks for, and what reaches HBM",
                    pad=22 + 18 * len(bars))

@@ -69,11 +69,11 @@ class Timeline:
         self.box(row, self.now, length, text)
         self.now += length
 
-    def turn(self, start, tile):
-        """Names the turn of the loop that lasted from `start` until now."""
+    def iteration(self, start, tile):
+        """Names the iteration of the loop that lasted from `start` until now."""
         self.axes.annotate("", (start + 0.1, 2.72), (self.now - 0.1, 2.72), arrowprops={
             "arrowstyle": "<->", "color": style.GREY, "shrinkA": 0, "shrinkB": 0})
-        self.axes.text((start + self.now) / 2, 2.82, f"turn {tile} of the loop", ha="center",
+        self.axes.text((start + self.now) / 2, 2.82, f"iteration {tile}", ha="center",
                        va="top", fontsize=11.5, color=style.GREY)
 
     def legend(self, lines):
@@ -95,7 +95,7 @@ def larger_tile(axes):
         t.compute("tensor cores", PRODUCT, f"$Q\\,K_{tile}^T$")
         t.compute("softmax", SOFTMAX, "softmax")
         t.compute("tensor cores", PRODUCT, f"$P\\,V_{tile}$")
-        t.turn(start, tile)
+        t.iteration(start, tile)
     t.legend(["Barrier 1: all warps have read the previous K and V, which may now be overwritten.",
               "Wait, barrier 2: Q, K and V are there for all warps."])
     return t.now
@@ -121,7 +121,7 @@ def kv_pipeline(axes):
             t.copy(f"$K_{tile + 1}$")
             t.commit()
         t.compute("tensor cores", PRODUCT, f"$P\\,V_{tile}$")
-        t.turn(start, tile)
+        t.iteration(start, tile)
     axes.text(t.now - PRODUCT + 0.2, ROWS["copies"], "no next $K$", va="center", fontsize=11.5,
               color=style.GREY)
     t.legend([

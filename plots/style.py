@@ -3,10 +3,10 @@
 import argparse
 import csv
 import io
-import pathlib
 import re
-import statistics
 import sys
+from pathlib import Path
+from statistics import median
 
 import matplotlib
 
@@ -19,11 +19,10 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
 GREY, PALE, INK = "#8A8A8A", "#ECECEC", "#222222"
 
-# The fp32 peak of an H200 without tensor cores, in TFLOP/s: 132 SMs x 128 lanes x 2 operations (a
-# fused multiply-add) x 1.98 GHz (boost clock).
-H200_FP32_PEAK = 132 * 128 * 2 * 1.98e-3
+# The default shape of a step on a GPU, where nothing else is said.
+BATCH, HEADS, SEQLEN, HEAD_DIM = 16, 16, 8192, 128
 
-FIRST_TENSOR_CORE_STEP = "05"  # the steps that sort before it run on CUDA cores
+STEPS = Path(__file__).resolve().parent.parent / "steps"
 
 pyplot.rcParams.update({
     "figure.facecolor": "white",
@@ -47,18 +46,24 @@ pyplot.rcParams.update({
 
 
 def parser(description):
-    """The command line that all figures have."""
+    """The command line of a figure that is drawn from no results."""
     p = argparse.ArgumentParser(description=description)
-    p.add_argument("--results", type=pathlib.Path, default=pathlib.Path("plots/results"),
-                   help="the directory of the CSV files (default: %(default)s)")
-    p.add_argument("--out", type=pathlib.Path, default=pathlib.Path("plots"),
+    p.add_argument("--out", type=Path, default=Path("plots"),
                    help="the directory to write the figure to (default: %(default)s)")
     return p
 
 
-def gpu_parser(description):
-    """The command line of the figures that are drawn from one GPU's results."""
+def results_parser(description):
+    """The command line of a figure that is drawn from results."""
     p = parser(description)
+    p.add_argument("--results", type=Path, default=Path("plots/results"),
+                   help="the directory of the CSV files (default: %(default)s)")
+    return p
+
+
+def gpu_parser(description):
+    """The command line of a figure that is drawn from one GPU's results."""
+    p = results_parser(description)
     p.add_argument("--gpu", default="h200",
                    help="whose results to draw: the name of a CSV file (default: %(default)s)")
     return p
@@ -72,22 +77,47 @@ def read(path):
         return list(csv.DictReader(file))
 
 
+def named(arguments, name):
+    """A value that `make ceilings` measured on this GPU; None if it did not."""
+    path = arguments.results / f"{arguments.gpu}-ceilings.csv"
+    rows = read(path) if path.is_file() else []
+    return next((float(r["value"]) for r in rows if r["name"] == name), None)
+
+
+def skip(reason):
+    """Ends a figure that cannot be drawn yet, which is no error."""
+    print(f"skipped: {reason}")
+    sys.exit()
+
+
 def is_step(name):
     """Whether a name is a step of the ladder: no peer and no variant of a step."""
     return re.fullmatch(r"\d\d-[^:]+", name) is not None
 
 
-def speed(rows, step, seqlen, head_dim=128, causal=0):
+def on_tensor_cores(step):
+    """Whether a step uses them: the line `Needs` of its source names an mma instruction."""
+    header = (STEPS / step / "attention.cu").read_text(encoding="utf-8")
+    return re.search(r"^// Needs .*mma", header, re.MULTILINE) is not None
+
+
+def speed(rows, step, seqlen=SEQLEN, head_dim=HEAD_DIM, options=""):
     """The median TFLOP/s of a step (or peer) and the batch, the largest that it ran with; or None.
 
     An interleaved run has several rows of one shape: its repetitions.
     """
-    shape = (step, str(seqlen), str(head_dim), str(causal))
-    found = [r for r in rows if (r["step"], r["seqlen"], r["head_dim"], r["causal"]) == shape]
+    shape = (step, str(seqlen), str(head_dim), options)
+    found = [r for r in rows if (r["step"], r["seqlen"], r["head_dim"], r["options"]) == shape]
     if not found:
         return None
     batch = max(int(r["batch"]) for r in found)
-    return statistics.median(float(r["tflops"]) for r in found if int(r["batch"]) == batch), batch
+    return median(float(r["tflops"]) for r in found if int(r["batch"]) == batch), batch
+
+
+def matmul_speed(rows):
+    """The median TFLOP/s of an fp16 matmul, whose shape is its own; None if there is none."""
+    speeds = [float(r["tflops"]) for r in rows if r["step"] == "matmul-fp16"]
+    return median(speeds) if speeds else None
 
 
 def three_digits(value):

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <cstddef>
 
-#include "reference/parallel.h"
-
 namespace reference {
 
 Keys keys_seen(const Shape &shape, int batch, int query) {
@@ -33,57 +31,43 @@ double visible_pairs(const Shape &shape) {
   return pairs * shape.heads;
 }
 
+std::size_t first_key(const Shape &shape, Place place) {
+  const int kv_head = place.head / (shape.heads / shape.kv_heads);
+  return (static_cast<std::size_t>(place.batch) * shape.kv_heads + kv_head) * shape.seqlen_k;
+}
+
 Row attention_row(const Inputs &inputs, Place place) {
   const Shape &shape = inputs.shape;
   const int d = shape.head_dim;
-  const std::size_t head = std::size_t(place.batch) * shape.heads + place.head;
-  const std::size_t kv_head =
-      std::size_t(place.batch) * shape.kv_heads + place.head / (shape.heads / shape.kv_heads);
-  const auto value = [&](const std::vector<std::uint16_t> &matrix, std::size_t row, int k) {
-    return element_to_float(inputs.type, matrix[row * d + k]);
+  const std::size_t head = static_cast<std::size_t>(place.batch) * shape.heads + place.head;
+  const std::uint16_t *q = &inputs.Q[(head * shape.seqlen_q + place.row) * d];
+  const std::uint16_t *K = &inputs.K[first_key(shape, place) * d];
+  const std::uint16_t *V = &inputs.V[first_key(shape, place) * d];
+  const auto value = [&](const std::uint16_t *row, int k) {
+    return static_cast<double>(element_to_float(inputs.type, row[k]));
   };
-  const auto Q = [&](int k) { return value(inputs.Q, head * shape.seqlen_q + place.row, k); };
-  const auto K = [&](int j, int k) { return value(inputs.K, kv_head * shape.seqlen_k + j, k); };
-  const auto V = [&](int j, int k) { return value(inputs.V, kv_head * shape.seqlen_k + j, k); };
 
-  Row out{std::vector<double>(d), std::vector<double>(d)};
   const Keys keys = keys_seen(shape, place.batch, place.row);
-  if (keys.first == keys.end) return out;
+  Row row{keys, {}, {}, std::vector<double>(d)};
+  if (keys.first == keys.end) return row;
 
-  // Scores.
-  std::vector<double> s(keys.end), query(d);
-  for (int k = 0; k < d; k++) query[k] = Q(k) / std::sqrt(static_cast<double>(d));
-  for (int j = keys.first; j < keys.end; j++)
-    for (int k = 0; k < d; k++) s[j] += query[k] * K(j, k);
+  for (int j = keys.first; j < keys.end; j++) {
+    double s = 0;
+    for (int k = 0; k < d; k++) s += value(q, k) * value(K + static_cast<std::size_t>(j) * d, k);
+    row.scores.push_back(s / std::sqrt(static_cast<double>(d)));
+  }
 
   // e^s overflows a double from s = 710 on (and fp32 from 89). The softmax does not change when the
   // same number is subtracted from all scores; subtracting the largest leaves all exponents <= 0.
-  const double m = *std::max_element(s.begin() + keys.first, s.end());
+  const double m = *std::max_element(row.scores.begin(), row.scores.end());
   double l = 0;
-  for (int j = keys.first; j < keys.end; j++) l += s[j] = std::exp(s[j] - m);
+  for (const double s : row.scores) l += row.weights.emplace_back(std::exp(s - m));
+  for (double &p : row.weights) p /= l;
 
-  // The weighted average, divided by the sum of the weights only at the end.
-  const auto rounded = [&](double x) {
-    return element_to_float(inputs.type, double_to_element(inputs.type, x));
-  };
-  for (int j = keys.first; j < keys.end; j++) {
-    const double p = s[j], p_rounded = rounded(p);
-    for (int k = 0; k < d; k++) {
-      out.exact[k] += p * V(j, k);
-      out.rounded[k] += p_rounded * V(j, k);
-    }
-  }
-  for (int k = 0; k < d; k++) {
-    out.exact[k] /= l;
-    out.rounded[k] = rounded(out.rounded[k] / l);
-  }
-  return out;
-}
-
-std::vector<Row> attention_rows(const Inputs &inputs, const std::vector<Place> &places) {
-  std::vector<Row> rows(places.size());
-  parallel_for(places.size(), [&](std::size_t i) { rows[i] = attention_row(inputs, places[i]); });
-  return rows;
+  for (int j = keys.first; j < keys.end; j++)
+    for (int k = 0; k < d; k++)
+      row.output[k] += row.weights[j - keys.first] * value(V + static_cast<std::size_t>(j) * d, k);
+  return row;
 }
 
 }  // namespace reference

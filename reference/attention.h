@@ -14,6 +14,7 @@
 // in double precision.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -59,21 +60,22 @@ struct Inputs {
   std::vector<std::uint16_t> K, V;  // [batch, kv_heads, seqlen_k, head_dim]
 };
 
-/// One row of the output, twice.
-struct Row {
-  std::vector<double> exact;    // [head_dim], the definition
-  std::vector<double> rounded;  // [head_dim], with P and O rounded to the type and no other error
-};
-
 /// A query of a head.
 struct Place {
   int batch, head, row;
 };
 
-/// The output for one query.
+/// One row of the output, and what it was made of.
+struct Row {
+  Keys keys;                            // that the query sees
+  std::vector<double> scores, weights;  // of these keys
+  std::vector<double> output;           // [head_dim]
+};
+
+/// Attention for one query.
 Row attention_row(const Inputs &inputs, Place place);
 
-/// The outputs for many queries, on all cores of the host.
-std::vector<Row> attention_rows(const Inputs &inputs, const std::vector<Place> &places);
+/// The row of K and V, [batch * kv_heads * seqlen_k, head_dim], that holds key 0 of a query's head.
+std::size_t first_key(const Shape &shape, Place place);
 
 }  // namespace reference

@@ -1,4 +1,4 @@
-// fp16 on the host, against a slow computation that shares nothing with it: ldexp builds the
+// fp16 and bf16 on the host, against a slow computation that shares nothing with it: ldexp builds the
 // values, nearbyint does the rounding.
 #include "reference/half.h"
 
@@ -183,4 +183,72 @@ TEST_CASE("half: double_to_half rounds to nearest, ties to even") {
   CHECK(double_to_half(0x1p-25 + 0x1p-70).bits == 0x0001);
   CHECK(double_to_half(65520 - 0x1p-30).bits == 0x7bff);
   CHECK((double_to_half(std::numeric_limits<double>::quiet_NaN()).bits & 0x7fff) > 0x7c00);
+}
+
+// --- bf16 ----------------------------------------------------------------------------------------
+
+namespace {
+
+/// The nearest number that bf16 can hold, ties to even, or infinity.
+double slow_round_bf16(double value) {
+  if (value == 0 || std::isinf(value)) return value;
+  const int exponent = std::max(std::ilogb(value), -126);
+  const double step = std::ldexp(1.0, exponent - 7);  // between neighbours in bf16
+  const double rounded = std::nearbyint(value / step) * step;
+  return std::abs(rounded) > 0x1.fep127 ? std::copysign(kInfinity, value) : rounded;
+}
+
+}  // namespace
+
+TEST_CASE("bf16: every number has the value that its bits spell, and comes back") {
+  int wrong = 0;
+  for (unsigned bits = 0; bits < 0x10000; bits++) {
+    const int exponent = static_cast<int>(bits >> 7 & 255), mantissa = static_cast<int>(bits & 127);
+    const float value = bf16_to_float(bf16{static_cast<std::uint16_t>(bits)});
+    if (exponent == 255) {
+      wrong += mantissa ? !std::isnan(value) : !std::isinf(value);
+    } else {
+      const double expected =
+          exponent == 0 ? std::ldexp(mantissa, -133) : std::ldexp(128 + mantissa, exponent - 134);
+      wrong += value != (bits & 0x8000 ? -expected : expected);
+    }
+    if (!std::isnan(value)) wrong += float_to_bf16(value).bits != bits;
+  }
+  CHECK(wrong == 0);
+  CHECK(std::isnan(bf16_to_float(float_to_bf16(std::numeric_limits<float>::quiet_NaN()))));
+  CHECK(std::isnan(bf16_to_float(float_to_bf16(std::bit_cast<float>(0x7f800001u)))));
+}
+
+TEST_CASE("bf16: floats and doubles are rounded once, to the nearest, ties to even") {
+  std::mt19937 random(1);
+  int wrong = 0;
+  const auto compare = [&](double value, bf16 converted) {
+    const double expected = slow_round_bf16(value), got = bf16_to_float(converted);
+    wrong += got != expected || std::signbit(got) != std::signbit(expected);
+  };
+  for (int i = 0; i < 1000000; i++) {
+    const float value = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
+    if (!std::isnan(value)) compare(value, float_to_bf16(value));
+  }
+  // At ties between neighbours, and just beside them, nearer than a float can be.
+  for (unsigned bits = 0; bits < 0x7f80; bits++) {
+    const double low = bf16_to_float(bf16{static_cast<std::uint16_t>(bits)});
+    const double high =
+        bits + 1 == 0x7f80 ? 0x1p128 : bf16_to_float(bf16{static_cast<std::uint16_t>(bits + 1)});
+    const double tie = (low + high) / 2;
+    compare(tie, float_to_bf16(static_cast<float>(tie)));
+    for (const double sign : {1, -1})
+      for (const double value : {tie, std::nextafter(tie, 0), std::nextafter(tie, 1e300)})
+        compare(sign * value, double_to_bf16(sign * value));
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("elements: a type's own conversions") {
+  for (const double value : {1.0, -0.3, 65504.0, 1e-7, 3e38}) {
+    CHECK(double_to_element(Type::kFp16, value) == double_to_half(value).bits);
+    CHECK(double_to_element(Type::kBf16, value) == double_to_bf16(value).bits);
+  }
+  CHECK(element_to_float(Type::kFp16, 0x3c00) == 1);
+  CHECK(element_to_float(Type::kBf16, 0x3f80) == 1);
 }

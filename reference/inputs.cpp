@@ -66,16 +66,23 @@ void make_group(Family family, const Matrix &Q, const Matrix &K, const Matrix &V
       if (i < matrix.rows) matrix.fill(i, normal);
   switch (family) {
     case Family::kNormal: break;
-    case Family::kRising:
-      // All queries alike in sign: q . k_j / sqrt(d) climbs from -200 to -140, with a little noise.
-      // All are so low that a maximum which begins at 0, not at -infinity, leaves nothing.
-      for (int i = 0; i < Q.rows; i++) Q.fill(i, [&](int) { return 1 + 0.01f * random.normal(); });
+    case Family::kRising: {
+      // q . k_j / sqrt(d) climbs from -10240 by 60: column 0 brings the depth, column 1 the climb,
+      // the others a little noise. All are multiples of 1 / 16 and the sum stays below 2^18, so that
+      // fp32 adds them exactly, in any order.
+      const float root = std::sqrt(static_cast<float>(K.d));
+      for (int i = 0; i < Q.rows; i++)
+        Q.fill(i, [&](int k) { return k == 0 ? 256 : k == 1 ? 8 : random.sign(); });
       for (int j = 0; j < K.rows; j++) {
-        const float slope = (60 * static_cast<float>(j) / static_cast<float>(K.rows) - 200) /
-                            std::sqrt(static_cast<float>(K.d));
-        K.fill(j, [&](int) { return slope + 0.1f * random.normal(); });
+        const float climb = 60 * static_cast<float>(j) / static_cast<float>(K.rows);
+        K.fill(j, [&](int k) {
+          return k == 0   ? std::round(-40 * root)
+                 : k == 1 ? std::round(climb * root / 8 * 4) / 4
+                          : std::round(4 * random.normal()) / 16;
+        });
       }
       break;
+    }
     case Family::kOneHot: {
       // Keys are random signs; query i is 8 times key permuted[i]. Its score is 8 sqrt(d), those of
       // the others have standard deviation 8.

@@ -11,7 +11,7 @@ namespace reference {
 
 enum class Family {
   kNormal,     // standard normal: what a network sees, more or less
-  kRising,     // scores rise along the sequence, so every tile brings a new maximum
+  kRising,     // scores rise along the sequence, from far below: every tile has a new maximum
   kOneHot,     // each query matches one key: a permuted or skipped tile shows at once
   kEnds,       // values at the ends of fp16's range: largest, smallest normal, smallest subnormal
   kEqualKeys,  // all scores equal: the output is the mean of V

@@ -3,33 +3,59 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numeric>
 #include <set>
+#include <stdexcept>
 #include <vector>
 
 #include "reference/attention.h"
 #include "reference/inputs.h"
+#include "reference/parallel.h"
 
 namespace {
 
 using reference::attention_row;
-using reference::attention_rows;
 using reference::Family;
 using reference::Inputs;
 using reference::make_inputs;
 using reference::Row;
+using reference::Shape;
 
-std::vector<half> halves(const std::vector<float> &values) {
-  std::vector<half> result;
-  for (const float value : values) result.push_back(float_to_half(value));
+using Elements = std::vector<std::uint16_t>;
+
+Elements halves(const std::vector<float> &values) {
+  Elements result;
+  for (const float value : values) result.push_back(float_to_half(value).bits);
   return result;
+}
+
+float value_of(std::uint16_t bits) {
+  return half_to_float(half{bits});
+}
+
+/// As many heads of K and V as of Q, as many keys as queries, and no mask.
+Shape plain(int heads, int seqlen, int head_dim) {
+  return {.heads = heads,
+          .kv_heads = heads,
+          .seqlen_q = seqlen,
+          .seqlen_k = seqlen,
+          .head_dim = head_dim};
+}
+
+std::vector<double> output(const Inputs &inputs, int head, int row) {
+  return attention_row(inputs, {0, head, row}).output;
+}
+
+Inputs draw(Family family, int heads, int seqlen, int head_dim, std::uint64_t seed) {
+  return make_inputs(family, plain(heads, seqlen, head_dim), Type::kFp16, seed);
 }
 
 /// One head, given row after row.
 Inputs one_head(int seqlen, int head_dim, const std::vector<float> &Q, const std::vector<float> &K,
                 const std::vector<float> &V) {
-  return {1, seqlen, head_dim, halves(Q), halves(K), halves(V)};
+  return {plain(1, seqlen, head_dim), Type::kFp16, halves(Q), halves(K), halves(V)};
 }
 
 /// Equal but for the rounding of double precision.
@@ -42,12 +68,12 @@ constexpr Family kFamilies[] = {Family::kNormal, Family::kRising, Family::kOneHo
 
 /// The scores of one query, q . k_j / sqrt(d).
 std::vector<double> scores(const Inputs &inputs, int head, int row) {
-  const int N = inputs.seqlen, d = inputs.head_dim;
+  const int N = inputs.shape.seqlen_k, d = inputs.shape.head_dim;
   std::vector<double> s(N);
   for (int j = 0; j < N; j++) {
     for (int k = 0; k < d; k++)
-      s[j] += static_cast<double>(half_to_float(inputs.Q[(head * N + row) * d + k])) *
-              half_to_float(inputs.K[(head * N + j) * d + k]);
+      s[j] += static_cast<double>(value_of(inputs.Q[(head * N + row) * d + k])) *
+              value_of(inputs.K[(head * N + j) * d + k]);
     s[j] /= std::sqrt(d);
   }
   return s;
@@ -57,10 +83,10 @@ std::vector<double> scores(const Inputs &inputs, int head, int row) {
 struct Moments {
   double mean, deviation;
 
-  explicit Moments(const std::vector<half> &values) {
+  explicit Moments(const Elements &values) {
     double sum = 0, squares = 0;
-    for (const half value : values) {
-      const double x = half_to_float(value);
+    for (const std::uint16_t value : values) {
+      const double x = value_of(value);
       sum += x;
       squares += x * x;
     }
@@ -70,28 +96,18 @@ struct Moments {
   }
 };
 
-bool same_bits(const std::vector<half> &a, const std::vector<half> &b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](half x, half y) { return x.bits == y.bits; });
-}
-
 }  // namespace
 
 // --- attention -----------------------------------------------------------------------------------
 
 TEST_CASE("reference: with one key the output is its value") {
   const Inputs inputs = one_head(1, 2, {3, -1}, {0.5f, 7}, {-2.5f, 40});
-  const Row row = attention_row(inputs, 0, 0);
-  CHECK(row.exact == std::vector<double>{-2.5, 40});
-  CHECK(row.rounded == std::vector<double>{-2.5, 40});
+  CHECK(output(inputs, 0, 0) == std::vector<double>{-2.5, 40});
 }
 
 TEST_CASE("reference: two equal keys give the mean of their values") {
   const Inputs inputs = one_head(2, 1, {3, -5}, {2, 2}, {10, 40});
-  for (const int row : {0, 1}) {
-    CHECK(attention_row(inputs, 0, row).exact[0] == 25);
-    CHECK(attention_row(inputs, 0, row).rounded[0] == 25);
-  }
+  for (const int row : {0, 1}) CHECK(output(inputs, 0, row)[0] == 25);
 }
 
 TEST_CASE("reference: the score is the dot product over the root of the head dim") {
@@ -100,7 +116,7 @@ TEST_CASE("reference: the score is the dot product over the root of the head dim
   const double ln2 = 0.693359375;
   const Inputs inputs = one_head(2, 4, {0.693359375f, 0, 0, 0, 0, 0, 0, 1},
                                  {2, 0, 0, 0, 0, 9, 9, 0}, {3, 0, 0, 1, 0, 3, 0, 1});
-  const std::vector<double> out = attention_row(inputs, 0, 0).exact;
+  const std::vector<double> out = output(inputs, 0, 0);
   const double p = std::exp(ln2) / (std::exp(ln2) + 1);
   CHECK(p == doctest::Approx(2.0 / 3).epsilon(1e-3));
   CHECK(out[0] == about(3 * p));
@@ -108,14 +124,14 @@ TEST_CASE("reference: the score is the dot product over the root of the head dim
   CHECK(out[2] == 0);
   CHECK(out[3] == about(1));
   // Query 1 is at right angles to both keys.
-  CHECK(attention_row(inputs, 0, 1).exact == std::vector<double>{1.5, 1.5, 0, 1});
+  CHECK(output(inputs, 0, 1) == std::vector<double>{1.5, 1.5, 0, 1});
 }
 
 TEST_CASE("reference: each head has its own queries, keys and values") {
-  const Inputs inputs{
-      2, 2, 1, halves({1, 1, 1, 1}), halves({0, 0, 100, 0}), halves({10, 20, 30, 40})};
-  CHECK(attention_row(inputs, 0, 1).exact[0] == 15);
-  CHECK(attention_row(inputs, 1, 0).exact[0] == about(30));
+  const Inputs inputs{plain(2, 2, 1), Type::kFp16, halves({1, 1, 1, 1}), halves({0, 0, 100, 0}),
+                      halves({10, 20, 30, 40})};
+  CHECK(output(inputs, 0, 1)[0] == 15);
+  CHECK(output(inputs, 1, 0)[0] == about(30));
 }
 
 TEST_CASE("reference: large scores do not overflow") {
@@ -123,27 +139,14 @@ TEST_CASE("reference: large scores do not overflow") {
   const Inputs inputs = one_head(3, 4, {40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
                                  {50, 0, 0, 0, 49.9375f, 0, 0, 0, -50, 0, 0, 0},
                                  {1, 0, 0, 0, 3, 0, 0, 0, 60000, 0, 0, 0});
-  const Row row = attention_row(inputs, 0, 0);
   const double p = std::exp(40 * (49.9375 - 50) / 2);
-  CHECK(row.exact[0] == about((1 + 3 * p) / (1 + p)));
-  CHECK(std::isfinite(row.rounded[0]));
-}
-
-TEST_CASE("reference: attention with P and O rounded to fp16, by hand") {
-  // Scores 0 and -1; e^-1 = 0.36787944 lies between the fp16 numbers 0.36767578 and 0.36791992.
-  const Inputs inputs = one_head(2, 1, {1, 1}, {0, -1}, {-37, 100});
-  const double p = std::exp(-1.0), p_rounded = 0.367919921875;
-  const Row row = attention_row(inputs, 0, 0);
-  CHECK(row.exact[0] == about((-37 + 100 * p) / (1 + p)));  // -0.155025...
-  // The sum l stays exact. fp16 has steps of 1 / 8192 here.
-  CHECK((-37 + 100 * p_rounded) / (1 + p) * 8192 == doctest::Approx(-1245.73).epsilon(1e-5));
-  CHECK(row.rounded[0] == -1246.0 / 8192);
+  CHECK(output(inputs, 0, 0)[0] == about((1 + 3 * p) / (1 + p)));
 }
 
 TEST_CASE("reference: the order of keys does not matter if their values go along") {
   const int N = 64, d = 16;
-  Inputs inputs = make_inputs(Family::kNormal, 1, N, d, 3);
-  const Row before = attention_row(inputs, 0, 5);
+  Inputs inputs = draw(Family::kNormal, 1, N, d, 3);
+  const std::vector<double> before = output(inputs, 0, 5);
   std::vector<int> order(N);
   for (int j = 0; j < N; j++) order[j] = (j * 27 + 11) % N;
   const Inputs drawn = inputs;
@@ -152,37 +155,140 @@ TEST_CASE("reference: the order of keys does not matter if their values go along
       inputs.K[j * d + k] = drawn.K[order[j] * d + k];
       inputs.V[j * d + k] = drawn.V[order[j] * d + k];
     }
-  const Row after = attention_row(inputs, 0, 5);
-  for (int k = 0; k < d; k++)
-    CHECK(after.exact[k] == doctest::Approx(before.exact[k]).epsilon(1e-12));
+  const std::vector<double> after = output(inputs, 0, 5);
+  for (int k = 0; k < d; k++) CHECK(after[k] == doctest::Approx(before[k]).epsilon(1e-12));
   // And it does if they do not.
   inputs.V = drawn.V;
-  CHECK(attention_row(inputs, 0, 5).exact[0] != doctest::Approx(before.exact[0]).epsilon(1e-3));
+  CHECK(output(inputs, 0, 5)[0] != doctest::Approx(before[0]).epsilon(1e-3));
 }
 
 TEST_CASE("reference: the weights sum to 1") {
   for (const Family family : kFamilies) {
     CAPTURE(reference::family_names()[static_cast<int>(family)]);
-    Inputs inputs = make_inputs(family, 2, 32, 8, 1);
-    std::fill(inputs.V.begin(), inputs.V.end(), float_to_half(1));
+    Inputs inputs = draw(family, 2, 32, 8, 1);
+    std::fill(inputs.V.begin(), inputs.V.end(), float_to_half(1).bits);
     for (int row = 0; row < 32; row++)
-      for (const double out : attention_row(inputs, 1, row).exact) CHECK(out == about(1));
+      for (const double out : output(inputs, 1, row)) CHECK(out == about(1));
   }
 }
 
-TEST_CASE("reference: many rows at once are the same rows, in the order asked for") {
-  const Inputs inputs = make_inputs(Family::kNormal, 3, 40, 8, 1);
-  std::vector<reference::Place> places;
-  for (int i = 0; i < 100; i++) places.push_back({i * 7 % 3, i * 13 % 40});
-  const std::vector<Row> rows = attention_rows(inputs, places);
-  REQUIRE(rows.size() == places.size());
-  for (std::size_t i = 0; i < places.size(); i++) {
-    const Row row = attention_row(inputs, places[i].head, places[i].row);
-    CHECK(rows[i].exact == row.exact);
-    CHECK(rows[i].rounded == row.rounded);
+TEST_CASE("reference: a row tells its scores and weights, of the keys that it sees") {
+  Inputs inputs = draw(Family::kNormal, 2, 32, 8, 1);
+  inputs.shape.causal = true;
+  const Row row = attention_row(inputs, {0, 1, 11});
+  CHECK(row.keys.first == 0);
+  CHECK(row.keys.end == 12);
+  REQUIRE(row.scores.size() == 12);
+  const std::vector<double> all = scores(inputs, 1, 11);
+  for (int j = 0; j < 12; j++) {
+    CHECK(row.scores[j] == about(all[j]));
+    CHECK(row.weights[j] / row.weights[0] == about(std::exp(all[j] - all[0])));
   }
-  CHECK(rows[0].exact != rows[1].exact);
-  CHECK(attention_rows(inputs, {}).empty());
+  CHECK(std::accumulate(row.weights.begin(), row.weights.end(), 0.0) == about(1));
+}
+
+// --- who sees whom -------------------------------------------------------------------------------
+
+TEST_CASE("reference: who sees whom: no mask, causal, a window, lengths, drawn") {
+  const auto picture = [](const Shape &shape, int batch) {
+    std::vector<std::string> rows(shape.seqlen_q);
+    for (int i = 0; i < shape.seqlen_q; i++)
+      for (int j = 0; j < shape.seqlen_k; j++) rows[i] += sees(shape, batch, i, j) ? 'x' : '.';
+    return rows;
+  };
+  using Picture = std::vector<std::string>;
+  CHECK(picture({.seqlen_q = 2, .seqlen_k = 3}, 0) == Picture{"xxx", "xxx"});
+  CHECK(picture({.seqlen_q = 3, .seqlen_k = 3, .causal = true}, 0) == Picture{"x..", "xx.", "xxx"});
+  // The last query stands where the last key stands.
+  CHECK(picture({.seqlen_q = 2, .seqlen_k = 5, .causal = true}, 0) == Picture{"xxxx.", "xxxxx"});
+  CHECK(picture({.seqlen_q = 5, .seqlen_k = 2, .causal = true}, 0) ==
+        Picture{"..", "..", "..", "x.", "xx"});
+  CHECK(picture({.seqlen_q = 4, .seqlen_k = 4, .causal = true, .window = 2}, 0) ==
+        Picture{"x...", "xx..", ".xx.", "..xx"});
+  CHECK(picture({.seqlen_q = 4, .seqlen_k = 4, .window = 1}, 0) ==
+        Picture{"x...", ".x..", "..x.", "...x"});
+  CHECK(picture({.seqlen_q = 4, .seqlen_k = 2, .window = 1}, 0) == Picture{"..", "..", "x.", ".x"});
+  const Shape ragged{.batch = 2,
+                     .seqlen_q = 3,
+                     .seqlen_k = 4,
+                     .causal = true,
+                     .lengths_q = {3, 2},
+                     .lengths_k = {2, 4}};
+  CHECK(picture(ragged, 0) == Picture{"....", "x...", "xx.."});
+  CHECK(picture(ragged, 1) == Picture{"xxx.", "xxxx", "...."});
+  CHECK(picture({.seqlen_q = 2, .seqlen_k = 2, .lengths_k = {0}}, 0) == Picture{"..", ".."});
+}
+
+TEST_CASE("reference: the pairs counted are the pairs that see each other") {
+  for (const bool causal : {false, true})
+    for (const int window : {0, 1, 3, 100})
+      for (const auto &[seqlen_q, seqlen_k] : {std::pair{7, 7}, {3, 9}, {9, 3}}) {
+        const Shape shape{.batch = 2,
+                          .heads = 6,
+                          .kv_heads = 2,
+                          .seqlen_q = seqlen_q,
+                          .seqlen_k = seqlen_k,
+                          .causal = causal,
+                          .window = window,
+                          .lengths_q = {seqlen_q, seqlen_q - 1},
+                          .lengths_k = {seqlen_k, 2}};
+        int pairs = 0;
+        for (int batch = 0; batch < 2; batch++)
+          for (int i = 0; i < seqlen_q; i++)
+            for (int j = 0; j < seqlen_k; j++) pairs += sees(shape, batch, i, j);
+        CHECK(visible_pairs(shape) == 6 * pairs);
+      }
+  CHECK(visible_pairs(plain(16, 8192, 128)) == 16.0 * 8192 * 8192);
+}
+
+TEST_CASE(
+    "reference: a query that sees nothing has the output 0, others an average of what they see") {
+  Shape shape = plain(1, 4, 1);
+  shape.causal = true;
+  shape.lengths_q = {3};
+  shape.lengths_k = {2};
+  const Inputs inputs{shape, Type::kFp16, halves({0, 0, 0, 0}), halves({1, 2, 3, 4}),
+                      halves({10, 20, 30, 40})};
+  CHECK(output(inputs, 0, 0)[0] == 0);
+  CHECK(output(inputs, 0, 1)[0] == 10);
+  CHECK(output(inputs, 0, 2)[0] == 15);
+  CHECK(output(inputs, 0, 3)[0] == 0);
+}
+
+TEST_CASE(
+    "reference: query heads share keys and values in groups, within an element of the batch") {
+  const Shape shape{
+      .batch = 2, .heads = 4, .kv_heads = 2, .seqlen_q = 1, .seqlen_k = 1, .head_dim = 1};
+  const Inputs inputs{shape, Type::kFp16, halves({1, 1, 1, 1, 1, 1, 1, 1}), halves({0, 0, 0, 0}),
+                      halves({10, 20, 30, 40})};
+  for (int batch = 0; batch < 2; batch++)
+    for (int head = 0; head < 4; head++)
+      CHECK(attention_row(inputs, {batch, head, 0}).output[0] == 10 + 20 * batch + head / 2 * 10);
+}
+
+TEST_CASE("reference: bf16 elements are read as bf16") {
+  const auto bits = [](float value) { return float_to_bf16(value).bits; };
+  const Inputs inputs{plain(1, 2, 1),
+                      Type::kBf16,
+                      {bits(1), bits(1)},
+                      {bits(0), bits(0)},
+                      {bits(0x1p90f), bits(0x1p91f)}};
+  CHECK(output(inputs, 0, 0)[0] == 1.5 * 0x1p90);
+}
+
+TEST_CASE("reference: parallel_for calls once for each number, and passes an exception on") {
+  std::vector<std::atomic<int>> calls(1000);
+  parallel_for(calls.size(), [&](std::size_t i) { calls[i]++; });
+  CHECK(std::all_of(calls.begin(), calls.end(), [](int n) { return n == 1; }));
+  parallel_for(0, [](std::size_t) { FAIL("called"); });
+  std::atomic<int> before = 0;
+  CHECK_THROWS_WITH(parallel_for(100000,
+                                 [&](std::size_t i) {
+                                   if (i == 10) throw std::runtime_error("ten");
+                                   before++;
+                                 }),
+                    "ten");
+  CHECK(before < 99999);
 }
 
 // --- numbers that the book prints ----------------------------------------------------------------
@@ -220,7 +326,7 @@ TEST_CASE("reference: the online softmax of two tiles, as the book works it out"
 
   // The definition, all four keys at once: with d = 1 and q = 1 the scores are the keys.
   const Inputs inputs = one_head(4, 1, {1, 1, 1, 1}, {1, 3, 2, 5}, {10, 20, 30, 40});
-  CHECK(o / l == about(attention_row(inputs, 0, 0).exact[0]));
+  CHECK(o / l == about(output(inputs, 0, 0)[0]));
 }
 
 TEST_CASE("reference: where e^s overflows: fp32 from 89 on, double from 710 on") {
@@ -243,39 +349,39 @@ TEST_CASE("inputs: each family has a name") {
 TEST_CASE("inputs: the same seed gives the same numbers, another seed others") {
   for (const Family family : kFamilies) {
     CAPTURE(reference::family_names()[static_cast<int>(family)]);
-    const Inputs a = make_inputs(family, 3, 32, 16, 7), again = make_inputs(family, 3, 32, 16, 7);
-    const Inputs b = make_inputs(family, 3, 32, 16, 8);
-    CHECK(a.batch_heads == 3);
-    CHECK(a.seqlen == 32);
-    CHECK(a.head_dim == 16);
+    const Inputs a = draw(family, 3, 32, 16, 7), again = draw(family, 3, 32, 16, 7);
+    const Inputs b = draw(family, 3, 32, 16, 8);
+    CHECK(a.shape.heads == 3);
+    CHECK(a.shape.seqlen_k == 32);
+    CHECK(a.shape.head_dim == 16);
     for (auto matrix : {&Inputs::Q, &Inputs::K, &Inputs::V}) {
       CHECK((a.*matrix).size() == 3 * 32 * 16);
-      CHECK(same_bits(a.*matrix, again.*matrix));
-      CHECK(!same_bits(a.*matrix, b.*matrix));
+      CHECK(a.*matrix == again.*matrix);
+      CHECK(a.*matrix != b.*matrix);
     }
-    CHECK(!same_bits(a.Q, a.K));
-    CHECK(!same_bits(a.K, a.V));
+    CHECK(a.Q != a.K);
+    CHECK(a.K != a.V);
   }
 }
 
 TEST_CASE("inputs: heads differ from each other, and do not depend on how many there are") {
   for (const Family family : kFamilies) {
     CAPTURE(reference::family_names()[static_cast<int>(family)]);
-    const Inputs three = make_inputs(family, 3, 32, 16, 7), two = make_inputs(family, 2, 32, 16, 7);
-    const auto head = [](const std::vector<half> &matrix, int h) {
-      return std::vector<half>(matrix.begin() + h * 512, matrix.begin() + (h + 1) * 512);
+    const Inputs three = draw(family, 3, 32, 16, 7), two = draw(family, 2, 32, 16, 7);
+    const auto head = [](const Elements &matrix, int h) {
+      return Elements(matrix.begin() + h * 512, matrix.begin() + (h + 1) * 512);
     };
     for (auto matrix : {&Inputs::Q, &Inputs::K, &Inputs::V}) {
-      CHECK(same_bits(head(three.*matrix, 0), head(two.*matrix, 0)));
-      CHECK(same_bits(head(three.*matrix, 1), head(two.*matrix, 1)));
-      CHECK(!same_bits(head(three.*matrix, 0), head(three.*matrix, 1)));
-      CHECK(!same_bits(head(three.*matrix, 1), head(three.*matrix, 2)));
+      CHECK(head(three.*matrix, 0) == head(two.*matrix, 0));
+      CHECK(head(three.*matrix, 1) == head(two.*matrix, 1));
+      CHECK(head(three.*matrix, 0) != head(three.*matrix, 1));
+      CHECK(head(three.*matrix, 1) != head(three.*matrix, 2));
     }
   }
 }
 
 TEST_CASE("inputs: normal: mean 0, standard deviation 1, scores of standard deviation 1") {
-  const Inputs inputs = make_inputs(Family::kNormal, 4, 256, 64, 1);
+  const Inputs inputs = draw(Family::kNormal, 4, 256, 64, 1);
   for (auto matrix : {&Inputs::Q, &Inputs::K, &Inputs::V}) {
     const Moments moments(inputs.*matrix);  // of 65536 numbers: good to 1 / 256
     CHECK(std::abs(moments.mean) < 4.0 / 256);
@@ -283,7 +389,7 @@ TEST_CASE("inputs: normal: mean 0, standard deviation 1, scores of standard devi
     // One in 44 of normal numbers is beyond 2 on each side, and none of these is far out.
     const auto beyond = [&](double limit) {
       return std::count_if((inputs.*matrix).begin(), (inputs.*matrix).end(),
-                           [&](half x) { return half_to_float(x) > limit; });
+                           [&](std::uint16_t x) { return value_of(x) > limit; });
     };
     CHECK(beyond(2) == doctest::Approx(65536 * 0.02275).epsilon(0.1));
     CHECK(beyond(-1) == doctest::Approx(65536 * 0.84134).epsilon(0.01));
@@ -294,28 +400,72 @@ TEST_CASE("inputs: normal: mean 0, standard deviation 1, scores of standard devi
   CHECK(std::sqrt(squares / 256) == doctest::Approx(1).epsilon(0.2));
 }
 
-TEST_CASE("inputs: rising: scores climb from -200 to -140, every tile has a new maximum") {
-  for (const int d : {64, 128}) {
-    const int N = 512;
-    const Inputs inputs = make_inputs(Family::kRising, 2, N, d, 1);
-    for (const int row : {0, 100, N - 1}) {
-      const std::vector<double> s = scores(inputs, 1, row);
-      CHECK(s.front() == doctest::Approx(-200).epsilon(0.02));
-      CHECK(s.back() == doctest::Approx(-140).epsilon(0.02));
-      double before = -INFINITY;
-      for (int tile = 0; tile < N; tile += 32) {
-        const double maximum = *std::max_element(s.begin() + tile, s.begin() + tile + 32);
-        CHECK(maximum > before + 2);  // 60 / 16 a tile, less the noise
-        before = maximum;
+TEST_CASE("inputs: rising: scores climb by 60 from -10240, every tile has a new maximum") {
+  for (const Type type : {Type::kFp16, Type::kBf16})
+    for (const int d : {64, 128}) {
+      CAPTURE(d);
+      const int N = 512;
+      const Inputs inputs = make_inputs(Family::kRising, plain(2, N, d), type, 1);
+      for (const int row : {0, 100, N - 1}) {
+        const std::vector<double> s = attention_row(inputs, {0, 1, row}).scores;
+        CHECK(s.front() == doctest::Approx(-10240).epsilon(0.005));
+        CHECK(s.back() - s.front() == doctest::Approx(60).epsilon(0.05));
+        double before = -INFINITY;
+        for (int tile = 0; tile < N; tile += 32) {
+          const double maximum = *std::max_element(s.begin() + tile, s.begin() + tile + 32);
+          CHECK(maximum > before + 1.5);  // 60 / 16 a tile, less the noise
+          before = maximum;
+        }
       }
     }
+}
+
+TEST_CASE("inputs: rising: fp32 adds its products exactly, in any order") {
+  for (const int d : {64, 128}) {
+    const Inputs inputs = draw(Family::kRising, 1, 128, d, 1);
+    for (const int row : {0, 127})
+      for (int j = 0; j < 128; j++) {
+        float forward = 0, backward = 0;
+        for (int k = 0; k < d; k++) {
+          forward += value_of(inputs.Q[row * d + k]) * value_of(inputs.K[j * d + k]);
+          const int last = d - 1 - k;
+          backward += value_of(inputs.Q[row * d + last]) * value_of(inputs.K[j * d + last]);
+        }
+        CHECK(forward == backward);
+        CHECK(forward / std::sqrt(d) == about(scores(inputs, 0, row)[j]));
+      }
+  }
+}
+
+TEST_CASE("inputs: drawn for any shape: grouped heads, other lengths, bf16") {
+  const Shape shape{
+      .batch = 2, .heads = 6, .kv_heads = 2, .seqlen_q = 5, .seqlen_k = 9, .head_dim = 8};
+  for (const Type type : {Type::kFp16, Type::kBf16})
+    for (std::size_t i = 0; i < reference::family_names().size(); i++) {
+      CAPTURE(reference::family_names()[i]);
+      const Inputs inputs = make_inputs(static_cast<Family>(i), shape, type, 3);
+      CHECK(inputs.type == type);
+      CHECK(inputs.Q.size() == 2 * 6 * 5 * 8);
+      CHECK(inputs.K.size() == 2 * 2 * 9 * 8);
+      CHECK(inputs.V.size() == 2 * 2 * 9 * 8);
+      for (auto matrix : {&Inputs::Q, &Inputs::K, &Inputs::V})
+        for (const std::uint16_t bits : inputs.*matrix)
+          CHECK(std::isfinite(element_to_float(type, bits)));
+      for (int head = 0; head < 6; head++)
+        for (const double x : attention_row(inputs, {1, head, 4}).output) CHECK(std::isfinite(x));
+    }
+  // A query of any head of a group matches one of its group's keys.
+  const Inputs one_hot = make_inputs(Family::kOneHot, shape, Type::kBf16, 3);
+  for (int head = 0; head < 6; head++) {
+    const std::vector<double> s = attention_row(one_hot, {1, head, 0}).scores;
+    CHECK(*std::max_element(s.begin(), s.end()) == about(8 * std::sqrt(8)));
   }
 }
 
 TEST_CASE("inputs: one-hot: each query matches one key, each key one query") {
   const int N = 256;
   for (const int d : {64, 128}) {
-    const Inputs inputs = make_inputs(Family::kOneHot, 2, N, d, 1);
+    const Inputs inputs = draw(Family::kOneHot, 2, N, d, 1);
     std::set<int> matched;
     int in_place = 0;
     for (int row = 0; row < N; row++) {
@@ -338,14 +488,14 @@ TEST_CASE("inputs: one-hot: each query matches one key, each key one query") {
 TEST_CASE("inputs: ends and huge: fp16's largest, 1, smallest normal and subnormal, nothing else") {
   const int N = 128, d = 16;
   for (const Family family : {Family::kEnds, Family::kHuge}) {
-    const Inputs inputs = make_inputs(family, 1, N, d, 1);
+    const Inputs inputs = draw(family, 1, N, d, 1);
     for (auto matrix : {&Inputs::Q, &Inputs::K, &Inputs::V}) {
       std::set<unsigned> all;
       int negative = 0;
       for (int row = 0; row < N; row++) {
         std::set<unsigned> of_row;
         for (int k = 0; k < d; k++) {
-          const unsigned bits = (inputs.*matrix)[row * d + k].bits;
+          const unsigned bits = (inputs.*matrix)[row * d + k];
           of_row.insert(bits & 0x7fff);
           negative += bits >= 0x8000;
         }
@@ -365,17 +515,17 @@ TEST_CASE("inputs: ends and huge: fp16's largest, 1, smallest normal and subnorm
 
 TEST_CASE("inputs: equal-keys: the output is the mean of V") {
   const int N = 64, d = 16;
-  const Inputs inputs = make_inputs(Family::kEqualKeys, 2, N, d, 1);
+  const Inputs inputs = draw(Family::kEqualKeys, 2, N, d, 1);
   for (int head = 0; head < 2; head++) {
-    const half *key = &inputs.K[head * N * d];
+    const std::uint16_t *key = &inputs.K[head * N * d];
     int different = 0;
-    for (int i = 0; i < N * d; i++) different += key[i].bits != key[i % d].bits;
+    for (int i = 0; i < N * d; i++) different += key[i] != key[i % d];
     CHECK(different == 0);
     for (const int row : {0, 31, N - 1}) {
-      const std::vector<double> out = attention_row(inputs, head, row).exact;
+      const std::vector<double> out = output(inputs, head, row);
       for (int k = 0; k < d; k++) {
         double mean = 0;
-        for (int j = 0; j < N; j++) mean += half_to_float(inputs.V[(head * N + j) * d + k]);
+        for (int j = 0; j < N; j++) mean += value_of(inputs.V[(head * N + j) * d + k]);
         CHECK(out[k] == doctest::Approx(mean / N).epsilon(1e-12));
       }
     }

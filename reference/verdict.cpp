@@ -2,43 +2,139 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <numeric>
 #include <random>
 
+#include "reference/parallel.h"
+
 namespace reference {
+namespace {
+
+constexpr double kFailureOfARightKernel = 5e-7;  // F of verdict.h, for each of the two bounds
+
+/// What a type's rounding does to a number: half a unit in the last place.
+struct Rounding {
+  double u;  // of 1
+  double f;  // of the smallest subnormal
+
+  double half_ulp(double x) const {
+    int exponent;  // |x| = 2^exponent * [0.5, 1)
+    std::frexp(x, &exponent);
+    return x == 0 ? f : std::max(f, std::ldexp(u, exponent - 1));
+  }
+};
+
+Rounding rounding_of(Type type) {
+  return type == Type::kFp16 ? Rounding{0x1p-11, 0x1p-25} : Rounding{0x1p-9, 0x1p-134};
+}
+
+/// Which keys may be rounded alike, or are most of the sum alone.
+std::vector<bool> keys_that_count_fully(const std::vector<double> &weights) {
+  std::vector<int> order(weights.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return weights[a] < weights[b]; });
+  std::vector<bool> fully(weights.size());
+  for (std::size_t i = 0; i < order.size(); i++) {
+    const double w = weights[order[i]];
+    if (w > 0.5) fully[order[i]] = true;
+    if (i > 0 && w - weights[order[i - 1]] <= 0x1p-11 * w)
+      fully[order[i]] = fully[order[i - 1]] = true;
+  }
+  return fully;
+}
+
+/// One element of the output: what is right, and the two bounds of its error before its rounding.
+struct Element {
+  double expected = 0;
+  double c_squared = 0;
+  double at_most = 0;
+};
+
+std::vector<Element> elements_of(const Inputs &inputs, Place place) {
+  const Row row = attention_row(inputs, place);
+  const int d = inputs.shape.head_dim;
+  std::vector<Element> elements(d);
+  for (int k = 0; k < d; k++) elements[k].expected = row.output[k];
+  if (row.weights.empty()) return elements;
+
+  const Rounding rounding = rounding_of(inputs.type);
+  const std::vector<bool> fully = keys_that_count_fully(row.weights);
+  const double largest = *std::max_element(row.weights.begin(), row.weights.end());
+  const double fp32 = 0x1p-23 * (d + static_cast<double>(row.weights.size()) / 16);
+  const std::uint16_t *v = &inputs.V[(first_key(inputs.shape, place) + row.keys.first) * d];
+  for (std::size_t j = 0; j < row.weights.size(); j++) {
+    const double w = row.weights[j];
+    const double a = std::max(rounding.u * w, rounding.f * largest);
+    const double b = 0x1p-24 * std::min(std::abs(row.scores[j]), 0x1p14) * w;
+    const double e = fp32 * w;
+    const double squares = (a * a + b * b) * (fully[j] ? 1 : 1 / 3.0) + e * e;
+    for (int k = 0; k < d; k++) {
+      const double value = element_to_float(inputs.type, *v++);
+      elements[k].c_squared += squares * value * value;
+      elements[k].at_most += (a + b + e) * std::abs(value);
+    }
+  }
+  return elements;
+}
+
+}  // namespace
 
 Verdict judge(const Inputs &inputs, const std::vector<std::uint16_t> &O,
               const std::vector<Place> &places) {
-  const std::vector<Row> rows = attention_rows(inputs, places);
   const Shape &shape = inputs.shape;
   const int d = shape.head_dim;
+  const Rounding rounding = rounding_of(inputs.type);
+  std::vector<std::vector<Element>> rows(places.size());
+  parallel_for(places.size(), [&](std::size_t i) { rows[i] = elements_of(inputs, places[i]); });
+
+  const double n = static_cast<double>(places.size()) * d;
+  const double deviations = std::sqrt(2 * std::log(2 * n / kFailureOfARightKernel));
   Verdict verdict;
-  double squares = 0, squares_of_rounding = 0;
+  double squares = 0, worst_ratio = 0;
+  // Of c^2 + h^2 / 3, for each column of V of each of its heads.
+  std::vector<double> column_sums(static_cast<std::size_t>(shape.batch) * shape.kv_heads * d);
   for (std::size_t i = 0; i < places.size(); i++) {
     const Place &place = places[i];
     const std::size_t head = static_cast<std::size_t>(place.batch) * shape.heads + place.head;
     const std::size_t first = (head * shape.seqlen_q + place.row) * d;
+    double *const columns = &column_sums[first_key(shape, place) / shape.seqlen_k * d];
     for (int k = 0; k < d; k++) {
+      const Element &element = rows[i][k];
       const double output = element_to_float(inputs.type, O[first + k]);
-      const double expected = rows[i].exact[k];
-      const double error = std::abs(output - expected);
-      const double rounding = std::abs(rows[i].rounded[k] - expected);
+      const double error = std::abs(output - element.expected);
+      const double before_rounding =
+          std::min(deviations * std::sqrt(element.c_squared), element.at_most);
+      // The output of a row that sees nothing is 0, and nothing is rounded.
+      const double h = before_rounding == 0
+                           ? 0
+                           : rounding.half_ulp(std::abs(element.expected) + before_rounding);
+      const double bound = before_rounding + h;
+      squares += error * error;
+      columns[k] += element.c_squared + h * h / 3;
+      const double ratio = error == 0 ? 0 : error / bound;
       const bool first_not_finite = !std::isfinite(output) && verdict.not_finite == 0;
       verdict.not_finite += !std::isfinite(output);
-      squares += error * error;
-      squares_of_rounding += rounding * rounding;
-      verdict.max_bound = std::max(verdict.max_bound, 2 * rounding);
-      if (first_not_finite || (verdict.not_finite == 0 && error > verdict.max_error)) {
-        verdict.max_error = error;
+      if (first_not_finite || (verdict.not_finite == 0 && ratio > worst_ratio)) {
+        worst_ratio = ratio;
         verdict.worst = place;
         verdict.worst_column = k;
         verdict.worst_output = output;
-        verdict.worst_expected = expected;
+        verdict.worst_expected = element.expected;
+        verdict.max_error = error;
+        verdict.max_bound = bound;
       }
     }
   }
-  const double elements = static_cast<double>(places.size()) * d;
-  verdict.rms_error = std::sqrt(squares / elements);
-  verdict.rms_bound = 2 * std::sqrt(squares_of_rounding / elements);
+  const double L = std::log(1 / kFailureOfARightKernel);
+  double sum = 0, sum_of_squares = 0, largest = 0;
+  for (const double B : column_sums) {
+    sum += B;
+    sum_of_squares += B * B;
+    largest = std::max(largest, B);
+  }
+  verdict.rms_error = std::sqrt(squares / n);
+  verdict.rms_bound = std::sqrt((sum + 2 * std::sqrt(L * sum_of_squares) + 2 * L * largest) / n);
   return verdict;
 }
 

@@ -5,11 +5,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "reference/inputs.h"
@@ -25,6 +25,18 @@ using reference::Verdict;
 constexpr int kHeads = 2, kSeqlen = 128, kHeadDim = 64, kTile = 32;
 constexpr std::size_t kElements = std::size_t{kHeads} * kSeqlen * kHeadDim;
 
+Inputs draw(Family family, Type type = Type::kFp16, std::uint64_t seed = 1) {
+  return make_inputs(family,
+                     {.heads = kHeads,
+                      .kv_heads = kHeads,
+                      .seqlen_q = kSeqlen,
+                      .seqlen_k = kSeqlen,
+                      .head_dim = kHeadDim},
+                     type, seed);
+}
+
+using Elements = std::vector<std::uint16_t>;
+
 /// Inputs of a family, all their rows, and the right output in double precision.
 struct Case {
   Family family;
@@ -32,15 +44,15 @@ struct Case {
   std::vector<Place> places;
   std::vector<double> exact;  // [kHeads, kSeqlen, kHeadDim]
 
-  explicit Case(Family of) : family(of), inputs(make_inputs(of, kHeads, kSeqlen, kHeadDim, 1)) {
+  explicit Case(Family of) : family(of), inputs(draw(of)) {
     for (int head = 0; head < kHeads; head++)
-      for (int row = 0; row < kSeqlen; row++) places.push_back({head, row});
-    for (const reference::Row &row : attention_rows(inputs, places))
-      exact.insert(exact.end(), row.exact.begin(), row.exact.end());
+      for (int row = 0; row < kSeqlen; row++) places.push_back({0, head, row});
+    for (const Place &place : places)
+      for (const double x : attention_row(inputs, place).output) exact.push_back(x);
   }
 
   std::string name() const { return reference::family_names()[static_cast<int>(family)]; }
-  Verdict verdict(const std::vector<half> &O) const { return judge(inputs, O, places); }
+  Verdict verdict(const Elements &O) const { return judge(inputs, O, places); }
 };
 
 const std::vector<Case> &cases() {
@@ -54,9 +66,9 @@ const Case &normal() {
   return cases()[0];
 }
 
-std::vector<half> rounded(const std::vector<double> &values) {
-  std::vector<half> result;
-  for (const double value : values) result.push_back(double_to_half(value));
+Elements rounded(const std::vector<double> &values) {
+  Elements result;
+  for (const double value : values) result.push_back(double_to_half(value).bits);
   return result;
 }
 
@@ -64,7 +76,8 @@ std::size_t element(int head, int row, int column) {
   return (static_cast<std::size_t>(head) * kSeqlen + row) * kHeadDim + column;
 }
 
-constexpr half kNan{0x7e00}, kInfinity{0x7c00}, kMinusInfinity{0xfc00}, kPoison{0xffff};
+constexpr std::uint16_t kNan = 0x7e00, kInfinity = 0x7c00, kMinusInfinity = 0xfc00,
+                        kPoison = 0xffff;
 
 /// What a kernel may get wrong.
 struct Mistakes {
@@ -73,19 +86,32 @@ struct Mistakes {
   bool rescale = true;        // correct l and O when a tile brings a new maximum
   int values_shifted_by = 0;  // key j gets the value of key j + this
   bool head_0_everywhere = false;
+  int dropped_key = -1;
+  double scale_of_P = 1;          // of P alone, not of l
+  bool P_in_fp16 = false;         // a rounding, not a mistake
+  double scale_when_rounded = 1;  // P times this is what is rounded
+  bool O_in_fp16 = false;         // O is rounded after each key
 };
 
-std::vector<double> as_doubles(const std::vector<half> &matrix) {
+double in_half(double x) {
+  return half_to_float(double_to_half(x));
+}
+
+double value_of(std::uint16_t bits) {
+  return half_to_float(half{bits});
+}
+
+std::vector<double> as_doubles(const Elements &matrix) {
   std::vector<double> values;
-  for (const half value : matrix) values.push_back(half_to_float(value));
+  for (const std::uint16_t bits : matrix) values.push_back(value_of(bits));
   return values;
 }
 
 /// Flash attention, tile by tile, with mistakes; all else in double precision.
-std::vector<half> flash_attention(const Inputs &inputs, const Mistakes &mistakes) {
+Elements flash_attention(const Inputs &inputs, const Mistakes &mistakes) {
   const std::vector<double> Q = as_doubles(inputs.Q), K = as_doubles(inputs.K);
   const std::vector<double> V = as_doubles(inputs.V);
-  std::vector<half> O;
+  Elements O;
   for (int head = 0; head < kHeads; head++)
     for (int row = 0; row < kSeqlen; row++) {
       const int from = mistakes.head_0_everywhere ? 0 : head;
@@ -107,17 +133,24 @@ std::vector<half> flash_attention(const Inputs &inputs, const Mistakes &mistakes
           const double p = std::exp(s[j] - m);
           const int of_key = (first + j + mistakes.values_shifted_by) % kSeqlen;
           const double *value = &V[element(from, of_key, 0)];
+          if (first + j == mistakes.dropped_key) continue;
           l += p;
-          for (int k = 0; k < kHeadDim; k++) o[k] += p * value[k];
+          const double scale = mistakes.scale_when_rounded;
+          const double p_used =
+              mistakes.scale_of_P * (mistakes.P_in_fp16 ? in_half(p * scale) / scale : p);
+          for (int k = 0; k < kHeadDim; k++) {
+            o[k] += p_used * value[k];
+            if (mistakes.O_in_fp16) o[k] = in_half(o[k]);
+          }
         }
       }
-      for (const double x : o) O.push_back(double_to_half(x / l));
+      for (const double x : o) O.push_back(double_to_half(x / l).bits);
     }
   return O;
 }
 
 /// Judges a wrong answer for every family: it must fail, but for the families that cannot show it.
-void check_wrong(const std::function<std::vector<half>(const Case &)> &wrong_output,
+void check_wrong(const std::function<Elements(const Case &)> &wrong_output,
                  const std::set<Family> &invisible = {}) {
   for (const Case &c : cases()) {
     CAPTURE(c.name());
@@ -138,45 +171,70 @@ TEST_CASE("verdict: the exact answer rounded to fp16 passes") {
     const Verdict verdict = c.verdict(rounded(c.exact));
     CHECK(verdict.passed());
     CHECK(verdict.not_finite == 0);
-    // Rounding O is part of what the bound allows, rounding P the other part; the bound is twice.
     CHECK(verdict.rms_error > 0);
     CHECK(verdict.rms_error <= verdict.rms_bound / 2);
-    CHECK(verdict.max_error <= verdict.max_bound / 2);
   }
 }
 
-TEST_CASE("verdict: flash attention without a mistake passes") {
+TEST_CASE(
+    "verdict: flash attention without a mistake passes, P in double or in fp16 at any scale") {
   for (const Case &c : cases()) {
     CAPTURE(c.name());
     CHECK(c.verdict(flash_attention(c.inputs, {})).passed());
+    for (const double scale : {1.0, 1.0 / 3, 0.7, 1.0001, 1.3, 1.9, 101.0}) {
+      CAPTURE(scale);
+      // (With 101 and values of 65504 a single key's output may round to infinity.)
+      if (c.family == Family::kEnds && scale != 1) continue;
+      const Mistakes right{.P_in_fp16 = true, .scale_when_rounded = scale};
+      const Verdict verdict = c.verdict(flash_attention(c.inputs, right));
+      CAPTURE(verdict.rms_error / verdict.rms_bound);
+      CAPTURE(verdict.max_error / verdict.max_bound);
+      CHECK(verdict.passed());
+    }
   }
 }
 
-TEST_CASE("verdict: the bound is twice the error of rounding P and O, in RMS and at most") {
-  for (const Case &c : cases()) {
-    CAPTURE(c.name());
-    double squares = 0, largest = 0;
-    std::vector<half> with_rounding;
-    const std::vector<reference::Row> rows = attention_rows(c.inputs, c.places);
-    for (std::size_t i = 0; i < rows.size(); i++)
-      for (int k = 0; k < kHeadDim; k++) {
-        const double error = rows[i].rounded[k] - rows[i].exact[k];
-        squares += error * error;
-        largest = std::max(largest, std::abs(error));
-        with_rounding.push_back(double_to_half(rows[i].rounded[k]));
-      }
-    const Verdict verdict = c.verdict(with_rounding);
-    CHECK(verdict.passed());
-    CHECK(verdict.rms_bound == doctest::Approx(2 * std::sqrt(squares / kElements)));
-    CHECK(verdict.max_bound == doctest::Approx(2 * largest));
-    CHECK(std::isfinite(verdict.max_bound));
-    CHECK(verdict.rms_error == doctest::Approx(verdict.rms_bound / 2));
-    CHECK(verdict.max_error == doctest::Approx(verdict.max_bound / 2));
+TEST_CASE("verdict: the bound of an element, by hand") {
+  // Two keys with weights 2/3 and 1/3 (but for 2^-11), values 3 and -1.
+  const Inputs inputs{{.seqlen_q = 1, .seqlen_k = 2, .head_dim = 1},
+                      Type::kFp16,
+                      {double_to_half(1).bits},
+                      {double_to_half(0.693359375).bits, 0},
+                      {double_to_half(3).bits, double_to_half(-1).bits}};
+  const double w = 1 / (1 + std::exp(-0.693359375)), s = 0.693359375;
+  const double o = 3 * w - (1 - w);
+  const double e = 0x1p-23 * (1 + 2 / 16.0);  // of fp32: d = 1, N = 2
+  // Only a few keys: not the tail of their sum, but all errors at their bounds.
+  const double at_most = 3 * w * (0x1p-11 + 0x1p-24 * s + e) + (1 - w) * (0x1p-11 + e);
+  const double half_ulp = 0x1p-11;  // o is 1.667
+  const Verdict verdict = judge(inputs, {double_to_half(o + 0x1p-10).bits}, {{0, 0, 0}});
+  CHECK(verdict.max_bound == doctest::Approx(at_most + half_ulp));
+  // The first key has more than half of the weight and counts fully, the other for a third.
+  const double c_squared =
+      9 * w * w * (0x1p-22 + 0x1p-48 * s * s + e * e) + (1 - w) * (1 - w) * (0x1p-22 / 3 + e * e);
+  const double B = c_squared + half_ulp * half_ulp / 3, L = std::log(1 / 5e-7);
+  CHECK(verdict.rms_bound == doctest::Approx(std::sqrt(B * (1 + 2 * std::sqrt(L) + 2 * L))));
+  CHECK(verdict.worst_expected == doctest::Approx(o));
+}
+
+TEST_CASE("verdict: many keys: the bound is the tail of the sum of their errors, by hand") {
+  // 256 equal keys with values of +-1: each error of P may be at its bound in all of them.
+  const int N = 256;
+  Inputs inputs{{.seqlen_q = 1, .seqlen_k = N, .head_dim = 1}, Type::kBf16, {0}, {}, {}};
+  for (int j = 0; j < N; j++) {
+    inputs.K.push_back(0);
+    inputs.V.push_back(double_to_bf16(j % 4 ? 1 : -1).bits);  // o = 0.5
   }
+  const double e = 0x1p-23 * (1 + N / 16.0);
+  const double c = std::sqrt((0x1p-18 + e * e) / N);
+  const double t = c * std::sqrt(2 * std::log(2 * 1 / 5e-7));
+  const Verdict verdict = judge(inputs, {double_to_bf16(0.498).bits}, {{0, 0, 0}});
+  CHECK(verdict.max_bound == doctest::Approx(t + 0x1p-10));  // half an ulp of 0.5 and more
 }
 
 TEST_CASE("verdict: the bound is small beside the answer") {
-  // Otherwise anything passes. fp16 has 11 bits: an error of about 2^-12 of each number, twice.
+  // Otherwise anything passes. fp16 has 11 bits: an error of about 2^-12 of each number; where one
+  // key has all weight, up to 2^-11 of P and of O, times what few columns cost.
   for (const Case &c : cases()) {
     CAPTURE(c.name());
     double squares = 0;
@@ -185,17 +243,30 @@ TEST_CASE("verdict: the bound is small beside the answer") {
   }
 }
 
+TEST_CASE("verdict: an output of zeros is right where nothing is seen, and only there") {
+  Inputs inputs = normal().inputs;
+  inputs.shape.lengths_k = {0};
+  CHECK(judge(inputs, Elements(kElements, 0), normal().places).passed());
+  Elements O(kElements, 0);
+  O[element(1, 7, 3)] = 1;  // 2^-24
+  const Verdict verdict = judge(inputs, O, normal().places);
+  CHECK(!verdict.passed());
+  CHECK(verdict.worst.row == 7);
+  inputs.shape.lengths_k = {1};
+  CHECK(!judge(inputs, Elements(kElements, 0), normal().places).passed());
+}
+
 // --- not finite ----------------------------------------------------------------------------------
 
 TEST_CASE("verdict: one NaN or infinity anywhere fails, even if all else is exact") {
-  const std::vector<half> right = rounded(normal().exact);
-  for (const half bad : {kNan, kInfinity, kMinusInfinity, kPoison})
+  const Elements right = rounded(normal().exact);
+  for (const std::uint16_t bad : {kNan, kInfinity, kMinusInfinity, kPoison})
     for (const auto &[head, row, column] :
          {std::array{0, 0, 0}, {0, 77, 5}, {1, 0, 63}, {kHeads - 1, kSeqlen - 1, kHeadDim - 1}}) {
-      CAPTURE(bad.bits);
+      CAPTURE(bad);
       CAPTURE(head);
       CAPTURE(row);
-      std::vector<half> O = right;
+      Elements O = right;
       O[element(head, row, column)] = bad;
       const Verdict verdict = normal().verdict(O);
       CHECK(!verdict.passed());
@@ -209,12 +280,12 @@ TEST_CASE("verdict: one NaN or infinity anywhere fails, even if all else is exac
 }
 
 TEST_CASE("verdict: elements that are not finite are counted, and the first is the worst") {
-  std::vector<half> O = rounded(normal().exact);
-  O[element(0, 3, 0)] = float_to_half(60000);  // wrong, but finite
+  Elements O = rounded(normal().exact);
+  O[element(0, 3, 0)] = float_to_half(60000).bits;  // wrong, but finite
   O[element(0, 5, 2)] = kInfinity;
   O[element(0, 5, 9)] = kNan;
   O[element(1, 0, 0)] = kNan;
-  O[element(1, 9, 0)] = float_to_half(-60000);
+  O[element(1, 9, 0)] = float_to_half(-60000).bits;
   const Verdict verdict = normal().verdict(O);
   CHECK(!verdict.passed());
   CHECK(verdict.not_finite == 3);
@@ -223,12 +294,12 @@ TEST_CASE("verdict: elements that are not finite are counted, and the first is t
 }
 
 TEST_CASE("verdict: an output that nobody wrote fails") {
-  check_wrong([](const Case &) { return std::vector<half>(kElements, kPoison); });
+  check_wrong([](const Case &) { return Elements(kElements, kPoison); });
 }
 
 TEST_CASE("verdict: a row that nobody wrote fails") {
   check_wrong([](const Case &c) {
-    std::vector<half> O = rounded(c.exact);
+    Elements O = rounded(c.exact);
     std::fill_n(O.begin() + element(1, kSeqlen - 1, 0), kHeadDim, kPoison);
     return O;
   });
@@ -236,36 +307,39 @@ TEST_CASE("verdict: a row that nobody wrote fails") {
 
 // --- wrong numbers -------------------------------------------------------------------------------
 
-TEST_CASE("verdict: one element three times beyond the bound fails, by the maximum alone") {
+TEST_CASE("verdict: one element beyond its bound fails, by the maximum alone") {
   for (const Case &c : cases()) {
-    if (c.family == Family::kOneHot) continue;  // a bound below fp16's steps: see the next test
     CAPTURE(c.name());
-    std::vector<half> O = rounded(c.exact);
-    const double bound = c.verdict(O).max_bound;
-    // The smallest element, where fp16 is fine enough to hold an error of this size.
-    const auto smallest = std::min_element(c.exact.begin(), c.exact.end(), [](double a, double b) {
-      return std::abs(a) < std::abs(b);
-    });
-    const auto i = static_cast<std::size_t>(smallest - c.exact.begin());
-    for (const int sign : {1, -1}) {
-      O[i] = double_to_half(*smallest + 3 * sign * bound);
-      const Verdict verdict = c.verdict(O);
-      CHECK(!verdict.passed());
-      CHECK(verdict.max_error == doctest::Approx(3 * bound).epsilon(0.05));
-      CHECK(verdict.max_bound == bound);
-      CHECK(verdict.rms_error <= verdict.rms_bound);
-      CHECK(element(verdict.worst.head, verdict.worst.row, verdict.worst_column) == i);
-      CHECK(verdict.worst_output == half_to_float(O[i]));
-      CHECK(verdict.worst_expected == c.exact[i]);
+    const Elements right = rounded(c.exact);
+    int lonely = 0;
+    for (std::size_t i = 0; i < kElements; i += 1811) {
+      // Its own bound: that of the worst element if it is wrong alone.
+      Elements O = right;
+      O[i] = double_to_half(c.exact[i] + 0.1 + std::abs(c.exact[i])).bits;
+      const Verdict far = c.verdict(O);
+      REQUIRE(element(far.worst.head, far.worst.row, far.worst_column) == i);
+      for (const int sign : {1, -1}) {
+        const double error = 2 * sign * far.max_bound;
+        O[i] = double_to_half(c.exact[i] + error).bits;
+        const Verdict verdict = c.verdict(O);
+        CHECK(!verdict.passed());
+        CHECK(verdict.max_error > verdict.max_bound);
+        CHECK(verdict.max_bound == far.max_bound);
+        CHECK(verdict.worst_output == value_of(O[i]));
+        CHECK(verdict.worst_expected == c.exact[i]);
+        lonely += verdict.rms_error <= verdict.rms_bound;
+      }
     }
+    CHECK(lonely > 13);  // of 20
   }
 }
 
-TEST_CASE("verdict: an answer that is one value alone must be right to the last bit") {
+TEST_CASE("verdict: an answer that is one value alone must be right to the last two bits") {
+  // P of the one key may be rounded, and then O: an error of one unit in the last place each.
   const Case &one_hot = cases()[2];
   for (const std::size_t i : {std::size_t{0}, kElements / 3, kElements - 1}) {
-    std::vector<half> O = rounded(one_hot.exact);
-    O[i].bits ^= 1;
+    Elements O = rounded(one_hot.exact);
+    O[i] += 2;
     CHECK(!one_hot.verdict(O).passed());
   }
 }
@@ -273,13 +347,12 @@ TEST_CASE("verdict: an answer that is one value alone must be right to the last 
 TEST_CASE("verdict: a small error everywhere fails, by the RMS alone") {
   std::vector<double> off = normal().exact;
   const Verdict right = normal().verdict(rounded(off));
-  REQUIRE(1.5 * right.rms_bound < 0.7 * right.max_bound);
-  for (std::size_t i = 0; i < off.size(); i++) off[i] += (i % 2 ? 1.5 : -1.5) * right.rms_bound;
+  for (std::size_t i = 0; i < off.size(); i++) off[i] += (i % 2 ? 1.2 : -1.2) * right.rms_bound;
   const Verdict verdict = normal().verdict(rounded(off));
   CHECK(!verdict.passed());
   CHECK(verdict.not_finite == 0);
   CHECK(verdict.max_error <= verdict.max_bound);
-  CHECK(verdict.rms_error == doctest::Approx(1.5 * right.rms_bound).epsilon(0.1));
+  CHECK(verdict.rms_error == doctest::Approx(1.2 * right.rms_bound).epsilon(0.1));
 }
 
 TEST_CASE("verdict: errors just within both bounds pass") {
@@ -292,20 +365,20 @@ TEST_CASE("verdict: errors just within both bounds pass") {
 }
 
 TEST_CASE("verdict: only the rows asked for are compared") {
-  std::vector<half> O = rounded(normal().exact);
+  Elements O = rounded(normal().exact);
   std::fill_n(O.begin() + element(1, 50, 0), kHeadDim, kNan);
-  CHECK(judge(normal().inputs, O, {{0, 50}, {1, 49}, {1, 51}}).passed());
-  CHECK(!judge(normal().inputs, O, {{0, 50}, {1, 50}, {1, 51}}).passed());
+  CHECK(judge(normal().inputs, O, {{0, 0, 50}, {0, 1, 49}, {0, 1, 51}}).passed());
+  CHECK(!judge(normal().inputs, O, {{0, 0, 50}, {0, 1, 50}, {0, 1, 51}}).passed());
 }
 
 TEST_CASE("verdict: zeros fail") {
-  check_wrong([](const Case &) { return std::vector<half>(kElements, half{0}); });
+  check_wrong([](const Case &) { return Elements(kElements, std::uint16_t{0}); });
 }
 
 TEST_CASE("verdict: a tile of the output left at zero fails") {
   check_wrong([](const Case &c) {
-    std::vector<half> O = rounded(c.exact);
-    std::fill(O.end() - kTile * kHeadDim, O.end(), half{0});
+    Elements O = rounded(c.exact);
+    std::fill(O.end() - kTile * kHeadDim, O.end(), std::uint16_t{0});
     return O;
   });
 }
@@ -337,12 +410,12 @@ TEST_CASE("verdict: rows of the output in another order fail") {
   // With equal keys all queries have one answer.
   const auto permuted = [](int distance) {
     return [=](const Case &c) {
-      std::vector<half> O(kElements);
+      Elements O(kElements);
       for (int head = 0; head < kHeads; head++)
         for (int row = 0; row < kSeqlen; row++)
           for (int k = 0; k < kHeadDim; k++)
             O[element(head, row, k)] =
-                double_to_half(c.exact[element(head, (row + distance) % kSeqlen, k)]);
+                double_to_half(c.exact[element(head, (row + distance) % kSeqlen, k)]).bits;
       return O;
     };
   };
@@ -362,9 +435,41 @@ TEST_CASE("verdict: a wrong head's offset fails") {
   check_wrong([](const Case &c) { return flash_attention(c.inputs, {.head_0_everywhere = true}); });
 }
 
+TEST_CASE("verdict: one row that is off by 1% fails") {
+  check_wrong([](const Case &c) {
+    std::vector<double> off = c.exact;
+    // A row that holds a large number: in the family of the ends some answers are subnormal.
+    const auto largest = std::max_element(off.begin(), off.end());
+    const auto row = static_cast<std::size_t>(largest - off.begin()) / kHeadDim;
+    for (int k = 0; k < kHeadDim; k++) off[row * kHeadDim + k] *= 1.01;
+    return rounded(off);
+  });
+}
+
+TEST_CASE("verdict: one key dropped fails") {
+  check_wrong([](const Case &c) {
+    return flash_attention(c.inputs, {.dropped_key = kSeqlen - 1, .P_in_fp16 = true});
+  });
+}
+
+TEST_CASE("verdict: P too large by one part in 512, and l not, fails") {
+  check_wrong([](const Case &c) {
+    return flash_attention(c.inputs, {.scale_of_P = 1 + 0x1p-9, .P_in_fp16 = true});
+  });
+}
+
+TEST_CASE("verdict: O summed in fp16 fails") {
+  // Where one key or a few have all weight there is little to sum.
+  check_wrong(
+      [](const Case &c) {
+        return flash_attention(c.inputs, {.P_in_fp16 = true, .O_in_fp16 = true});
+      },
+      {Family::kOneHot, Family::kRising});
+}
+
 TEST_CASE("verdict: columns in another order fail") {
   check_wrong([](const Case &c) {
-    std::vector<half> O = rounded(c.exact);
+    Elements O = rounded(c.exact);
     for (std::size_t i = 0; i < O.size(); i += 2) std::swap(O[i], O[i + 1]);
     return O;
   });
@@ -374,71 +479,77 @@ TEST_CASE("verdict: columns in another order fail") {
 
 namespace {
 
-/// Inputs of a shape, without the numbers.
-Inputs shape(int batch_heads, int seqlen, int head_dim) {
-  return {batch_heads, seqlen, head_dim, {}, {}, {}};
+/// A shape with as many queries as keys and as many heads of both.
+reference::Shape shape(int batch, int heads, int seqlen, int head_dim) {
+  return {.batch = batch,
+          .heads = heads,
+          .kv_heads = heads,
+          .seqlen_q = seqlen,
+          .seqlen_k = seqlen,
+          .head_dim = head_dim};
 }
 
-using HeadRow = std::pair<int, int>;
+using Where = std::array<int, 3>;  // batch, head, row
 
-std::vector<HeadRow> places(const Inputs &inputs, int tile, unsigned long seed = 1) {
-  std::vector<HeadRow> result;
-  for (const Place &place : reference::places_to_check(inputs, tile, seed))
-    result.push_back({place.head, place.row});
+std::vector<Where> places(const reference::Shape &of, int tile, unsigned long seed = 1) {
+  std::vector<Where> result;
+  for (const Place &place : reference::places_to_check(of, tile, seed))
+    result.push_back({place.batch, place.head, place.row});
   return result;
 }
 
 }  // namespace
 
 TEST_CASE("verdict: at a small shape all rows are checked, once each") {
-  for (const auto &[heads, seqlen] : {std::array{1, 1}, {3, 128}, {4, 512}}) {
-    std::vector<HeadRow> all;
-    for (int head = 0; head < heads; head++)
-      for (int row = 0; row < seqlen; row++) all.push_back({head, row});
-    std::vector<HeadRow> checked = places(shape(heads, seqlen, 64), 64);
+  for (const auto &[batch, heads, seqlen] : {std::array{1, 1, 1}, {2, 3, 128}, {1, 4, 512}}) {
+    std::vector<Where> all;
+    for (int b = 0; b < batch; b++)
+      for (int head = 0; head < heads; head++)
+        for (int row = 0; row < seqlen; row++) all.push_back({b, head, row});
+    std::vector<Where> checked = places(shape(batch, heads, seqlen, 64), 64);
     std::sort(checked.begin(), checked.end());
     CHECK(checked == all);
   }
 }
 
 TEST_CASE("verdict: at a large shape the ends of tiles are checked, and 256 rows drawn at random") {
-  for (const auto &[heads, seqlen, tile] : {std::array{256, 8192, 64},
-                                            {256, 8192, 128},
-                                            {1, 16384, 128},
-                                            {64, 256, 128},
-                                            {64, 256, 256},
-                                            {1000, 128, 128}}) {
-    CAPTURE(heads);
+  for (const auto &[batch, heads, seqlen, tile] : {std::array{16, 16, 8192, 64},
+                                                   {16, 16, 8192, 128},
+                                                   {1, 1, 16384, 128},
+                                                   {2, 1, 16384, 128},
+                                                   {8, 8, 256, 128},
+                                                   {8, 8, 256, 256},
+                                                   {1000, 1, 128, 128},
+                                                   {16, 16, 1000, 128}}) {
+    CAPTURE(batch);
     CAPTURE(seqlen);
     CAPTURE(tile);
-    const std::vector<HeadRow> checked = places(shape(heads, seqlen, 128), tile);
-    const std::set<HeadRow> set(checked.begin(), checked.end());
-    CHECK(checked.size() < 300);
-    for (const auto &[head, row] : checked) {
-      CHECK(head >= 0);
-      CHECK(head < heads);
-      CHECK(row >= 0);
-      CHECK(row < seqlen);
-    }
-    const int last = seqlen - tile, second = std::min(tile, last);
-    for (const int head : {0, heads - 1})
-      for (const int first_row : {0, second, last}) {
-        CHECK(set.count({head, first_row}) == 1);
-        CHECK(set.count({head, first_row + tile - 1}) == 1);
-      }
+    const std::vector<Where> checked = places(shape(batch, heads, seqlen, 128), tile);
+    const std::set<Where> set(checked.begin(), checked.end());
+    CHECK(checked.size() < 310);
     std::set<int> of_heads, of_rows;
-    for (const auto &[head, row] : checked) {
-      of_heads.insert(head);
+    for (const auto &[b, head, row] : checked) {
+      CHECK((b >= 0 && b < batch));
+      CHECK((head >= 0 && head < heads));
+      CHECK((row >= 0 && row < seqlen));
+      of_heads.insert(b * heads + head);
       of_rows.insert(row);
     }
+    const int last = (seqlen - 1) / tile * tile, second = std::min(tile, last);
+    for (const int b : {0, batch - 1})
+      for (const int head : {0, heads - 1})
+        for (const int first_row : {0, second, last}) {
+          CHECK(set.count({b, head, first_row}) == 1);
+          CHECK(set.count({b, head, std::min(first_row + tile, seqlen) - 1}) == 1);
+        }
     CHECK(set.size() > 230);
-    CHECK(static_cast<int>(of_heads.size()) > std::min(heads / 2, 150));
-    CHECK(static_cast<int>(of_rows.size()) > std::min(seqlen / 2, 200));
+    CHECK(static_cast<int>(of_heads.size()) > std::min(batch * heads / 2, 150));
+    CHECK(static_cast<int>(of_rows.size()) > std::min(seqlen / 2, 100));
   }
 }
 
 TEST_CASE("verdict: the rows drawn depend on the seed alone") {
-  const Inputs large = shape(256, 8192, 128);
+  const reference::Shape large = shape(16, 16, 8192, 128);
   CHECK(places(large, 64, 5) == places(large, 64, 5));
   CHECK(places(large, 64, 5) != places(large, 64, 6));
 }

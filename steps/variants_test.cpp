@@ -1,7 +1,5 @@
 // Every variant of a step applies to it, compiles for the emulator and gives the right answer: a
 // patch cannot rot.
-//
-// CXX, EMULATOR_OBJECTS  as in common/testing/process.h
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/testing/process.h"
-#include "reference/parallel.h"
+#include "common/testing/copies.h"
 
 namespace {
 
@@ -53,7 +50,7 @@ std::string complaint(const std::filesystem::path &patch) {
   };
 
   const std::string apply =
-      "cd " + quoted(folder) + " && git apply " + quoted(std::filesystem::absolute(patch));
+      "cd " + shell_word(folder) + " && git apply " + shell_word(std::filesystem::absolute(patch));
   if (const Finished finished = run_command(apply); finished.status != 0)
     return said(apply, finished);
 
@@ -63,10 +60,10 @@ std::string complaint(const std::filesystem::path &patch) {
 
   const int tile = describe(program).tile;
   for (const Run &run : kRuns) {
-    const std::string line = quoted(program) + " --device cpu --check-only --batch 1 --heads 2" +
-                             " --seqlen " + std::to_string(run.tiles * tile) + " --head-dim " +
-                             std::to_string(run.head_dim) + " --seed " + std::to_string(run.seed) +
-                             " --inputs " + run.inputs;
+    const std::string line =
+        shell_word(program) + " --device cpu --check-only --batch 1 --heads 2" + " --seqlen " +
+        std::to_string(run.tiles * tile) + " --head-dim " + std::to_string(run.head_dim) +
+        " --seed " + std::to_string(run.seed) + " --inputs " + run.inputs;
     const Finished finished = run_command(line);
     if (finished.status != 0 || finished.out.find(": passed\n") == std::string::npos)
       return said(line, finished);
@@ -79,12 +76,11 @@ std::string complaint(const std::filesystem::path &patch) {
 TEST_SUITE_BEGIN("variants");
 
 TEST_CASE("every variant applies to its step and is right") {
-  const std::vector<std::filesystem::path> all = patches();
-  REQUIRE(!all.empty());
-  std::vector<std::string> complaints(all.size());
-  parallel_for(all.size(), [&](std::size_t i) { complaints[i] = complaint(all[i]); });
-  for (std::size_t i = 0; i < all.size(); i++)
-    CHECK_MESSAGE(complaints[i].empty(), all[i].string(), ": ", complaints[i]);
+  std::vector<Job> jobs;
+  for (const std::filesystem::path &patch : patches())
+    jobs.push_back({patch, [patch] { return complaint(patch); }, ""});
+  REQUIRE(!jobs.empty());
+  do_all(jobs);
 }
 
 TEST_CASE("a variant is a few lines of prose, then one change to attention.cu") {

@@ -56,12 +56,3 @@ class Emulator : public Device {
 std::unique_ptr<Device> make_cpu_device() {
   return std::make_unique<Emulator>();
 }
-
-#ifndef HAVE_CUDA
-
-std::unique_ptr<Device> make_gpu_device(std::string &why_not) {
-  why_not = "built without nvcc";
-  return nullptr;
-}
-
-#endif

@@ -1,21 +1,26 @@
 #!/usr/bin/env bash
-# What `make bench` measures: common/measure/bench.sh FILE.csv REPEAT STEP...
-# Appends rows to FILE.csv. STEP is a number; the last is where the book has come to. REPEAT rounds
-# of the steps and their peers follow each other: a GPU that grows warm or slow does so for all.
+# make bench: bench.sh STEP...: every step and its peers, into plots/results/GPU.csv. REPEAT rounds
+# (default 3) of the steps and their peers follow each other: a GPU that grows warm or slow does so
+# for all. The last step is where the book has come to.
 set -euo pipefail
-csv=$1 repeat=$2
-shift 2
-steps=("$@") last=${!#}
-left_out=()
+. common/measure/shell.sh
+need_gpu
+steps=() left_out=()
+for step; do steps+=("$(number_of "$step")"); done
+last=${steps[-1]}
+csv=build/bench.csv repeat=${REPEAT:-3}
+rm -f "$csv"
+shape=$(describe "$last" gpu)                           # what is measured where nothing is said
+batch=$(value "$shape" batch) heads=$(value "$shape" heads) # a batch and heads that fill the chip
 
-# Seconds a launch at the default shape: one round is enough. These and step 03, whose variants are
-# as slow, have their variants and curves measured at batch 1.
+# A launch of these at the default shape takes seconds: one round is enough.
 slow="00 01 02"
-batch_1="00 01 02 03"
+# And these have their curves measured at batch 1.
+batch_1="00 02 03"
 
 among() { [[ " $2 " == *" $1 "* ]]; }
 
-# step NN OPTIONS...: one row. The programs say in a line what a GPU is too small for.
+# step NN OPTIONS...: one row. The programs say in a line what they or this GPU do not take.
 step() {
   among "$1" "${steps[*]}" || return 0
   local status=0
@@ -27,60 +32,68 @@ step() {
   esac
 }
 
-peers() { ${PYTHON:-python3} common/measure/peers.py --csv "$csv" "$@" || true; } # it says why it cannot
-
-# variants NN: "--option value" of each variant in the step's --help, the default one first.
-variants() {
-  ./step-"$1" --help | sed -nE '/^  --inputs/d; s/^  (--[a-z-]+) [A-Z]+ +([a-z0-9|-]+)$/\1 \2/p' |
-    while read -r option values; do
-      for value in ${values//|/ }; do echo "$option $value"; done
-    done
+# peers OPTIONS...: the same of what PyTorch carries; it says why it cannot.
+peers() {
+  "$PYTHON" common/measure/peers.py --csv "$csv" --header "$(describe "$last" csv)" \
+    $(options "$shape") "$@" || true
 }
 
 round() {
   for n in "${steps[@]}"; do
     [ "$1" = 1 ] || ! among "$n" "$slow" || continue
     step "$n"
-    local default=yes
-    while read -r option value; do
-      if among "$n" "$batch_1"; then
-        [ "$1" != 1 ] || step "$n" "$option" "$value" --batch 1
-      else
-        [ $default = yes ] || step "$n" "$option" "$value"
-      fi
-      default=no
-    done < <(variants "$n")
   done
   peers --matmul
 }
 
+# Step 01 has a block per head, the others one per tile of a head. From one head on: how many heads
+# take the time of one, and how many fill the chip.
+parallelism() {
+  local n b h
+  for n in 01 02; do
+    for h in 1 4; do step $n --batch 1 --heads $h; done
+    for b in 1 2 4 8 16; do step $n --batch $b --heads 16; done
+  done
+}
+
 # The curves over the sequence length. 8192 is in the rounds, at head dim 128.
 curves() {
-  local seqlen batch n
+  local seqlen n
+  # Short sequences: every step.
+  for seqlen in 512 1024; do
+    for n in "${steps[@]}"; do step "$n" --seqlen $seqlen --batch "$batch"; done
+  done
   for seqlen in 512 1024 2048 4096 16384; do
-    batch=$((seqlen > 8192 ? 8 : 16))
-    for n in 00 02 03; do step $n --seqlen $seqlen --batch 1; done
+    for n in $batch_1; do step "$n" --seqlen $seqlen --batch 1; done
+    [ $seqlen -ge 2048 ] || continue
     for n in $(printf '%s\n' 04 07 10 "$last" | sort -u); do
-      step "$n" --seqlen $seqlen --batch $batch
+      step "$n" --seqlen $seqlen --batch $((seqlen > 8192 ? batch / 2 : batch))
     done
   done
   peers --seqlen 512 1024 2048 4096
-  peers --seqlen 16384 --batch 8
+  peers --seqlen 16384 --batch $((batch / 2))
   for seqlen in 1024 2048 4096 8192 16384; do
-    batch=$((seqlen > 8192 ? 8 : 16))
     for n in $(printf '%s\n' 04 "$last" | sort -u); do
-      step "$n" --head-dim 64 --seqlen $seqlen --batch $batch
+      step "$n" --head-dim 64 --seqlen $seqlen --batch $((seqlen > 8192 ? batch / 2 : batch))
     done
   done
   peers --head-dim 64 --seqlen 1024 2048 4096 8192
-  peers --head-dim 64 --seqlen 16384 --batch 8
+  peers --head-dim 64 --seqlen 16384 --batch $((batch / 2))
 }
 
 for ((i = 1; i <= repeat; i++)); do
   echo "round $i of $repeat"
   round $i
 done
+echo "heads in parallel"
+parallelism
 echo "sequence lengths"
 curves
 for run in "${left_out[@]}"; do echo "left out: $run"; done
-echo "measured in $SECONDS s"
+{
+  nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit --format=csv
+  "$NVCC" --version | tail -2
+  "$PYTHON" -c 'import torch; print("PyTorch", torch.__version__)' 2>/dev/null || true
+} >"$results/$GPU.txt"
+mv "$csv" "$results/$GPU.csv"
+echo "measured in $SECONDS s; written: $results/$GPU.csv; 'make plot' draws it"

@@ -1,5 +1,5 @@
-// What this GPU can do at most: tensor cores through mma.sync, shared memory and HBM.
-// A program of its own, which `make ceilings` builds and runs; the steps are measured against it.
+// What this GPU can do at most, and at which clock: tensor cores through mma.sync, shared memory and
+// HBM. A program of its own, which `make ceilings` builds and runs; the steps are measured against it.
 //
 // Needs       sm_80: mma.m16n8k16
 #include <cuda_fp16.h>
@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iomanip>
 #include <stdexcept>
 #include <string>
@@ -36,6 +38,29 @@ __global__ void draw(std::uint32_t *words, std::size_t count) {
     const float turn = static_cast<float>(x & 0xffffff) * 0x1p-23f;  // in units of pi
     words[i] = cvt_rn_f16x2(radius * cospif(turn), radius * sinpif(turn));
   }
+}
+
+__device__ double clock_ghz;  // of the last kernel, from its own two clocks
+
+/// The two clocks: cycles of the multiprocessor and nanoseconds.
+struct Clocks {
+  long long cycles;
+  std::uint64_t ns;
+};
+
+__device__ Clocks read_clocks() {
+  std::uint64_t ns;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  return {clock64(), ns};
+}
+
+/// Ends what began at `begin`. The first thread keeps the clock, as the kernel itself saw it:
+/// nvidia-smi samples it, and from outside.
+__device__ void keep_clock(const Clocks &begin) {
+  if (blockIdx.x > 0 || threadIdx.x > 0) return;
+  const Clocks end = read_clocks();
+  clock_ghz =
+      static_cast<double>(end.cycles - begin.cycles) / static_cast<double>(end.ns - begin.ns);
 }
 
 /// Fragments to multiply: `rows` of A, 4 of B, from the thread's own random words.
@@ -70,6 +95,7 @@ __global__ void __launch_bounds__(warps * 32, blocks_per_sm)
   const Operands<4> operands(random);
   FragmentC c[4][4] = {};
   float e[4] = {0.1f, 0.2f, 0.3f, 0.4f};
+  const Clocks begin = read_clocks();
 #pragma unroll 1
   for (int i = 0; i < iterations; i++) {
 #pragma unroll
@@ -79,6 +105,7 @@ __global__ void __launch_bounds__(warps * 32, blocks_per_sm)
         if (j % mma_per_ex2 == 0) e[j / mma_per_ex2 % 4] = ex2(-e[j / mma_per_ex2 % 4]);
     }
   }
+  keep_clock(begin);
   sink[blockIdx.x * blockDim.x + threadIdx.x] = total(c) + e[0] + e[1] + e[2] + e[3];
 }
 
@@ -104,6 +131,7 @@ __global__ void __launch_bounds__(warps * 32, blocks_per_sm)
   __shared__ SharedStorage smem;
   const half *row = fill(smem, random);
   std::uint32_t x = 0;
+  const Clocks begin = read_clocks();
 #pragma unroll 1
   for (int i = 0; i < iterations; i++) {
 #pragma unroll
@@ -112,6 +140,7 @@ __global__ void __launch_bounds__(warps * 32, blocks_per_sm)
       x ^= r[0] ^ r[1] ^ r[2] ^ r[3];
     }
   }
+  keep_clock(begin);
   sink[blockIdx.x * blockDim.x + threadIdx.x] = static_cast<float>(x);
 }
 
@@ -123,6 +152,7 @@ __global__ void __launch_bounds__(warps * 32, blocks_per_sm)
   const half *row = fill(smem, random);
   const Operands<2> operands(random);
   FragmentC c[2][8] = {};
+  const Clocks begin = read_clocks();
 #pragma unroll 1
   for (int i = 0; i < iterations; i++) {
 #pragma unroll
@@ -134,6 +164,7 @@ __global__ void __launch_bounds__(warps * 32, blocks_per_sm)
       }
     }
   }
+  keep_clock(begin);
   sink[blockIdx.x * blockDim.x + threadIdx.x] = total(c);
 }
 
@@ -152,13 +183,13 @@ void check(cudaError_t error, const char *what) {
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-/// The median milliseconds of 21 launches, after 5 that warm the GPU up.
+/// The median milliseconds of launches, after 5 that warm the GPU up.
 template <class Launch>
-float median_ms(const Launch &launch) {
+float median_ms(const Launch &launch, int launches = 21) {
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "cudaEventCreate");
   check(cudaEventCreate(&end), "cudaEventCreate");
-  std::vector<float> ms(26);
+  std::vector<float> ms(5 + launches);
   for (float &elapsed : ms) {
     check(cudaEventRecord(begin), "cudaEventRecord");
     launch();
@@ -170,44 +201,58 @@ float median_ms(const Launch &launch) {
   check(cudaEventDestroy(begin), "cudaEventDestroy");
   check(cudaEventDestroy(end), "cudaEventDestroy");
   std::sort(ms.begin() + 5, ms.end());
-  return ms[5 + 21 / 2];
+  return ms[5 + launches / 2];
 }
 
 using Kernel = void (*)(const std::uint32_t *random, float *sink, int iterations);
 
+/// What a kernel did in a second, and the clock that it ran at.
+struct Rate {
+  double value, ghz;
+};
+
+enum Data { kRandom, kZeros };
+
 /// Runs kernels with two blocks on each multiprocessor.
 class Bench {
  public:
-  explicit Bench(const cudaDeviceProp &gpu) : blocks_(blocks_per_sm * gpu.multiProcessorCount) {
+  Bench(const cudaDeviceProp &gpu, double seconds)
+      : blocks_(blocks_per_sm * gpu.multiProcessorCount),
+        launches_(std::max(21, static_cast<int>(seconds * 1000 / launch_ms))) {
     const std::size_t words = std::size_t(blocks_) * warps * 32 * words_per_thread;
-    check(cudaMalloc(&random_, words * sizeof *random_), "cudaMalloc");
+    for (std::uint32_t *&data : data_) check(cudaMalloc(&data, words * sizeof *data), "cudaMalloc");
     check(cudaMalloc(&sink_, std::size_t(blocks_) * warps * 32 * sizeof *sink_), "cudaMalloc");
-    draw<<<blocks_, 256>>>(random_, words);
+    draw<<<blocks_, 256>>>(data_[kRandom], words);
+    check(cudaMemset(data_[kZeros], 0, words * sizeof *data_[kZeros]), "cudaMemset");
     check(cudaDeviceSynchronize(), "the kernel failed");
   }
   ~Bench() {
-    cudaFree(random_);
+    for (std::uint32_t *data : data_) cudaFree(data);
     cudaFree(sink_);
   }
 
   /// What the grid does in a second, if each warp does `work` in an iteration. A launch has as many
-  /// iterations as take about 20 ms, the time of a fast step at the default shape: the clock that
-  /// the GPU then keeps within its power limit is the one that the steps meet.
-  double rate(Kernel kernel, int threads, double work) const {
+  /// iterations as take the time of a fast step at the default shape: the clock that the GPU then
+  /// keeps within its power limit is the one that the steps meet.
+  Rate rate(Kernel kernel, double work, Data data = kRandom) const {
     int iterations = 1000;
-    const auto launch = [&] { kernel<<<blocks_, threads>>>(random_, sink_, iterations); };
-    iterations = std::max(1, static_cast<int>(20 / median_ms(launch) * 1000));
-    return work * threads / 32 * blocks_ * iterations / (median_ms(launch) * 1e-3);
+    const auto launch = [&] { kernel<<<blocks_, warps * 32>>>(data_[data], sink_, iterations); };
+    iterations = std::max(1, static_cast<int>(launch_ms / median_ms(launch) * 1000));
+    const double ms = median_ms(launch, launches_);
+    double ghz;
+    check(cudaMemcpyFromSymbol(&ghz, clock_ghz, sizeof ghz), "cudaMemcpyFromSymbol");
+    return {work * warps * blocks_ * iterations / (ms * 1e-3), ghz};
   }
 
  private:
-  int blocks_;
-  std::uint32_t *random_ = nullptr;
+  static constexpr double launch_ms = 20;
+  int blocks_, launches_;
+  std::uint32_t *data_[2] = {};  // kRandom, kZeros
   float *sink_ = nullptr;
 };
 
 /// Bytes a second, read plus written, of a copy between two buffers far larger than the L2 cache.
-double copy_rate() {
+Rate copy_rate() {
   std::size_t free = 0, all = 0;
   check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
   const std::size_t bytes = std::min(std::size_t{2} << 30, free / 3 / 256 * 256);
@@ -220,39 +265,31 @@ double copy_rate() {
   });
   cudaFree(from);
   cudaFree(to);
-  return 2.0 * static_cast<double>(bytes) / (ms * 1e-3);
+  return {2.0 * static_cast<double>(bytes) / (ms * 1e-3), 0};
 }
 
 struct Row {
-  const char *name, *what;
-  double value;  // a second
-  const char *unit;
+  const char *name, *what, *unit;
+  std::function<Rate()> measure;
 };
 
-std::vector<Row> measure() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) throw NoGpu("no GPU here");
-  cudaDeviceProp gpu;
-  check(cudaGetDeviceProperties(&gpu, 0), "cudaGetDeviceProperties");
-  if (gpu.major < 8) throw NoGpu("mma.m16n8k16 needs a GPU of sm_80 or later");
-  std::printf("%s, %d multiprocessors\n", gpu.name, gpu.multiProcessorCount);
-
-  const Bench bench(gpu);
-  const int threads = warps * 32;
+std::vector<Row> rows(const Bench &bench) {
   const double mma_work = independent * 2.0 * 16 * 8 * 16, load_work = independent * 512.0;
+  const auto rate = [&bench](Kernel kernel, double work, Data data = kRandom) {
+    return [&bench, kernel, work, data] { return bench.rate(kernel, work, data); };
+  };
   // A 16 x 8 tile of scores is d / 16 mma in Q K^T, and half of a 16 x 16 operand in P V, which is
   // d / 8 mma: d / 8 in all. Its 128 exponentials are 4 ex2 of a warp. So d / 32 mma for an ex2.
   return {
-      {"mma", "mma.m16n8k16 from registers", bench.rate(multiply<0>, threads, mma_work), "FLOP/s"},
-      {"mma-ex2", "with attention's ex2 at head dim 128, one for 4 mma",
-       bench.rate(multiply<128 / 32>, threads, mma_work), "FLOP/s"},
-      {"mma-ex2-64", "with attention's ex2 at head dim 64, one for 2 mma",
-       bench.rate(multiply<64 / 32>, threads, mma_work), "FLOP/s"},
-      {"mma-ldmatrix", "with an ldmatrix.x4 for 4 mma",
-       bench.rate(multiply_shared, threads, mma_work), "FLOP/s"},
-      {"ldmatrix", "shared memory, by ldmatrix.x4", bench.rate(read_shared, threads, load_work),
-       "B/s"},
-      {"copy", "HBM: a copy, bytes read and written", copy_rate(), "B/s"},
+      {"mma", "mma.m16n8k16 from registers", "FLOP/s", rate(multiply<0>, mma_work)},
+      {"mma-zeros", "the same on zeros", "FLOP/s", rate(multiply<0>, mma_work, kZeros)},
+      {"mma-ex2", "with attention's ex2 at head dim 128, one for 4 mma", "FLOP/s",
+       rate(multiply<128 / 32>, mma_work)},
+      {"mma-ex2-64", "with attention's ex2 at head dim 64, one for 2 mma", "FLOP/s",
+       rate(multiply<64 / 32>, mma_work)},
+      {"mma-ldmatrix", "with an ldmatrix.x4 for 4 mma", "FLOP/s", rate(multiply_shared, mma_work)},
+      {"ldmatrix", "shared memory, by ldmatrix.x4", "B/s", rate(read_shared, load_work)},
+      {"copy", "HBM: a copy, bytes read and written", "B/s", copy_rate},
   };
 }
 
@@ -262,30 +299,65 @@ constexpr const char *kHelp =
     "Measures what this GPU can do at most: mma.m16n8k16, with and without the exponentials of\n"
     "attention and the loads of its operands, shared memory and HBM.\n"
     "\n"
-    "  --csv FILE  write the results: name,value,unit\n"
-    "  --help      this\n"
+    "  --csv FILE   write the results: name,value,unit\n"
+    "  --only NAME  measure this one: mma or mma-zeros\n"
+    "  --seconds N  for about so long each; default 0.5\n"
+    "  --help       this\n"
     "\n"
     "Exit status: 0 measured; 1 a kernel failed; 2 bad arguments; 3 no GPU, or one before sm_80.\n";
 
 int run(int argc, char **argv) {
-  const option table[] = {
-      {"csv", required_argument, nullptr, 'c'}, {"help", no_argument, nullptr, 'h'}, {}};
+  const option table[] = {{"csv", required_argument, nullptr, 'c'},
+                          {"only", required_argument, nullptr, 'o'},
+                          {"seconds", required_argument, nullptr, 's'},
+                          {"help", no_argument, nullptr, 'h'},
+                          {}};
   std::ofstream csv;
+  std::string only;
+  double seconds = 0;
   for (int key; (key = getopt_long(argc, argv, "h", table, nullptr)) != -1;) {
     if (key == 'h') {
       std::fputs(kHelp, stdout);
       return 0;
     }
-    if (key != 'c') return 2;  // getopt_long has said what is wrong
-    csv.open(optarg);
-    if (!csv) throw UsageError(std::string("--csv ") + optarg + ": cannot be written");
+    if (key == 'o') {
+      only = optarg;
+      if (only != "mma" && only != "mma-zeros")
+        throw UsageError("--only " + only + ": allowed are mma, mma-zeros");
+    } else if (key == 's') {
+      char *end;
+      seconds = std::strtod(optarg, &end);
+      if (*optarg == '\0' || *end != '\0' || !(seconds >= 0.5 && seconds <= 60))
+        throw UsageError(std::string("--seconds ") + optarg + ": 0.5 to 60 is allowed");
+    } else if (key == 'c') {
+      csv.open(optarg);
+      if (!csv) throw UsageError(std::string("--csv ") + optarg + ": cannot be written");
+    } else {
+      return 2;  // getopt_long has said what is wrong
+    }
   }
   if (optind < argc)
     throw UsageError(std::string(argv[optind]) + ": not an option; --help lists the options");
+
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) throw NoGpu("no GPU here");
+  cudaDeviceProp gpu;
+  check(cudaGetDeviceProperties(&gpu, 0), "cudaGetDeviceProperties");
+  if (gpu.major < 8) throw NoGpu("mma.m16n8k16 needs a GPU of sm_80 or later");
+  std::printf("%s, %d multiprocessors\n", gpu.name, gpu.multiProcessorCount);
+
+  const Bench bench(gpu, seconds);
   csv << "name,value,unit\n";
-  for (const Row &row : measure()) {
-    std::printf("%-12s %6.4g T%-6s  %s\n", row.name, row.value / 1e12, row.unit, row.what);
-    csv << row.name << "," << std::setprecision(4) << row.value / 1e12 << ",T" << row.unit << "\n";
+  for (const Row &row : rows(bench)) {
+    if (!only.empty() && only != row.name) continue;
+    const Rate rate = row.measure();
+    std::printf("%-12s %6.4g T%-6s", row.name, rate.value / 1e12, row.unit);
+    csv << row.name << "," << std::setprecision(4) << rate.value / 1e12 << ",T" << row.unit << "\n";
+    if (rate.ghz > 0) {
+      std::printf("  at %.3f GHz", rate.ghz);
+      csv << row.name << "-clock," << rate.ghz << ",GHz\n";
+    }
+    std::printf("  %s\n", row.what);
   }
   return 0;
 }

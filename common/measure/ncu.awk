@@ -1,35 +1,46 @@
 # Turns the CSV that ncu prints into rows of a counters CSV: the sum over all kernels of a step.
-# Variables: step, batch, heads, seqlen, head_dim.
+# Variables: step, shape: "batch,heads,seqlen,head_dim".
 # A ratio has no sum: it is left out for a step of several kernels.
+# The table is also what counters.sh asks ncu for: `count` at small shapes, `traffic` and `stall` at a
+# large one.
 BEGIN {
   FS = "\",\""
   # ldmatrix (LDSM) is a load, too; the emulator counts it among them and by itself.
-  name["smsp__inst_executed_op_shared_ld.sum"] = "plain loads"
-  name["smsp__inst_executed_op_ldsm.sum"] = "ldmatrix"
-  name["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum"] = "plain load wavefronts"
-  name["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldsm.sum"] = "ldmatrix wavefronts"
-  name["smsp__inst_executed_op_ldgsts.sum"] = "cp.async requests"
-  name["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum"] = "cp.async wavefronts"
-  name["smsp__inst_executed_pipe_tensor_op_hmma.sum"] = "mma"
-  name["smsp__inst_executed_op_shared_st.sum"] = "shared store requests"
-  name["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_st.sum"] = "shared store wavefronts"
-  name["memory_l1_wavefronts_shared_ideal"] = "shared wavefronts, ideal"
-  name["l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"] = "global load requests"
-  name["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"] = "global load sectors"
-  name["l1tex__t_requests_pipe_lsu_mem_global_op_st.sum"] = "global store requests"
-  name["l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"] = "global store sectors"
-  name["dram__bytes_read.sum"] = "dram bytes read"
-  name["dram__bytes_write.sum"] = "dram bytes written"
-  name["smsp__issue_active.avg.pct_of_peak_sustained_active"] = "issue slots used, percent"
-  name["smsp__inst_executed.sum"] = "instructions"
-  name["sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active"] = "tensor cores busy, percent"
-  name["sm__warps_active.avg.per_cycle_active"] = "warps resident a multiprocessor"
-  name["l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed"] = "shared memory busy, percent"
-  split("selected not_selected dispatch_stall short_scoreboard long_scoreboard wait mio_throttle " \
-        "math_pipe_throttle barrier", reasons, " ")
-  for (i in reasons)
-    name["smsp__average_warps_issue_stalled_" reasons[i] "_per_issue_active.ratio"] = \
-      "warps per issue: " reasons[i]
+  count["smsp__inst_executed_op_shared_ld.sum"] = "plain loads"
+  count["smsp__inst_executed_op_ldsm.sum"] = "ldmatrix"
+  count["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum"] = "plain load wavefronts"
+  count["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldsm.sum"] = "ldmatrix wavefronts"
+  count["smsp__inst_executed_op_ldgsts.sum"] = "cp.async requests"
+  count["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum"] = "cp.async wavefronts"
+  count["smsp__inst_executed_pipe_tensor_op_hmma.sum"] = "mma"
+  count["smsp__inst_executed_op_shared_st.sum"] = "shared store requests"
+  count["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_st.sum"] = "shared store wavefronts"
+  count["memory_l1_wavefronts_shared_ideal"] = "shared wavefronts, ideal"
+  count["l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"] = "global load requests"
+  count["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"] = "global load sectors"
+  traffic["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"] = "global load sectors"
+  count["l1tex__t_requests_pipe_lsu_mem_global_op_st.sum"] = "global store requests"
+  count["l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"] = "global store sectors"
+  traffic["l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"] = "global store sectors"
+  traffic["dram__bytes_read.sum"] = "dram bytes read"
+  traffic["dram__bytes_write.sum"] = "dram bytes written"
+  stall["smsp__issue_active.avg.pct_of_peak_sustained_active"] = "issue slots used, percent"
+  stall["smsp__inst_executed.sum"] = "instructions"
+  stall["sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active"] = "tensor cores busy, percent"
+  stall["sm__warps_active.avg.per_cycle_active"] = "warps resident a multiprocessor"
+  stall["l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed"] = "shared memory busy, percent"
+  stall["smsp__average_warps_issue_stalled_selected_per_issue_active.ratio"] = "warps per issue: selected"
+  stall["smsp__average_warps_issue_stalled_not_selected_per_issue_active.ratio"] = "warps per issue: not_selected"
+  stall["smsp__average_warps_issue_stalled_dispatch_stall_per_issue_active.ratio"] = "warps per issue: dispatch_stall"
+  stall["smsp__average_warps_issue_stalled_short_scoreboard_per_issue_active.ratio"] = "warps per issue: short_scoreboard"
+  stall["smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio"] = "warps per issue: long_scoreboard"
+  stall["smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"] = "warps per issue: wait"
+  stall["smsp__average_warps_issue_stalled_mio_throttle_per_issue_active.ratio"] = "warps per issue: mio_throttle"
+  stall["smsp__average_warps_issue_stalled_math_pipe_throttle_per_issue_active.ratio"] = "warps per issue: math_pipe_throttle"
+  stall["smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio"] = "warps per issue: barrier"
+  for (metric in count) name[metric] = count[metric]
+  for (metric in traffic) name[metric] = traffic[metric]
+  for (metric in stall) name[metric] = stall[metric]
 }
 /^"[0-9]+"/ && ($13 in name) {
   value = $15
@@ -59,5 +70,6 @@ END {
   }
 }
 function row(counter, value) {
-  printf "%s,ncu,%s,%s,%s,%s,total,0,\"%s\",%s\n", step, batch, heads, seqlen, head_dim, counter, value == int(value) ? sprintf("%.0f", value) : value
+  printf "%s,ncu,%s,0,\"%s\",%s\n", step, shape, counter,
+    value == int(value) ? sprintf("%.0f", value) : value
 }

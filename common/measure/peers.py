@@ -1,7 +1,10 @@
 """Measures what PyTorch carries, as rows of the same CSV as the steps.
 
-FlashAttention-2 and cuDNN are backends of scaled_dot_product_attention; 'pytorch-materialised' is the
-three lines of the textbook. 'matmul-fp16' is an 8192 x 8192 x 8192 product: the ceiling.
+FlashAttention-2 and cuDNN are backends of scaled_dot_product_attention. 'pytorch-materialised' is the
+textbook's two products with a softmax between them, each a kernel: the fp16 scores cross HBM four
+times, written by the first product, read and written by the softmax, read by the second. (The scale
+is the first product's alpha. As a division of its own it would make six crossings.)
+'matmul-fp16' is an 8192 x 8192 x 8192 product: the ceiling.
 """
 
 import argparse
@@ -16,12 +19,12 @@ try:
 except ImportError:
     sys.exit("peers.py: SKIP: PyTorch is not installed here")
 
-HEADER = ("step device batch heads seqlen head_dim causal median_ms min_ms tflops "
-          "rms_error").split()
-
 
 def materialised(q, k, v):
-    return torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, dim=-1) @ v
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # [batch * heads, seqlen, head_dim]
+    none = q.new_empty(()).expand(q.shape[0], q.shape[1], k.shape[1])  # beta = 0: is not read
+    scores = torch.baddbmm(none, q, k.transpose(1, 2), beta=0, alpha=q.shape[-1] ** -0.5)
+    return torch.bmm(torch.softmax(scores, dim=-1), v)
 
 
 def backend(which):
@@ -54,10 +57,11 @@ def milliseconds(run, iters):
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--csv", required=True, help="the file to append to")
-    p.add_argument("--batch", type=int, default=16, help="default: %(default)s")
-    p.add_argument("--heads", type=int, default=16, help="default: %(default)s")
-    p.add_argument("--seqlen", type=int, nargs="+", default=[8192], help="default: 8192")
-    p.add_argument("--head-dim", type=int, default=128, help="default: %(default)s")
+    p.add_argument("--header", required=True, help="the file's columns: a step's --describe has them")
+    p.add_argument("--batch", type=int, required=True)
+    p.add_argument("--heads", type=int, required=True)
+    p.add_argument("--seqlen", type=int, nargs="+", required=True)
+    p.add_argument("--head-dim", type=int, required=True)
     p.add_argument("--iters", type=int, default=20, help="default: %(default)s")
     p.add_argument("--matmul", action="store_true", help="measure the matmul ceiling, too")
     a = p.parse_args()
@@ -75,8 +79,11 @@ def main():
             return
         median = statistics.median(times)
         tflops = operations / median / 1e9
-        rows.append([name, torch.cuda.get_device_name(), *shape, 0, f"{median:.6g}",
-                     f"{min(times):.6g}", f"{tflops:.6g}", ""])
+        batch, heads, seqlen, head_dim = shape
+        rows.append({"step": name, "device": torch.cuda.get_device_name(), "batch": batch,
+                     "heads": heads, "seqlen": seqlen, "head_dim": head_dim,
+                     "median_ms": f"{median:.6g}", "min_ms": f"{min(times):.6g}",
+                     "tflops": f"{tflops:.6g}"})
         print(f"{name} at {shape}: {median:.4g} ms, {tflops:.4g} TFLOP/s", flush=True)
 
     for seqlen in a.seqlen:
@@ -94,9 +101,9 @@ def main():
 
     new = not os.path.exists(a.csv) or os.path.getsize(a.csv) == 0
     with open(a.csv, "a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+        writer = csv.DictWriter(file, a.header.split(","), restval="", lineterminator="\n")
         if new:
-            writer.writerow(HEADER)
+            writer.writeheader()
         writer.writerows(rows)
 
 

@@ -51,7 +51,10 @@ FNR == 1 {
   sub(/.*properties for /, "")
   kernel = kernel_of($0)
 }
-/spill stores/ { spilled[kernel] = $(NF - 7) + $(NF - 3) }  # bytes of stores, bytes of loads
+/spill stores/ {
+  stored[kernel] = $(NF - 7)
+  loaded[kernel] = $(NF - 3)
+}
 /Used .* registers/ {
   registers[kernel] = $(field("registers") - 1)
   static[kernel] = field("smem") ? $(field("smem") - 2) : 0
@@ -76,9 +79,9 @@ function at_most(count, what) {
 }
 
 END {
-  row = "%-22s %-37s %9s %10s %7s %6s  %-14s %7s%s\n"
-  printf row, "for " name, "", "registers", "shared KB", "blocks", "warps", "", "spilled", ""
-  printf row, "step", "kernel", "a thread", "a block", "an SM", "an SM", "limited by", "bytes", ""
+  row = "%-22s %-37s %10s %10s %7s %6s  %-14s %6s %6s%s\n"
+  printf row, "for " name, "", "registers", "shared KB", "blocks", "warps", "", "spill", "spill", ""
+  printf row, "step", "kernel", "per thread", "per block", "per SM", "per SM", "limited by", "stores", "loads", ""
   for (i = 1; i <= kernels; i++) {
     kernel = order[i]
     split(kernel, part, SUBSEP)
@@ -88,7 +91,7 @@ END {
     if (warps && limit[1]) fit(kernel, warps)
     printf row, part[1], part[2], registers[kernel],
       sprintf("%.1f", (static[kernel] + dynamic[kernel]) / 1024),
-      blocks, blocks == "?" ? "?" : blocks * warps, by, spilled[kernel],
-      spilled[kernel] ? "  SPILLS" : ""
+      blocks, blocks == "?" ? "?" : blocks * warps, by, stored[kernel], loaded[kernel],
+      stored[kernel] + loaded[kernel] ? "  SPILLS" : ""
   }
 }

@@ -11,6 +11,6 @@ arch=$(awk -v arch="$ARCH" -f common/program/ladder.awk "steps/$step/attention.c
 mkdir -p build/sass
 "$NVCC" -std=c++20 -O3 -I. -arch="${arch:-$ARCH}" -DSTEP_NAME='""' -DSTEP_NEEDS='""' -DSTEP_TAKES='""' \
   -cubin "steps/$step/attention.cu" -o "build/sass/$step.cubin"
-"$nvdisasm" -c "build/sass/$step.cubin" | c++filt >"build/sass/$step.txt"
-awk -f common/measure/sass.awk "build/sass/$step.txt"
+"$nvdisasm" -c "build/sass/$step.cubin" >"build/sass/$step.txt"
+awk -f common/measure/sass.awk "build/sass/$step.txt" | c++filt -p
 echo "the whole of it, for ${arch:-$ARCH}: build/sass/$step.txt"

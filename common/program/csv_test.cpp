@@ -153,6 +153,48 @@ TEST_CASE("csv: a path that cannot be written to is refused, by name") {
   CHECK(error_on_opening(folder.path.string() + "/") == refused(folder.path.string() + "/"));
 
   CHECK(error_on_opening("/dev/full") == refused("/dev/full"));
+
+  const std::string loop = folder / "loop.csv", dangling = folder / "dangling.csv";
+  fs::create_symlink(loop, loop);
+  fs::create_symlink(folder / "no/such/folder.csv", dangling);
+  CHECK(error_on_opening(loop) == refused(loop));
+  CHECK(error_on_opening(loop + "/a.csv") == refused(loop + "/a.csv"));
+  CHECK(error_on_opening(dangling) == refused(dangling));
+  const std::string too_long = folder / std::string(300, 'x');
+  CHECK(error_on_opening(too_long) == refused(too_long));
+}
+
+TEST_CASE("csv: a link to a file is that file") {
+  const Folder folder;
+  write(folder / "a.csv", "step,device,ms\n");
+  fs::create_symlink(folder / "a.csv", folder / "link.csv");
+  CsvFile("--csv", folder / "link.csv", kHeader).append({"1,a,1"});
+  CHECK(read(folder / "a.csv") == "step,device,ms\n1,a,1\n");
+}
+
+TEST_CASE("csv: one file by two names is one file, whether it exists or not") {
+  const Folder folder;
+  const std::string a = folder / "a.csv", b = folder / "b.csv";
+  const auto check_same = [&] {
+    CHECK(same_file(a, a));
+    CHECK(!same_file(a, b));
+    CHECK(same_file(a, folder / "./a.csv"));
+    CHECK(same_file(a, folder / "none/../a.csv"));
+    CHECK(same_file(a, folder.path.string() + "//a.csv"));
+    CHECK(same_file("no-such-file.csv", "./no-such-file.csv"));
+    CHECK(same_file("no-such-file.csv", fs::absolute("no-such-file.csv")));
+  };
+  check_same();
+  write(a, "");
+  check_same();
+  fs::create_symlink(a, folder / "link.csv");
+  fs::create_hard_link(a, folder / "hard.csv");
+  fs::create_directory_symlink(folder.path, folder / "also");
+  CHECK(same_file(a, folder / "link.csv"));
+  CHECK(same_file(folder / "hard.csv", a));
+  CHECK(same_file(b, folder / "also/b.csv"));
+  CHECK(!same_file("", ""));
+  CHECK(!same_file(a, ""));
 }
 
 TEST_CASE("csv: a folder or file without permission is refused") {

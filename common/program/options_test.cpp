@@ -10,15 +10,26 @@ namespace {
 
 constexpr int kTile = 48;
 
-const Step kStep = {
-    .name = "02-loop-inverted", .tile = kTile, .default_batch = 12, .launch = nullptr};
+const Step kStep = {.name = "02-loop-inverted",
+                    .needs = "sm_75",
+                    .takes = "",
+                    .tile = kTile,
+                    .default_batch = 12,
+                    .launch = nullptr};
 
-const Step kStepWithVariants = {.name = "03-bank-conflicts",
-                                .tile = kTile,
-                                .default_batch = 12,
-                                .launch = nullptr,
-                                .variant_option = "k-layout",
-                                .variants = {"row-major", "padded", "swizzled"}};
+const Step kTakesAll = {.name = "23-strides",
+                        .needs = "sm_80",
+                        .takes =
+                            "--causal --seqlen-k --kv-heads --window --type --layout "
+                            "--page-size --lengths",
+                        .tile = 1,
+                        .default_batch = 16,
+                        .launch = nullptr,
+                        .head_dims = {32, 80, 256}};
+
+const Ladder kLadder = {{"02-loop-inverted", "sm_75", "", ""},
+                        {"20-causal", "sm_80", "", "--causal"},
+                        {"23-strides", "sm_80", "", kTakesAll.takes}};
 
 Options parse(const std::vector<std::string> &arguments, const Step &step = kStep) {
   std::vector<std::string> all = {"./step"};
@@ -26,7 +37,7 @@ Options parse(const std::vector<std::string> &arguments, const Step &step = kSte
   std::vector<char *> argv;
   for (std::string &argument : all) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  return parse_options(static_cast<int>(all.size()), argv.data(), step);
+  return parse_options(static_cast<int>(all.size()), argv.data(), step, kLadder);
 }
 
 /// The message of the UsageError that these arguments give, or "".
@@ -54,10 +65,18 @@ TEST_CASE("options: without arguments nothing is set but the seed") {
   CHECK(!options.head_dim.has_value());
   CHECK(!options.iters.has_value());
   CHECK(options.inputs == reference::Family::kNormal);
-  CHECK(options.variant == 0);
+  CHECK(!options.causal);
+  CHECK(!options.seqlen_k.has_value());
+  CHECK(!options.kv_heads.has_value());
+  CHECK(options.window == 0);
+  CHECK(options.type == Type::kFp16);
+  CHECK(options.layout == Layout::kBhnd);
+  CHECK(options.page_size == 0);
+  CHECK(options.lengths.empty());
   CHECK(options.seed == 1);
   CHECK(!options.check_only);
   CHECK(!options.profile);
+  CHECK(!options.describe);
   CHECK(!options.help);
   CHECK(options.csv == "");
   CHECK(options.profile_csv == "");
@@ -65,31 +84,82 @@ TEST_CASE("options: without arguments nothing is set but the seed") {
 }
 
 TEST_CASE("options: every option, in both ways of writing it") {
-  const auto check = [](const std::vector<std::string> &arguments) {
-    const Options options = parse(arguments, kStepWithVariants);
+  const std::vector<std::pair<std::string, std::string>> all = {
+      {"--device", "cpu"},      {"--batch", "2"},           {"--heads", "3"},
+      {"--seqlen", "512"},      {"--head-dim", "80"},       {"--iters", "7"},
+      {"--inputs", "one-hot"},  {"--seed", "99"},           {"--csv", "a.csv"},
+      {"--trace-csv", "c.csv"}, {"--profile-csv", "b.csv"}, {"--seqlen-k", "100"},
+      {"--kv-heads", "1"},      {"--window", "17"},         {"--type", "bf16"},
+      {"--layout", "bnhd"},     {"--page-size", "16"},      {"--lengths", "5,6:7"}};
+  std::vector<std::string> two_words = {"--profile", "--causal"},
+                           one_word = {"--causal", "--profile"};
+  for (const auto &[option, value] : all) {
+    two_words.insert(two_words.end(), {option, value});
+    one_word.insert(one_word.begin(), option + "=" + value);
+  }
+  for (const auto &arguments : {two_words, one_word}) {
+    const Options options = parse(arguments, kTakesAll);
     CHECK(options.device == DeviceChoice::kCpu);
     CHECK(options.batch == 2);
     CHECK(options.heads == 3);
     CHECK(options.seqlen == 512);
-    CHECK(options.head_dim == 128);
+    CHECK(options.head_dim == 80);
     CHECK(options.iters == 7);
     CHECK(options.inputs == reference::Family::kOneHot);
-    CHECK(options.variant == 2);
     CHECK(options.seed == 99);
     CHECK(options.profile);
     CHECK(!options.help);
     CHECK(options.csv == "a.csv");
     CHECK(options.profile_csv == "b.csv");
     CHECK(options.trace_csv == "c.csv");
+    CHECK(options.causal);
+    CHECK(options.seqlen_k == 100);
+    CHECK(options.kv_heads == 1);
+    CHECK(options.window == 17);
+    CHECK(options.type == Type::kBf16);
+    CHECK(options.layout == Layout::kBnhd);
+    CHECK(options.page_size == 16);
+    REQUIRE(options.lengths.size() == 2);
+    CHECK(options.lengths[0].q == 5);
+    CHECK(options.lengths[0].k == 5);
+    CHECK(options.lengths[1].q == 6);
+    CHECK(options.lengths[1].k == 7);
+  }
+}
+
+TEST_CASE("options: what a step does not take is refused, with the steps that do") {
+  const std::string not_taken = ": this step does not take it; ";
+  CHECK(error_of({"--causal"}) == "--causal" + not_taken + "steps 20 to 23 take it");
+  for (const std::string option :
+       {"--seqlen-k", "--kv-heads", "--window", "--type", "--layout", "--page-size", "--lengths"}) {
+    CHECK(error_of({option, "1"}) == option + not_taken + "step 23 takes it");
+    CHECK(error_of({option + "=nonsense"}) == option + not_taken + "step 23 takes it");
+    CHECK(!contains(error_of({option, "1"}, kTakesAll), "take"));
+  }
+  Step some = kStep;
+  some.takes = "--window --causal";
+  CHECK(parse({"--causal"}, some).causal);
+  CHECK(parse({"--window", "3"}, some).window == 3);
+  CHECK(error_of({"--type", "bf16"}, some) == "--type" + not_taken + "step 23 takes it");
+}
+
+TEST_CASE("options: lengths, of queries and keys") {
+  const auto lengths = [](const std::string &list) {
+    std::string text;
+    for (const Lengths &length : parse({"--lengths", list}, kTakesAll).lengths)
+      text += std::to_string(length.q) + "/" + std::to_string(length.k) + " ";
+    return text;
   };
-  check(
-      {"--device",      "cpu",        "--batch",     "2",       "--heads",   "3",        "--seqlen",
-       "512",           "--head-dim", "128",         "--iters", "7",         "--inputs", "one-hot",
-       "--k-layout",    "swizzled",   "--seed",      "99",      "--profile", "--csv",    "a.csv",
-       "--profile-csv", "b.csv",      "--trace-csv", "c.csv"});
-  check({"--trace-csv=c.csv", "--profile-csv=b.csv", "--csv=a.csv", "--profile", "--seed=99",
-         "--k-layout=swizzled", "--inputs=one-hot", "--iters=7", "--head-dim=128", "--seqlen=512",
-         "--heads=3", "--batch=2", "--device=cpu"});
+  CHECK(lengths("7") == "7/7 ");
+  CHECK(lengths("0,2147483647") == "0/0 2147483647/2147483647 ");
+  CHECK(lengths("1:2,3,4:0") == "1/2 3/3 4/0 ");
+  for (const std::string list : {"", ",", "1,", ",1", "1,,2", "1:", ":1", "1:2:3", "-1", "x",
+                                 "1 ,2", "1;2", "2147483648", "1:2147483648", "1:,2"}) {
+    CAPTURE(list);
+    CHECK(error_of({"--lengths", list}, kTakesAll) ==
+          "--lengths " + list +
+              ": a length N or N:M for each batch element is allowed, with commas between");
+  }
 }
 
 TEST_CASE("options: each option alone sets one thing") {
@@ -97,6 +167,7 @@ TEST_CASE("options: each option alone sets one thing") {
   CHECK(!parse({"--profile"}).check_only);
   CHECK(parse({"--check-only"}).check_only);
   CHECK(!parse({"--check-only"}).profile);
+  CHECK(parse({"--describe"}).describe);
   CHECK(parse({"--help"}).help);
   CHECK(parse({"-h"}).help);
   CHECK(parse({"--batch", "5"}).batch == 5);
@@ -121,13 +192,17 @@ TEST_CASE("options: the last of two values counts") {
   CHECK(parse({"--seqlen", "64", "--seqlen", "128"}).seqlen == 128);
 }
 
-TEST_CASE("options: every family and every variant by its name") {
+TEST_CASE("options: every word of each list, by its name") {
   for (std::size_t i = 0; i < reference::family_names().size(); i++)
     CHECK(parse({"--inputs", reference::family_names()[i]}).inputs ==
           static_cast<reference::Family>(i));
-  for (std::size_t i = 0; i < kStepWithVariants.variants.size(); i++)
-    CHECK(parse({"--k-layout", kStepWithVariants.variants[i]}, kStepWithVariants).variant ==
-          static_cast<int>(i));
+  for (const int head_dim : kTakesAll.head_dims)
+    CHECK(parse({"--head-dim", std::to_string(head_dim)}, kTakesAll).head_dim == head_dim);
+  CHECK(parse({"--type", "fp16"}, kTakesAll).type == Type::kFp16);
+  CHECK(parse({"--type", "bf16"}, kTakesAll).type == Type::kBf16);
+  CHECK(parse({"--layout", "bhnd"}, kTakesAll).layout == Layout::kBhnd);
+  CHECK(parse({"--layout", "bnhd"}, kTakesAll).layout == Layout::kBnhd);
+  CHECK(parse({"--layout", "interleaved"}, kTakesAll).layout == Layout::kInterleaved);
 }
 
 TEST_CASE("options: numbers up to the ends of their ranges") {
@@ -139,11 +214,12 @@ TEST_CASE("options: numbers up to the ends of their ranges") {
 }
 
 TEST_CASE("options: a number out of range, or none, is refused with the range") {
-  for (const std::string option : {"--batch", "--heads", "--seqlen"})
+  for (const std::string option :
+       {"--batch", "--heads", "--seqlen", "--seqlen-k", "--kv-heads", "--window", "--page-size"})
     for (const std::string value : {"0", "-1", "+1", " 1", "2147483648", "99999999999999999999",
                                     "x", "", "12x", "1e3", "0x10", "1.5", "1 "}) {
       CAPTURE(option);
-      CHECK(error_of({option, value}) ==
+      CHECK(error_of({option, value}, kTakesAll) ==
             option + " " + value + ": a whole number from 1 to 2147483647 is allowed");
     }
   CHECK(error_of({"--iters", "0"}) == "--iters 0: a whole number from 1 to 1000000 is allowed");
@@ -168,6 +244,8 @@ TEST_CASE("options: a path that is empty, or given twice, is refused") {
         "--trace-csv a.csv: --csv writes to it; another file is allowed");
   CHECK(error_of({"--trace-csv", "a.csv", "--profile-csv", "a.csv"}) ==
         "--trace-csv a.csv: --profile-csv writes to it; another file is allowed");
+  CHECK(error_of({"--csv", "a.csv", "--profile-csv", "./a.csv"}) ==
+        "--profile-csv ./a.csv: --csv writes to it; another file is allowed");
   CHECK(error_of({"--trace-csv", "a.csv", "--profile-csv", "b.csv", "--csv", "c.csv"}) == "");
 }
 
@@ -178,14 +256,17 @@ TEST_CASE("options: a word that is not on the list is refused with the list") {
     CHECK(error_of({"--head-dim", value}) == "--head-dim " + value + ": allowed are 64, 128");
   CHECK(error_of({"--inputs", "ones"}) ==
         "--inputs ones: allowed are normal, rising, one-hot, ends, equal-keys, huge");
-  CHECK(error_of({"--k-layout", "diagonal"}, kStepWithVariants) ==
-        "--k-layout diagonal: allowed are row-major, padded, swizzled");
+  CHECK(error_of({"--head-dim", "64"}, kTakesAll) == "--head-dim 64: allowed are 32, 80, 256");
+  CHECK(error_of({"--type", "fp8"}, kTakesAll) == "--type fp8: allowed are fp16, bf16");
+  CHECK(error_of({"--layout", "thd"}, kTakesAll) ==
+        "--layout thd: allowed are bhnd, bnhd, interleaved");
 }
 
 TEST_CASE("options: a value that is missing") {
   for (const std::string option :
        {"--device", "--batch", "--heads", "--seqlen", "--head-dim", "--iters", "--inputs", "--csv",
-        "--profile-csv", "--trace-csv", "--seed"})
+        "--profile-csv", "--trace-csv", "--seed", "--seqlen-k", "--kv-heads", "--window", "--type",
+        "--layout", "--page-size", "--lengths"})
     CHECK(error_of({"--check-only", option}) ==
           option + ": a value is missing; --help lists the options");
 }
@@ -200,9 +281,6 @@ TEST_CASE("options: what is not an option is refused, by name") {
         "512: not an option; --help lists the options");
   CHECK(error_of({"512", "--frobnicate"}) == "512: not an option; --help lists the options");
   CHECK(error_of({"--", "512"}) == "512: not an option; --help lists the options");
-  // An option of another step.
-  CHECK(error_of({"--k-layout", "padded"}) ==
-        "--k-layout: no such option; --help lists the options");
 }
 
 TEST_CASE("options: a word after one dash is refused, all of it by name") {
@@ -213,7 +291,8 @@ TEST_CASE("options: a word after one dash is refused, all of it by name") {
 }
 
 TEST_CASE("options: a value for an option that takes none is refused") {
-  for (const std::string option : {"--profile", "--check-only", "--help"}) {
+  for (const std::string option :
+       {"--profile", "--check-only", "--causal", "--describe", "--help"}) {
     const std::string error = error_of({option + "=3"});
     CHECK(error.starts_with(option));
     CHECK(!contains(error, "no such option"));
@@ -249,22 +328,64 @@ TEST_CASE("options: messages are one line") {
   }
 }
 
-TEST_CASE("options: --help lists every option, and what is particular to the step") {
-  const std::string help = help_text(kStep);
-  CHECK(help.starts_with("usage: ./step-02 "));
-  for (const std::string option :
-       {"--device auto|gpu|cpu", "--batch N", "--heads N", "--seqlen N", "--head-dim 64|128",
-        "--inputs FAMILY", "--seed N", "--iters N", "--check-only", "--profile ", "--csv FILE",
-        "--profile-csv FILE", "--trace-csv FILE", "--help"}) {
+TEST_CASE("options: --help lists every option that the step takes, with its defaults") {
+  const std::vector<std::string> plain = {"--device auto|gpu|cpu",
+                                          "--batch N",
+                                          "--heads N",
+                                          "--seqlen N",
+                                          "--inputs FAMILY        normal|rising|one-hot|ends|"
+                                          "equal-keys|huge\n",
+                                          "--seed N",
+                                          "--iters N",
+                                          "--check-only ",
+                                          "--profile ",
+                                          "--csv FILE",
+                                          "--profile-csv FILE",
+                                          "--trace-csv FILE",
+                                          "--describe ",
+                                          "--help "};
+  const std::vector<std::string> beyond = {"--causal ",        "--seqlen-k N",
+                                           "--kv-heads N",     "--window N",
+                                           "--type fp16|bf16", "--layout bhnd|bnhd|interleaved\n",
+                                           "--page-size N",    "--lengths LIST"};
+  const std::string help = help_text("./step-02", kStep), all = help_text("./step-23", kTakesAll);
+  CHECK(help.starts_with("usage: ./step-02 [options]\n"));
+  CHECK(all.starts_with("usage: ./step-23 [options]\n"));
+  for (const std::string &option : plain) {
     CAPTURE(option);
     CHECK(contains(help, "\n  " + option));
+    CHECK(contains(all, "\n  " + option));
   }
-  CHECK(contains(help, "normal|rising|one-hot|ends|equal-keys|huge"));
-  CHECK(contains(help, "default 1 on the emulator, 12 on a GPU"));
-  CHECK(contains(help, "a multiple of " + std::to_string(kTile) + ";"));
-  CHECK(!contains(help, "k-layout"));
-  const std::string with_variants = help_text(kStepWithVariants);
-  CHECK(with_variants.starts_with("usage: ./step-03 "));
-  CHECK(contains(with_variants, "\n  --k-layout VARIANT "));
-  CHECK(contains(with_variants, "row-major|padded|swizzled"));
+  for (const std::string &option : beyond) {
+    CAPTURE(option);
+    CHECK(!contains(help, option));
+    CHECK(contains(all, "\n  " + option));
+  }
+  CHECK(contains(help, "\n  --head-dim 64|128      default 64 on the emulator, 128 on a GPU\n"));
+  CHECK(contains(all, "\n  --head-dim 32|80|256   default 32 on the emulator, 256 on a GPU\n"));
+  CHECK(contains(help, "\n  --batch N              default 1 on the emulator, 12 on a GPU\n"));
+  CHECK(contains(help, "\n  --seqlen N             a multiple of " + std::to_string(kTile) +
+                           "; default 256 on the emulator, 8192 on a GPU\n"));
+  CHECK(contains(all, "\n  --seqlen N             default 256 on the emulator"));
+  CHECK(contains(help, "\nExit status: 0 passed; "));
+}
+
+TEST_CASE("options: --describe says all that scripts ask for, a line for each thing") {
+  CHECK(describe_text(kStep) ==
+        "step 02-loop-inverted\n"
+        "needs sm_75\n"
+        "takes\n"
+        "tile 48\n"
+        "head-dims 64 128\n"
+        "types fp16\n"
+        "inputs normal rising one-hot ends equal-keys huge\n"
+        "gpu batch=12 heads=16 seqlen=8192 head-dim=128\n"
+        "emulator batch=1 heads=2 seqlen=256 head-dim=64\n"
+        "csv step,device,batch,heads,seqlen,head_dim,options,median_ms,min_ms,tflops,rms_error\n"
+        "profile-csv step,source,batch,heads,seqlen,head_dim,line,counter,value\n"
+        "trace-csv line,op,request,lane,address,bytes,bank,wavefront\n");
+  const std::string all = describe_text(kTakesAll);
+  CHECK(contains(all, "\ntakes " + std::string(kTakesAll.takes) + "\n"));
+  CHECK(contains(all, "\ntypes fp16 bf16\n"));
+  CHECK(contains(all, "\nhead-dims 32 80 256\n"));
 }

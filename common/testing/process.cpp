@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <memory>
+#include <random>
 #include <sstream>
 #include <stdexcept>
 
@@ -43,6 +43,18 @@ Finished run_command(const std::string &line) {
           text(err.get())};
 }
 
+std::string environment(const char *name, const char *otherwise) {
+  const char *value = std::getenv(name);
+  return value ? value : otherwise;
+}
+
+std::uint64_t tests_seed() {
+  static const std::uint64_t seed =
+      std::stoull(environment("TESTS_SEED", std::to_string(std::random_device()()).c_str()));
+  std::printf("TESTS_SEED=%llu draws the same again\n", static_cast<unsigned long long>(seed));
+  return seed;
+}
+
 std::string read_text(const std::filesystem::path &file) {
   std::ostringstream text;
   text << std::ifstream(file).rdbuf();
@@ -72,7 +84,7 @@ bool Description::takes_option(const std::string &option) const {
 }
 
 Description describe(const std::string &program) {
-  const Finished finished = run_command(quoted(program) + " --describe");
+  const Finished finished = run_command(shell_word(program) + " --describe");
   if (finished.status != 0)
     throw std::runtime_error(program + " --describe: " + finished.err + "; is it built?");
   std::map<std::string, std::vector<std::string>> values;
@@ -87,36 +99,8 @@ Description describe(const std::string &program) {
       values["head-dims"],  values["types"],       values["inputs"]};
 }
 
-std::string quoted(const std::string &word) {
+std::string shell_word(const std::string &word) {
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
   return text + "'";
-}
-
-Finished compile_step(const std::filesystem::path &program, const std::string &step) {
-  const auto environment = [](const char *name, const char *otherwise) {
-    const char *value = std::getenv(name);
-    return std::string(value ? value : otherwise);
-  };
-  const std::filesystem::path objects = environment("EMULATOR_OBJECTS", "build/cpu");
-  const std::string source = program.string() + ".cu";
-  std::string needs, takes;
-  for (const std::string &line : lines_of(read_text(source))) {
-    const auto value = [&](std::size_t from) {
-      return line.substr(std::min(line.find_first_not_of(' ', from), line.size()));
-    };
-    if (line.starts_with("// Needs ")) needs = value(9).substr(0, value(9).find(':'));
-    if (line.starts_with("// Takes ")) takes = value(9);
-  }
-  std::erase(takes, ',');
-  std::string command =
-      environment("CXX", "g++") + " -std=c++20 -O1 -w -pthread -I. " +
-      quoted("-DSTEP_NAME=\"" + step + "\"") + " " + quoted("-DSTEP_NEEDS=\"" + needs + "\"") +
-      " " + quoted("-DSTEP_TAKES=\"" + takes + "\"") + " -x c++ " + quoted(source) + " -x none";
-  for (const char *folder : {"common/emulator", "common/program", "reference"})
-    for (const auto &entry : std::filesystem::directory_iterator(objects / folder))
-      if (const std::string object = entry.path();
-          object.ends_with(".o") && !object.ends_with("_test.o"))
-        command += " " + quoted(object);
-  return run_command(command + " -o " + quoted(program));
 }

@@ -1,6 +1,7 @@
 // For tests that run programs as a reader would.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -14,8 +15,14 @@ struct Finished {
 /// Runs a line of shell, without input, and waits for its end. Several threads may do so at once.
 Finished run_command(const std::string &line);
 
+/// A variable of the environment.
+std::string environment(const char *name, const char *otherwise);
+
+/// The seed of what tests draw: TESTS_SEED, or another each time. It is printed.
+std::uint64_t tests_seed();
+
 /// A word as the shell takes it, whatever it holds.
-std::string quoted(const std::string &word);
+std::string shell_word(const std::string &word);
 
 std::string read_text(const std::filesystem::path &file);
 std::vector<std::string> lines_of(const std::string &text);
@@ -35,8 +42,3 @@ struct Description {
 
 /// Throws std::runtime_error if there is no such program.
 Description describe(const std::string &program);
-
-/// Compiles FOLDER/NAME.cu, a step of this name, for the emulator into the program FOLDER/NAME.
-/// CXX is the compiler, default g++; EMULATOR_OBJECTS is where `make NVCC= emulator-objects` put
-/// what it is linked with, default build/cpu.
-Finished compile_step(const std::filesystem::path &program, const std::string &step);

@@ -1,0 +1,237 @@
+// The program poses and checks every problem that a model may pose, before a step takes it: a plain
+// kernel (any_problem.cu) that takes them all passes, and bugs planted in it are found out.
+//
+// STEPS_DEVICE  cpu (default) or gpu
+// STEPS_PREFIX  what each command is run under, "compute-sanitizer --tool memcheck"; fewer runs then
+// ANY_PROBLEM   the program; default: one that is compiled here for the emulator
+// TESTS_SEED    draws the shapes that nobody chose; default: another each time
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "common/testing/copies.h"
+#include "reference/parallel.h"
+#include "reference/random.h"
+
+namespace {
+
+const std::string kSource = "common/program/any_problem.cu";
+const std::filesystem::path kFolder = "build/any-problem";
+
+bool contains(const std::string &text, const std::string &part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// Compiles a copy of the kernel under this name. Returns its path, or throws what the compiler said.
+std::string build(const std::string &name, const std::string &source) {
+  std::filesystem::create_directories(kFolder);
+  const std::filesystem::path program = kFolder / name;
+  std::ofstream(program.string() + ".cu") << source;
+  const Finished finished = compile_step(program, "any-problem");
+  if (finished.status != 0) throw std::runtime_error(finished.err);
+  return program;
+}
+
+/// One problem for each thing that can depart from the plain one, and some where they meet.
+const std::vector<std::string> kProblems = {
+    "--seqlen 1",
+    "--seqlen 33 --head-dim 80",
+    "--seqlen 33 --head-dim 256 --batch 2 --heads 3",
+    // fewer queries than keys and more, where the first queries see nothing
+    "--seqlen 3 --seqlen-k 70",
+    "--seqlen 70 --seqlen-k 3",
+    "--seqlen 1 --seqlen-k 1 --causal",
+    "--seqlen 65 --causal",
+    "--seqlen 3 --seqlen-k 70 --causal",
+    "--seqlen 70 --seqlen-k 3 --causal",
+    // windows: of one key, of some, of more than there are
+    "--seqlen 40 --window 1",
+    "--seqlen 40 --seqlen-k 65 --window 7",
+    "--seqlen 65 --seqlen-k 40 --window 7 --causal",
+    "--seqlen 40 --window 2147483647",
+    // heads in groups
+    "--seqlen 33 --heads 6 --kv-heads 2",
+    "--seqlen 33 --heads 6 --kv-heads 1 --batch 2 --causal",
+    "--seqlen 33 --heads 3 --kv-heads 3",
+    // types
+    "--seqlen 65 --type bf16",
+    "--seqlen 65 --type bf16 --causal --inputs rising",
+    "--seqlen 65 --type bf16 --inputs ends",
+    "--seqlen 65 --type bf16 --seqlen-k 33 --inputs one-hot",
+    // layouts
+    "--seqlen 33 --layout bnhd --batch 2 --heads 3",
+    "--seqlen 33 --layout bnhd --batch 2 --heads 4 --kv-heads 2 --seqlen-k 50",
+    "--seqlen 33 --layout interleaved --batch 2 --heads 3",
+    "--seqlen 33 --layout interleaved --batch 2 --heads 4 --kv-heads 2",
+    // pages: of one row, of some, of more than there are
+    "--seqlen 5 --seqlen-k 50 --page-size 1",
+    "--seqlen 5 --seqlen-k 100 --page-size 16 --batch 3 --causal",
+    "--seqlen 5 --seqlen-k 100 --page-size 7 --batch 2 --heads 4 --kv-heads 2 --layout bnhd",
+    "--seqlen 5 --seqlen-k 30 --page-size 64",
+    // lengths: of queries and keys, none among them
+    "--seqlen 50 --lengths 1,50,0,17",
+    "--seqlen 50 --lengths 1,50,0,17 --causal --window 9",
+    "--seqlen 50 --seqlen-k 60 --lengths 50:0,0:60,7:33 --causal",
+    "--seqlen 1 --seqlen-k 100 --lengths 1:100,1:1,1:37 --page-size 16 --heads 6 --kv-heads 2",
+    "--seqlen 33 --lengths 20,33 --layout interleaved --heads 4 --kv-heads 2 --causal --type bf16 "
+    "--window 5 --head-dim 128",
+};
+
+/// A problem that nobody chose.
+std::string draw_problem(std::uint64_t &state) {
+  const auto one_to = [&](int n) { return 1 + static_cast<int>(next_random(state) % n); };
+  const auto coin = [&] { return next_random(state) % 2 == 0; };
+  const auto option = [](const std::string &name, int value) {
+    return " --" + name + " " + std::to_string(value);
+  };
+  const int batch = one_to(3), kv_heads = one_to(3), group = one_to(3), seqlen = one_to(80);
+  const bool interleaved = one_to(4) == 1;
+  const int seqlen_k = interleaved || coin() ? seqlen : one_to(80);
+  std::string text = "--batch " + std::to_string(batch) + option("heads", kv_heads * group) +
+                     option("kv-heads", kv_heads) + option("seqlen", seqlen) +
+                     option("seqlen-k", seqlen_k) + option("head-dim", coin() ? 64 : 32) +
+                     option("seed", one_to(1000000));
+  if (coin()) text += " --causal";
+  if (one_to(3) == 1) text += option("window", one_to(60));
+  if (coin()) text += " --type bf16";
+  if (interleaved)
+    text += " --layout interleaved";
+  else if (coin())
+    text += " --layout bnhd";
+  if (!interleaved && coin()) text += option("page-size", one_to(40));
+  if (coin()) {
+    text += " --lengths ";
+    for (int i = 0; i < batch; i++)
+      text += (i ? "," : "") + std::to_string(one_to(seqlen + 1) - 1) + ":" +
+              std::to_string(one_to(seqlen_k + 1) - 1);
+  }
+  return text;
+}
+
+struct Plant {
+  std::string name, find, replace, options;
+};
+
+// Each shows in this problem: as a wrong answer, or as an access that no thread may make.
+const std::vector<Plant> kPlants = {
+    {"mask shows one key more", "p.causal || p.window ? position + 1 : N_k",
+     "p.causal && position + 2 < N_k ? position + 2 : N_k", "--seqlen 40 --causal"},
+    {"mask hides one key more", "p.causal || p.window ? position + 1 : N_k",
+     "p.causal ? position : N_k", "--seqlen 40 --causal"},
+    {"mask aligned at the first key", "i + N_k - N_q", "i", "--seqlen 20 --seqlen-k 40 --causal"},
+    {"mask aligned without the lengths", "i + N_k - N_q", "i + p.seqlen_k - p.seqlen_q + 0 * N_q",
+     "--seqlen 20 --lengths 20:10 --causal"},
+    {"window one key wider", "end - p.window : 0", "end - p.window - 1 : 0",
+     "--seqlen 40 --window 5"},
+    {"window one key narrower", "end - p.window : 0", "end - p.window + 1 : 0",
+     "--seqlen 40 --window 5"},
+    {"window without a mask", "p.causal || p.window ? position", "p.causal ? position",
+     "--seqlen 40 --window 5"},
+    {"groups dealt out in turn", "head / (p.heads / p.kv_heads)", "head % p.kv_heads",
+     "--seqlen 20 --heads 4 --kv-heads 2"},
+    {"every group the first", "head / (p.heads / p.kv_heads)", "0 * head",
+     "--seqlen 20 --heads 4 --kv-heads 2"},
+    {"pages of the first sequence", "page_table(batch,", "page_table(0,",
+     "--seqlen 5 --seqlen-k 40 --batch 2 --page-size 8"},
+    {"pages in order", "page_table(batch, i / p.page_size)",
+     "batch * pages + i / p.page_size + 0 * page_table(0, 0)",
+     "--seqlen 5 --seqlen-k 40 --batch 2 --page-size 8"},
+    {"the last row of a page from the next", "page_table(batch, i / p",
+     "page_table(batch, (i + 1) / p", "--seqlen 5 --seqlen-k 38 --page-size 8"},
+    {"strides of heads and rows swapped", "head * strides.head + i * strides.row",
+     "i * strides.head + head * strides.row", "--seqlen 20 --layout bnhd --heads 3"},
+    {"batch stride of another tensor", "batch * at_Q.batch", "batch * at_O.batch",
+     "--seqlen 20 --layout interleaved --batch 2"},
+    {"keys beyond the length", "p.lengths_k)", "false)", "--seqlen 20 --lengths 20:10"},
+    {"queries beyond the length", "p.lengths_q)", "false)", "--seqlen 20 --lengths 10:20"},
+    {"lengths of the first sequence", "p.batch}(0, batch)", "p.batch}(0, 0)",
+     "--seqlen 20 --lengths 20,10"},
+    {"bf16 read as fp16", "if (type == Type::kFp16) return __half2float(bits);",
+     "return __half2float(bits);", "--seqlen 20 --type bf16"},
+    {"an empty row divided by zero", "l > 0 ? o[c] / l : 0", "o[c] / l",
+     "--seqlen 20 --seqlen-k 10 --causal"},
+    {"an empty row not written", "for (int c = 0; c < d; c++) O(0, c)",
+     "for (int c = 0; c < d && l > 0; c++) O(0, c)", "--seqlen 20 --seqlen-k 10 --causal"},
+};
+
+/// `text` with every `find` in it replaced; empty if there is none.
+std::string replaced(std::string text, const std::string &find, const std::string &replace) {
+  std::size_t at = text.find(find);
+  if (at == std::string::npos) return "";
+  for (; at != std::string::npos; at = text.find(find, at + replace.size()))
+    text.replace(at, find.size(), replace);
+  return text;
+}
+
+/// Does all jobs, as many at a time as there are cores, and demands that each returns "".
+template <class Job>
+void do_all(std::size_t jobs, Job job) {
+  std::vector<std::string> failures(jobs);
+  parallel_for(jobs, [&](std::size_t i) {
+    try {
+      failures[i] = job(i);
+    } catch (const std::exception &error) {
+      failures[i] = error.what();
+    }
+  });
+  for (const std::string &failure : failures) CHECK_MESSAGE(failure.empty(), failure);
+}
+
+std::string show(const std::string &line, const Finished &finished) {
+  return "\n" + line + "\n" + finished.out + finished.err + "exit status " +
+         std::to_string(finished.status) + "\n";
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("steps");
+
+TEST_CASE("every problem is posed and checked, by a plain kernel that takes them all") {
+  const bool gpu = environment("STEPS_DEVICE", "cpu") == "gpu";
+  std::string program = environment("ANY_PROBLEM", "");
+  if (gpu && program.empty()) return void(std::puts("SKIP: ANY_PROBLEM names no program"));
+  if (program.empty()) program = build("any-problem", read_text(kSource));
+  const std::string prefix = environment("STEPS_PREFIX", "");
+  std::vector<std::string> problems = kProblems;
+  std::uint64_t state = tests_seed();
+  if (prefix.empty())
+    for (int i = 0; i < 40; i++) problems.push_back(draw_problem(state));
+  if (gpu && contains(run_command(shell_word(program) + " --device gpu --seqlen 1").err, "no GPU"))
+    return void(std::puts("SKIP: no GPU"));
+  const auto check = [&](std::size_t i) {
+    const std::string line = prefix + (prefix.empty() ? "" : " ") + shell_word(program) + " " +
+                             problems[i] + " --check-only --device " + (gpu ? "gpu" : "cpu");
+    const Finished finished = run_command(line);
+    return finished.status == 0 && contains(finished.out, ": passed\n") ? "" : show(line, finished);
+  };
+  if (gpu)
+    for (std::size_t i = 0; i < problems.size(); i++) CHECK(check(i) == "");
+  else
+    do_all(problems.size(), check);
+}
+
+TEST_SUITE_END();
+
+TEST_SUITE_BEGIN("planted");
+
+TEST_CASE("a bug in the kernel of all problems is found out") {
+  const std::string source = read_text(kSource);
+  do_all(kPlants.size(), [&](std::size_t i) -> std::string {
+    const Plant &plant = kPlants[i];
+    const std::string with_bug = replaced(source, plant.find, plant.replace);
+    if (with_bug.empty()) return "the kernel does not hold '" + plant.find + "'";
+    const std::string program = build("bug-" + std::to_string(i), with_bug);
+    const std::string line = shell_word(program) + " --device cpu --check-only " + plant.options;
+    const Finished finished = run_command(line);
+    const bool reported = contains(finished.out, ": WRONG\n") ||
+                          contains(finished.err, "out of bounds") ||
+                          contains(finished.err, "outside of every allocation");
+    return finished.status == 1 && reported ? "" : plant.name + show(line, finished);
+  });
+}
+
+TEST_SUITE_END();

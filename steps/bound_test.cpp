@@ -1,0 +1,90 @@
+// A right kernel always passes: every step over many seeds and shapes. The bound of
+// reference/verdict.h is derived so that less than one run of a million fails; here is how near to
+// it the steps come.
+//
+// BOUND_RUNS  runs of each step from 10 on, whose P is rounded at the most scales; the others get a
+//             quarter of them. Default 8; `make check-bound` makes it 2000
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/testing/process.h"
+#include "reference/parallel.h"
+#include "reference/random.h"
+
+namespace {
+
+/// A run with a shape and inputs drawn from its number: mostly one tile and one head, which are
+/// quick. (Not `huge`: its scores are beyond what one FMA can do, steps_test.cpp says which fail.)
+std::string drawn_command(const std::string &program, int tile, std::uint64_t number) {
+  std::uint64_t state = number;
+  const auto one_of = [&](const std::vector<std::string> &words) {
+    return words[next_random(state) % words.size()];
+  };
+  const int tiles = std::stoi(one_of({"1", "1", "1", "1", "1", "1", "2", "2", "3"}));
+  return program + " --device cpu --check-only --batch " + one_of({"1", "1", "1", "2"}) +
+         " --heads " + one_of({"1", "1", "2", "3"}) + " --head-dim " + one_of({"64", "64", "128"}) +
+         " --seqlen " + std::to_string(tiles * tile) + " --inputs " +
+         one_of({"normal", "normal", "normal", "rising", "one-hot", "ends", "equal-keys"}) +
+         " --seed " + std::to_string(number);
+}
+
+/// "... error 1.2e-05 rms (at most 4e-05), ...": the error over its bound. Negative: not found.
+double ratio(const std::string &output, const std::string &kind) {
+  const std::string middle = " " + kind + " (at most ";
+  const std::size_t at = output.find(middle);
+  if (at == std::string::npos) return -1;
+  const double error = std::atof(output.c_str() + output.rfind(' ', at - 1));
+  const double bound = std::atof(output.c_str() + at + middle.size());
+  return bound > 0 ? error / bound : error > 0 ? 1e300 : 0;
+}
+
+struct Worst {
+  double ratio = 0;
+  std::string command;
+
+  void add(double next, const std::string &of) {
+    if (next > ratio) *this = {next, of};
+  }
+};
+
+}  // namespace
+
+TEST_SUITE_BEGIN("bound");
+
+TEST_CASE("every step passes, whatever the seed and the shape") {
+  const char *const runs_wanted = std::getenv("BOUND_RUNS");
+  const int most = runs_wanted ? std::atoi(runs_wanted) : 8;
+  for (const std::string &step : step_names()) {
+    const std::string program = "./step-" + step.substr(0, 2);
+    const int tile = read_help(program).tile;
+    REQUIRE_MESSAGE(tile > 0, program, " --help names no tile; is it built?");
+    const int runs = step < "10" ? std::max(most / 4, 1) : most;
+    Worst rms, element;
+    std::string failures;
+    std::mutex adding;
+    parallel_for(runs, [&](std::size_t i) {
+      const std::string command = drawn_command(program, tile, i + 1);
+      const Finished finished = run_command(command);
+      const double of_rms = ratio(finished.out, "rms"), of_element = ratio(finished.out, "max");
+      const std::lock_guard lock(adding);
+      rms.add(of_rms, command);
+      element.add(of_element, command);
+      if (finished.status != 0 || of_rms < 0 || of_element < 0)
+        failures += command + "\n" + finished.out + finished.err;
+    });
+    CHECK_MESSAGE(failures.empty(), failures);
+    if (!runs_wanted) continue;
+    std::printf("%s  %4d runs: at worst %.2f of the bound for an element (%s), %.2f in RMS (%s)\n",
+                step.c_str(), runs, element.ratio, element.command.c_str(), rms.ratio,
+                rms.command.c_str());
+    std::fflush(stdout);
+  }
+}
+
+TEST_SUITE_END();
