@@ -103,19 +103,27 @@ TEST_CASE("a patch that no longer applies, or answers wrongly, is reported") {
   std::filesystem::create_directories(step / "variants");
   std::filesystem::copy_file("steps/02-loop-inverted/attention.cu", step / "attention.cu",
                              std::filesystem::copy_options::overwrite_existing);
-  const auto planted = [&](const std::string &name, const std::string &find,
-                           const std::string &replace) {
+  const std::vector<std::string> source = lines_of(read_text(step / "attention.cu"));
+  // A patch of the line that holds `find`; it says that the line was `was`, if that is not empty.
+  const auto planted = [&](const std::string &name, const std::string &find, const std::string &was,
+                           const std::string &is) {
+    const auto line = std::find_if(source.begin(), source.end(), [&](const std::string &text) {
+      return text.find(find) != std::string::npos;
+    });
+    REQUIRE(line + 1 < source.end());
+    const std::string at = std::to_string(line - source.begin() + 1) + ",2";
     const std::filesystem::path patch = step / "variants" / (name + ".patch");
-    std::ofstream(patch) << "A bug.\n\n--- a/attention.cu\n+++ b/attention.cu\n@@ -1,1 +1,1 @@\n-"
-                         << find << "\n+" << replace << "\n";
+    std::ofstream(patch) << "A bug.\n\n--- a/attention.cu\n+++ b/attention.cu\n@@ -" << at << " +"
+                         << at << " @@\n-" << (was.empty() ? *line : was) << "\n+" << is << "\n "
+                         << line[1] << "\n";
     return complaint(patch);
   };
-  const std::string first = lines_of(read_text(step / "attention.cu"))[0];
-  CHECK(planted("right", first, first + " Or not.") == "");
-  CHECK(planted("stale", first + " Once.", first).find("patch does not apply") !=
+  const std::string last = "static_cast<half *>(p.O), p.seqlen_q, ";
+  CHECK(planted("right", last, "", last + "1 / sqrtf(d));") == "");
+  CHECK(planted("stale", last, "not in the step", last).find("patch does not apply") !=
         std::string::npos);
-  CHECK(planted("no-code", first, "an error").find("error") != std::string::npos);
-  CHECK(planted("wrong", first, "#define sqrtf(d) 1.0f").find(": WRONG") != std::string::npos);
+  CHECK(planted("no-code", last, "", last + "sqrtf);").find("error") != std::string::npos);
+  CHECK(planted("wrong", last, "", last + "1);").find(": WRONG") != std::string::npos);
 }
 
 TEST_SUITE_END();
