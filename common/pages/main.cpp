@@ -12,7 +12,7 @@ const char kUsage[] = "usage: docs [--check] [--results DIR] FILE.md...\n";
 const char kHelp[] = R"(
 Rewrites the generated regions of Markdown files in place, from sources, results and programs.
 
-  --check        write nothing; print "FILE: stale: REGION" for each region that would change
+  --check        write nothing; print "FILE:LINE: stale: REGION" for each that would change
   --results DIR  where the CSV files are (default: plots/results)
   --help         this text
 
