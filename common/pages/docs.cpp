@@ -262,19 +262,22 @@ Strings ceilings(const Request &r) {
   return markdown_table({"ceiling", ">measured", ">GHz"}, table);
 }
 
-/// The rows power-RUN (W), clock-RUN (MHz) and tflops-RUN of a file of named values.
+/// Of a file of `make power` a row for each run, the NAME of power-NAME.
 Strings power(const Request &r) {
   std::vector<Strings> table;
   for (const Row &row : r.results.read(r.file)) {
     if (!row.at("name").starts_with("power-")) continue;
     const std::string run = row.at("name").substr(std::string("power-").size());
-    const double ghz = r.results.named(r.file, "clock-" + run, 0) / 1000;
-    const double tflops = r.results.named(r.file, "tflops-" + run, 0);
-    table.push_back({run, count(number(row, "value")), ghz > 0 ? significant(ghz, 4) : kDash,
-                     tflops > 0 ? significant(tflops, 3) : kDash,
-                     ghz > 0 && tflops > 0 ? significant(tflops / ghz, 4) : kDash});
+    const auto cell = [&](const std::string &what, double unit, int digits) {
+      const double value = r.results.named(r.file, what + "-" + run, 0) / unit;
+      return value > 0 ? significant(value, digits) : kDash;
+    };
+    table.push_back({run, cell("power", 1, 3), cell("clock", 1e3, 4),
+                     cell("clock-in-kernel", 1e3, 4), cell("speed", 1, 3),
+                     cell("speed-per-clock", 1, 4)});
   }
-  return markdown_table({"run", ">W", ">GHz", ">TFLOP/s", ">TFLOP/s per GHz"}, table);
+  return markdown_table({"run", ">W", ">GHz", ">GHz in the kernel", ">TFLOP/s", ">TFLOP/s per GHz"},
+                        table);
 }
 
 const std::map<std::string, Strings (*)(const Request &)> kTables = {

@@ -333,13 +333,13 @@ TEST_CASE("docs: tables of named values") {
   has(ceilings, "| mma | 640 TFLOP/s | 1.755 |\n| mma-ex2 | 600 TFLOP/s | — |");
   CHECK(ceilings.find("clock-mma") == ceilings.npos);
   r.write("plots/results/gpu-power.csv",
-          "name,value,unit\nclock-02,1829,MHz\npower-02,686,W\ntflops-02,406,TFLOP/"
-          "s\npower-05,700,W\n");
+          "name,value,unit\npower-02,686,W\nclock-02,1829,MHz\nspeed-02,406,TFLOP/s\n"
+          "speed-per-clock-02,222,TFLOP/s/GHz\nclock-in-kernel-02,1800,MHz\npower-05,700,W\n");
   CHECK(r.table("power gpu-power") ==
-        "| run | W | GHz | TFLOP/s | TFLOP/s per GHz |\n"
-        "| --- | ---: | ---: | ---: | ---: |\n"
-        "| 02 | 686 | 1.829 | 406 | 222.0 |\n"
-        "| 05 | 700 | — | — | — |");
+        "| run | W | GHz | GHz in the kernel | TFLOP/s | TFLOP/s per GHz |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: |\n"
+        "| 02 | 686 | 1.829 | 1.800 | 406 | 222.0 |\n"
+        "| 05 | 700 | — | — | — | — |");
 }
 
 TEST_CASE("docs: a table that there is not") {

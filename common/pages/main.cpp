@@ -38,7 +38,7 @@ Regions, all of them HTML comments:
       truth COUNTERS [filters]           the same for all steps and shapes
       truth-sentence COUNTERS [filters]  and in a sentence
       ceilings NAMED                     each value, and its clock, the value of clock-NAME
-      power NAMED                        of each power-RUN also clock-RUN and tflops-RUN
+      power NAMED                        each run of `make power`
 
   <!--=EXPR:FORMAT-->text<!--/-->
       EXPR is arithmetic (+ - * / and parentheses) over numbers and keys:
