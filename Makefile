@@ -12,13 +12,16 @@ endif
 # GPU: the name of its results: "NVIDIA H200" becomes h200.
 GPU ?= $(if $(CAPABILITY),$(shell nvidia-smi --query-gpu=name --format=csv,noheader | \
 	sed -nE '1{s/^NVIDIA //; s/^GeForce //; s/ /-/g; p}' | tr A-Z a-z))
+on_gpu = $(if $(and $(GPU),$(NVCC)),$(1))
 comma := ,
 BUILD := build/$(if $(NVCC),cuda-$(subst $() $(),-,$(strip $(ARCH))),cpu)
 
 # --- the steps -------------------------------------------------------------------------------------
 # NAME:NEEDS:TAKES:ARCH,ARCH of each: its header's 'Needs' and 'Takes', and what it is compiled for.
 SOURCES := $(sort $(wildcard steps/[0-9]*/attention.cu))
-LADDER := $(shell awk -v arch="$(ARCH)" -f common/program/ladder.awk $(SOURCES) common/measure/ceilings.cu)
+# The kernel that takes every problem: what the program poses before a step takes it.
+ANY_PROBLEM := common/program/any-problem
+LADDER := $(shell awk -v arch="$(ARCH)" -f common/program/ladder.awk $(SOURCES) common/measure/ceilings.cu $(ANY_PROBLEM)/attention.cu)
 field = $(subst $(comma), ,$(word $(2),$(subst :, ,$(filter $(1):%,$(LADDER)))))
 number = $(firstword $(subst -, ,$(1)))
 STEPS := $(SOURCES:steps/%/attention.cu=%)
@@ -58,7 +61,7 @@ CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall $(if $(WERROR),-Werror all-warnings)
 gencode = $(foreach a,$(1),-gencode \
 	arch=$(a:sm_%=compute_%),code=$(if $(filter %a,$(a)),$(a),[$(a:sm_%=compute_%)$(comma)$(a)]))
 # Of $*, steps/15-early-k or build/variants/15-early-k/padded: the label, and the step that it is of.
-label = $(subst /,:,$(patsubst build/variants/%,%,$(*:steps/%=%)))
+label = $(subst /,:,$(patsubst build/variants/%,%,$(patsubst common/program/%,%,$(*:steps/%=%))))
 step = $(firstword $(subst :, ,$(label)))
 step_flags = -DSTEP_NAME='"$(label)"' -DSTEP_NEEDS='"$(call field,$(step),2)"' \
 	-DSTEP_TAKES='"$(filter-out nothing,$(call field,$(step),3))"'
@@ -141,14 +144,15 @@ tests:
 		build/host/common/program/no_gpu.o
 test: tests
 	@CXX="$(CXX)" build/host/bin/tests $(TESTS)
-check-gpu: tests
-	@common/measure/check-gpu.sh build/host/bin/tests $(NUMBERS)
+$(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
+	$(say)$(NVCC) -Xcompiler -pthread $^ -o $@
+check-gpu: tests $(call on_gpu,$(BUILD)/bin/any-problem)
+	@ANY_PROBLEM=$(BUILD)/bin/any-problem common/measure/check-gpu.sh build/host/bin/tests $(NUMBERS)
 check-bound: tests
 	@BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
 check-docs: build/host/bin/docs $(QUOTED)
 	build/host/bin/docs --check $(DOCUMENTS)
-truth:
-	@common/measure/truth.sh $(GPU)
+truth: ; @common/measure/truth.sh $(GPU)
 
 #? Measure (into plots/results)
 #?   make bench                  every step and PyTorch's attention on this GPU, interleaved
@@ -160,7 +164,6 @@ truth:
 #?   make sass-15                the machine code of step 15, and the instructions of its loops
 #?   make bench-emulator         time the emulator, checking only and counting
 measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" PYTHON="$(PYTHON)" BUILD="$(BUILD)" common/measure/$(1)
-on_gpu = $(if $(and $(GPU),$(NVCC)),$(1))
 bench: $(call on_gpu,$(PROGRAMS))
 	@$(call measure,bench.sh) $(GPU_STEPS)
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
@@ -174,8 +177,7 @@ ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceiling
 	@$(call measure,ceilings.sh)
 power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS)))
 	@$(call measure,power.sh) $(GPU_STEPS)
-regs:
-	@$(call measure,regs.sh) $(GPU_STEPS)
+regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE
 	@$(call measure,sass.sh) $(call step_of,$*)
 bench-emulator: every-step
@@ -191,9 +193,7 @@ bench-emulator: every-step
 #?   CXX=clang++                 the host's compiler: g++, or clang 16 or later
 docs: build/host/bin/docs $(QUOTED)
 	build/host/bin/docs $(DOCUMENTS)
-plot:
-	@GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
-format:
-	clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
+plot: ; @GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
+format: ; clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 diff-%: FORCE
 	@common/measure/diff.sh $* $(NUMBERS)

@@ -62,8 +62,7 @@ TEST_CASE("every step passes, whatever the seed and the shape") {
   const int most = runs_wanted ? std::atoi(runs_wanted) : 8;
   for (const std::string &step : step_names()) {
     const std::string program = "./step-" + step.substr(0, 2);
-    const int tile = read_help(program).tile;
-    REQUIRE_MESSAGE(tile > 0, program, " --help names no tile; is it built?");
+    const int tile = describe(program).tile;
     const int runs = step < "10" ? std::max(most / 4, 1) : most;
     Worst rms, element;
     std::string failures;

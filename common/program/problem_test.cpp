@@ -1,5 +1,5 @@
 // The program poses and checks every problem that a model may pose, before a step takes it: a plain
-// kernel (any_problem.cu) that takes them all passes, and bugs planted in it are found out.
+// kernel (any-problem/attention.cu) that takes them all passes, and bugs planted in it are found out.
 //
 // STEPS_DEVICE  cpu (default) or gpu
 // STEPS_PREFIX  what each command is run under, "compute-sanitizer --tool memcheck"; fewer runs then
@@ -7,19 +7,18 @@
 // TESTS_SEED    draws the shapes that nobody chose; default: another each time
 #include <doctest/doctest.h>
 
-#include <cstdlib>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "common/testing/copies.h"
-#include "reference/parallel.h"
 #include "reference/random.h"
 
 namespace {
 
-const std::string kSource = "common/program/any_problem.cu";
+const std::string kSource = "common/program/any-problem/attention.cu";
 const std::filesystem::path kFolder = "build/any-problem";
 
 bool contains(const std::string &text, const std::string &part) {
@@ -167,20 +166,6 @@ std::string replaced(std::string text, const std::string &find, const std::strin
   return text;
 }
 
-/// Does all jobs, as many at a time as there are cores, and demands that each returns "".
-template <class Job>
-void do_all(std::size_t jobs, Job job) {
-  std::vector<std::string> failures(jobs);
-  parallel_for(jobs, [&](std::size_t i) {
-    try {
-      failures[i] = job(i);
-    } catch (const std::exception &error) {
-      failures[i] = error.what();
-    }
-  });
-  for (const std::string &failure : failures) CHECK_MESSAGE(failure.empty(), failure);
-}
-
 std::string show(const std::string &line, const Finished &finished) {
   return "\n" + line + "\n" + finished.out + finished.err + "exit status " +
          std::to_string(finished.status) + "\n";
@@ -202,16 +187,20 @@ TEST_CASE("every problem is posed and checked, by a plain kernel that takes them
     for (int i = 0; i < 40; i++) problems.push_back(draw_problem(state));
   if (gpu && contains(run_command(shell_word(program) + " --device gpu --seqlen 1").err, "no GPU"))
     return void(std::puts("SKIP: no GPU"));
-  const auto check = [&](std::size_t i) {
+  const auto check = [&](const std::string &problem) -> std::string {
     const std::string line = prefix + (prefix.empty() ? "" : " ") + shell_word(program) + " " +
-                             problems[i] + " --check-only --device " + (gpu ? "gpu" : "cpu");
+                             problem + " --check-only --device " + (gpu ? "gpu" : "cpu");
     const Finished finished = run_command(line);
     return finished.status == 0 && contains(finished.out, ": passed\n") ? "" : show(line, finished);
   };
-  if (gpu)
-    for (std::size_t i = 0; i < problems.size(); i++) CHECK(check(i) == "");
-  else
-    do_all(problems.size(), check);
+  std::vector<Job> jobs;
+  for (const std::string &problem : problems) {
+    if (gpu)
+      CHECK(check(problem) == "");
+    else
+      jobs.push_back({problem, [&] { return check(problem); }, ""});
+  }
+  do_all(jobs);
 }
 
 TEST_SUITE_END();
@@ -220,18 +209,23 @@ TEST_SUITE_BEGIN("planted");
 
 TEST_CASE("a bug in the kernel of all problems is found out") {
   const std::string source = read_text(kSource);
-  do_all(kPlants.size(), [&](std::size_t i) -> std::string {
-    const Plant &plant = kPlants[i];
-    const std::string with_bug = replaced(source, plant.find, plant.replace);
-    if (with_bug.empty()) return "the kernel does not hold '" + plant.find + "'";
-    const std::string program = build("bug-" + std::to_string(i), with_bug);
-    const std::string line = shell_word(program) + " --device cpu --check-only " + plant.options;
-    const Finished finished = run_command(line);
-    const bool reported = contains(finished.out, ": WRONG\n") ||
-                          contains(finished.err, "out of bounds") ||
-                          contains(finished.err, "outside of every allocation");
-    return finished.status == 1 && reported ? "" : plant.name + show(line, finished);
-  });
+  std::vector<Job> jobs;
+  for (const Plant &plant : kPlants)
+    jobs.push_back({plant.name,
+                    [&]() -> std::string {
+                      const std::string with_bug = replaced(source, plant.find, plant.replace);
+                      if (with_bug.empty()) return "the kernel does not hold '" + plant.find + "'";
+                      const std::string program = build(plant.name, with_bug);
+                      const std::string line =
+                          shell_word(program) + " --device cpu --check-only " + plant.options;
+                      const Finished finished = run_command(line);
+                      const bool reported = contains(finished.out, ": WRONG\n") ||
+                                            contains(finished.err, "out of bounds") ||
+                                            contains(finished.err, "outside of every allocation");
+                      return finished.status == 1 && reported ? "" : show(line, finished);
+                    },
+                    ""});
+  do_all(jobs);
 }
 
 TEST_SUITE_END();

@@ -7,14 +7,17 @@
 
 namespace {
 
-void print_row(const char *what, std::uint64_t requests, std::uint64_t cost, const char *unit,
-               std::uint64_t ideal) {
+/// What the requests of a kind cost, in total.
+void print_total(const emulator::KindInfo &kind, const emulator::Counts &total) {
+  const std::uint64_t requests = total[kind.requests], cost = total[kind.cost];
   if (requests == 0) return;
-  std::printf("  %-14s %12llu requests %13llu %s, %.2f a request", what,
+  std::printf("  %-14s %12llu requests %13llu %s, %.2f a request", kind.in_totals,
               static_cast<unsigned long long>(requests), static_cast<unsigned long long>(cost),
-              unit, static_cast<double>(cost) / static_cast<double>(requests));
-  if (ideal)
-    std::printf(" (%.1fx the ideal)", static_cast<double>(cost) / static_cast<double>(ideal));
+              kind.shared ? "wavefronts" : "sectors   ",
+              static_cast<double>(cost) / static_cast<double>(requests));
+  if (kind.shared)
+    std::printf(" (%.1fx the ideal)",
+                static_cast<double>(cost) / static_cast<double>(total[kind.ideal]));
   std::printf("\n");
 }
 
@@ -71,15 +74,9 @@ void print_totals(const emulator::Profile &profile) {
   using namespace emulator;
   const Counts total = profile.total();
   std::printf("counts\n");
-  print_row("shared loads", total[kSharedLoadRequests], total[kSharedLoadWavefronts], "wavefronts",
-            total[kSharedLoadIdeal]);
-  print_row("shared stores", total[kSharedStoreRequests], total[kSharedStoreWavefronts],
-            "wavefronts", total[kSharedStoreIdeal]);
-  print_row("cp.async", total[kCopyRequests], total[kCopyWavefronts], "wavefronts",
-            total[kCopyIdeal]);
-  print_row("global loads", total[kGlobalLoadRequests], total[kGlobalLoadSectors], "sectors   ", 0);
-  print_row("global stores", total[kGlobalStoreRequests], total[kGlobalStoreSectors], "sectors   ",
-            0);
+  for (int i = 0; i < static_cast<int>(Kind::kKinds); i++)
+    if (const auto kind = static_cast<Kind>(i); kind != Kind::kLdmatrix)  // among the shared loads
+      print_total(info(kind), total);
   std::printf(
       "  global memory: %.3f MB read, %.3f MB written; each sector once: %.3f and %.3f MB\n",
       32e-6 * static_cast<double>(total[kGlobalLoadSectors]),
@@ -103,22 +100,24 @@ void print_lines(const emulator::Profile &profile) {
   std::printf("lines    (warp-wide requests; wavefronts of shared memory, sectors of global)\n");
   std::printf("  %-22s %-8s %10s %12s %8s  %s\n", "line", "", "requests", "wavefronts", "each",
               "source");
-  const auto row = [&](const Line &line, const char *what, std::uint64_t requests,
-                       std::uint64_t cost) {
-    if (requests)
-      std::printf("  %-22s %-8s %10llu %12llu %8.2f  %s\n", describe(line).c_str(), what,
-                  static_cast<unsigned long long>(requests), static_cast<unsigned long long>(cost),
-                  static_cast<double>(cost) / static_cast<double>(requests),
-                  source_text(line).c_str());
-  };
-  for (const auto &[line, c] : profile.lines) {
-    row(line, c[kLdmatrix] ? "ldmatrix" : "shared R", c[kSharedLoadRequests],
-        c[kSharedLoadWavefronts]);
-    row(line, "shared W", c[kSharedStoreRequests], c[kSharedStoreWavefronts]);
-    row(line, "cp.async", c[kCopyRequests], c[kCopyWavefronts]);
-    row(line, "global R", c[kGlobalLoadRequests], c[kGlobalLoadSectors]);
-    row(line, "global W", c[kGlobalStoreRequests], c[kGlobalStoreSectors]);
-  }
+  for (const auto &[line, counts] : profile.lines)
+    for (int i = 0; i < static_cast<int>(Kind::kKinds); i++) {
+      const auto kind = static_cast<Kind>(i);
+      const KindInfo &of = info(kind);
+      // A line's loads of shared memory are either ldmatrix or not.
+      const bool loads = kind == Kind::kSharedLoad || kind == Kind::kLdmatrix;
+      if (counts[of.requests] == 0 ||
+          (loads && (kind == Kind::kLdmatrix) != (counts[kLdmatrix] > 0)))
+        continue;
+      std::printf("  %-22s %-8s %10llu %12llu %8.2f  %s%s\n", describe(line).c_str(), of.in_lines,
+                  static_cast<unsigned long long>(counts[of.requests]),
+                  static_cast<unsigned long long>(counts[of.cost]),
+                  static_cast<double>(counts[of.cost]) / static_cast<double>(counts[of.requests]),
+                  profile.mixed.contains(line) ? "(mixed) " : "", source_text(line).c_str());
+    }
+  if (!profile.mixed.empty())
+    std::printf(
+        "  mixed: lanes came here in different ways; a GPU may count their requests apart\n");
 }
 
 std::vector<std::string> profile_rows(const Result &result, const emulator::Profile &profile) {
