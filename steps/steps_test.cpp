@@ -1,43 +1,84 @@
-// Every step gives the right answer: shapes, inputs, orders of threads.
+// Every step gives the right answer: shapes, inputs, orders of threads, and all that it takes.
 //
 // STEPS_DEVICE  cpu (default) or gpu
-// STEPS_PREFIX  what each command is run under, "compute-sanitizer --tool memcheck"; fewer runs
-// then
+// STEPS_ONLY    the number of the one step that is run
+// STEPS_PREFIX  what each command is run under, "compute-sanitizer --tool memcheck"; fewer runs then
+// TESTS_SEED    draws the shapes that nobody chose; default: another each time
 #include <doctest/doctest.h>
 
 #include <cstdio>
-#include <cstdlib>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "common/testing/process.h"
+#include "reference/random.h"
 
 namespace {
 
-std::string environment(const char *name, const char *otherwise) {
-  const char *value = std::getenv(name);
-  return value ? value : otherwise;
-}
-
 /// A run of a step; seqlen is so many of its tiles.
 struct Run {
-  int tiles, batch, heads, head_dim;
-  const char *inputs;
-  int seed;
+  int tiles, batch, heads;
+  std::string head_dim, inputs;
+  std::uint64_t seed;
+  std::string beyond_plain = "";  // further options
 };
 
-std::vector<Run> grid(bool gpu, bool prefixed) {
+/// What to run for each option that a step may take; "N" is a tile's rows.
+std::vector<std::string> runs_with(const std::string &option, int tile) {
+  const auto rows = [&](int tiles) { return std::to_string(tiles * tile); };
+  const std::map<std::string, std::vector<std::string>> all = {
+      {"--causal", {"--causal"}},
+      {"--seqlen-k", {"--seqlen-k " + rows(1), "--seqlen-k " + rows(5)}},
+      {"--kv-heads", {"--heads 6 --kv-heads 2", "--heads 6 --kv-heads 1"}},
+      {"--window", {"--window 1", "--window 100", "--window 2147483647"}},
+      {"--type", {"--type bf16"}},
+      {"--layout", {"--layout bnhd", "--layout interleaved"}},
+      {"--page-size", {"--page-size " + rows(1), "--page-size " + rows(2)}},
+      {"--lengths", {"--batch 3 --lengths 1,0," + rows(3)}}};
+  const auto found = all.find(option);
+  return found == all.end() ? std::vector<std::string>{} : found->second;
+}
+
+std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
   if (prefixed)
-    return {{1, 1, 1, 64, "normal", 1}, {2, 2, 3, 64, "normal", 2}, {3, 1, 2, 128, "normal", 3}};
+    return {{1, 1, 1, step.head_dims.front(), "normal", 1},
+            {2, 2, 3, step.head_dims.front(), "normal", 2},
+            {3, 1, 2, step.head_dims.back(), "normal", 3}};
   std::vector<Run> runs;
-  for (const int head_dim : {64, 128}) {
-    for (const char *inputs : {"normal", "rising", "one-hot", "ends", "equal-keys"})
-      runs.push_back({2, 1, 1, head_dim, inputs, 1});
+  for (const std::string &head_dim : step.head_dims) {
+    for (const std::string &inputs : step.inputs)
+      if (inputs != "huge")  // of which below
+        runs.push_back({2, 1, 1, head_dim, inputs, 1});
     for (const int tiles : {1, 3}) runs.push_back({tiles, 1, 1, head_dim, "normal", 2});
     runs.push_back({1, 2, 3, head_dim, "normal", 3});
     if (gpu) runs.push_back({16, 2, 3, head_dim, "normal", 4});
+    for (const std::string &option : step.takes) {
+      const std::vector<std::string> with = runs_with(option, step.tile);
+      CHECK_MESSAGE(!with.empty(), step.step, " takes ", option, ", which nothing here tests");
+      for (const std::string &options : with)
+        runs.push_back({3, 2, 2, head_dim, "normal", 1, options});
+    }
   }
-  for (const int seed : {5, 6, 7}) runs.push_back({2, 1, 2, 64, "normal", seed});  // schedules
+  for (const std::uint64_t seed : {5, 6, 7})  // orders of threads
+    runs.push_back({2, 1, 2, step.head_dims.front(), "normal", seed});
+  return runs;
+}
+
+/// Shapes that nobody chose.
+std::vector<Run> drawn(const Description &step, std::uint64_t &state) {
+  const auto one_to = [&](std::size_t n) { return 1 + static_cast<int>(next_random(state) % n); };
+  std::vector<Run> runs;
+  for (int i = 0; i < 3; i++) {
+    const int most_tiles = step.tile > 64 ? 3 : 5;
+    std::string beyond;
+    for (const std::string &option : step.takes)
+      if (const auto with = runs_with(option, step.tile); option != "--lengths" && one_to(3) == 1)
+        beyond += with[one_to(with.size()) - 1] + " ";
+    runs.push_back({one_to(most_tiles), one_to(3), one_to(5),
+                    step.head_dims[one_to(step.head_dims.size()) - 1], "normal", next_random(state),
+                    beyond});
+  }
   return runs;
 }
 
@@ -48,8 +89,32 @@ bool contains(const std::string &text, const std::string &part) {
 std::string command(const std::string &program, const Run &run, int tile) {
   return program + " --batch " + std::to_string(run.batch) + " --heads " +
          std::to_string(run.heads) + " --seqlen " + std::to_string(run.tiles * tile) +
-         " --head-dim " + std::to_string(run.head_dim) + " --inputs " + run.inputs + " --seed " +
-         std::to_string(run.seed);
+         " --head-dim " + run.head_dim + " --inputs " + run.inputs + " --seed " +
+         std::to_string(run.seed) + " " + run.beyond_plain;
+}
+
+bool is_gpu() {
+  const std::string device = environment("STEPS_DEVICE", "cpu");
+  REQUIRE((device == "cpu" || device == "gpu"));
+  return device == "gpu";
+}
+
+/// Whether the GPU that the tests were to run on is missing; says so.
+bool gpu_is_missing() {
+  const Finished first = run_command("./step-" + step_names().at(0).substr(0, 2) +
+                                     " --device gpu --check-only --batch 1 --heads 1 --seqlen 128");
+  const bool missing = contains(first.err, "no GPU");
+  if (missing) std::puts("SKIP: no GPU");
+  return missing;
+}
+
+/// Whether a run ended because the GPU is too old for the step or too small for the shape; says so.
+bool beyond_this_gpu(const Finished &finished) {
+  const bool beyond = contains(finished.err, "this step needs sm_") ||
+                      contains(finished.err, "of shared memory per block") ||
+                      contains(finished.err, "out of memory");
+  if (beyond) std::printf("SKIP: %s", finished.err.c_str());
+  return beyond;
 }
 
 }  // namespace
@@ -57,39 +122,50 @@ std::string command(const std::string &program, const Run &run, int tile) {
 TEST_SUITE_BEGIN("steps");
 
 TEST_CASE("every step is right, in every shape, on all inputs") {
-  const std::string device = environment("STEPS_DEVICE", "cpu");
+  const bool gpu = is_gpu();
+  if (gpu && gpu_is_missing()) return;
   const std::string prefix = environment("STEPS_PREFIX", "");
-  REQUIRE((device == "cpu" || device == "gpu"));
-  const std::vector<std::string> steps = step_names();
-  REQUIRE(!steps.empty());
-  for (const std::string &step : steps) {
-    const std::string program = "./step-" + step.substr(0, 2);
-    const StepHelp help = read_help(program);
-    REQUIRE_MESSAGE(help.tile > 0, program, " --help names no tile; is it built?");
-    if (device == "gpu" && step == steps[0]) {
-      const Finished first =
-          run_command(program + " --device gpu --check-only --batch 1 --heads 1 --seqlen " +
-                      std::to_string(help.tile));
-      if (contains(first.err, "no GPU")) return void(std::puts("SKIP: no GPU"));
+  std::uint64_t state = tests_seed();
+  REQUIRE(!step_names().empty());
+  const std::string only = environment("STEPS_ONLY", "");
+  for (const std::string &name : step_names()) {
+    if (!name.starts_with(only)) continue;
+    const std::string program = "./step-" + name.substr(0, 2);
+    const Description step = describe(program);
+    std::vector<Run> runs = grid(step, gpu, !prefix.empty());
+    if (prefix.empty())
+      for (const Run &run : drawn(step, state)) runs.push_back(run);
+    for (const Run &run : runs) {
+      const std::string line = prefix + (prefix.empty() ? "" : " ") +
+                               command(program, run, step.tile) + " --check-only --device " +
+                               (gpu ? "gpu" : "cpu");
+      CAPTURE(line);
+      const Finished finished = run_command(line);
+      if (gpu && beyond_this_gpu(finished)) continue;
+      CAPTURE(finished.out);
+      CAPTURE(finished.err);
+      CHECK(finished.status == 0);
+      CHECK(contains(finished.out, ": passed\n"));
     }
-    for (const std::string &variant : help.variants)
-      for (const Run &run : grid(device == "gpu", !prefix.empty())) {
-        const std::string line = prefix + (prefix.empty() ? "" : " ") +
-                                 command(program, run, help.tile) + " " + variant +
-                                 " --check-only --device " + device;
-        CAPTURE(line);
-        const Finished finished = run_command(line);
-        // A GPU that is too old for the step, or has too little shared memory, says so.
-        if (device == "gpu" && (contains(finished.err, "this step needs sm_") ||
-                                contains(finished.err, "of shared memory a block"))) {
-          std::printf("SKIP: %s", finished.err.c_str());
-          continue;
-        }
-        CAPTURE(finished.out);
-        CAPTURE(finished.err);
-        CHECK(finished.status == 0);
-        CHECK(finished.out.find(": passed\n") != std::string::npos);
-      }
+  }
+}
+
+TEST_CASE("offsets beyond 2^31 elements of Q, K, V and O, and beyond 2^32 of S") {
+  if (!is_gpu() || environment("STEPS_PREFIX", "") != "")
+    return;  // no other device is large enough
+  if (gpu_is_missing()) return;
+  for (const std::string &name : step_names()) {
+    // 65,535 heads of 640 x 64 elements; of step 00, 17 heads of 16,384 x 16,384 scores.
+    const std::string shape =
+        name.starts_with("00") ? "--heads 17 --seqlen 16384" : "--heads 65535 --seqlen 640";
+    const std::string line = "./step-" + name.substr(0, 2) +
+                             " --device gpu --check-only --batch 1 --head-dim 64 " + shape;
+    CAPTURE(line);
+    const Finished finished = run_command(line);
+    if (beyond_this_gpu(finished)) continue;
+    CAPTURE(finished.out);
+    CAPTURE(finished.err);
+    CHECK(finished.status == 0);
   }
 }
 
@@ -100,7 +176,10 @@ TEST_CASE("one FMA cannot bring scores of 10^10 under their maximum; a subtracti
     const std::string line =
         "./step-" + step.substr(0, 2) + " --device cpu --check-only --inputs huge";
     CAPTURE(line);
-    CHECK(run_command(line).status == (step < "10" ? 0 : 1));
+    const Finished finished = run_command(line);
+    CHECK(finished.status == (step < "10" ? 0 : 1));
+    CHECK(contains(finished.out, step < "10" ? ": passed\n" : ": WRONG\n"));
+    CHECK(finished.err == "");
   }
 }
 
@@ -109,10 +188,11 @@ TEST_CASE("every step reads from top to bottom: its length, and the form of its 
     CAPTURE(step);
     const std::vector<std::string> lines = lines_of(read_text("steps/" + step + "/attention.cu"));
     REQUIRE(!lines.empty());
-    CHECK(lines.size() <= 220);
+    CHECK(lines.size() <= 200);
     CHECK(lines[0].starts_with("// Step " + step.substr(0, 2) + ": "));
     // The header's words, in this order, before the first line of code.
-    std::vector<std::string> words = {"// Before      ", "// Change      ", "// Prediction  "};
+    std::vector<std::string> words = {"// Needs       ", "// Before      ", "// Change      ",
+                                      "// Prediction  "};
     for (const std::string &line : lines) {
       if (!line.starts_with("//")) break;
       if (!words.empty() && line.starts_with(words[0])) words.erase(words.begin());

@@ -1,12 +1,15 @@
 #include "common/emulator/block.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <new>
 #include <utility>
 
 #include "common/emulator/emulator.h"
+#include "common/emulator/memory.h"
 #include "reference/random.h"
 
 thread_local constinit dim3 threadIdx{}, blockIdx{}, blockDim{}, gridDim{};
@@ -17,7 +20,7 @@ thread_local Block *Block::current = nullptr;
 
 namespace {
 
-constexpr int kTracedRequests = 2;  // per place, enough to draw a bank map
+constexpr std::uint32_t kAllLanes = 0xffffffff;
 
 std::string describe(const Where &where) {
   return emulator::describe(Line{where.file_name(), where.line()});
@@ -43,8 +46,12 @@ Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<
       entry_(thread),
       shared_bytes_(shared_bytes),
       shared_(allocate_shared(shared_bytes), std::free),
+      clocks_(size_),
+      shadow_(shared_bytes, clocks_.warps()),
+      copies_(size_),
+      requests_(clocks_.warps()),
       threads_(size_),
-      warps_(size_ / 32) {
+      warps_(clocks_.warps()) {
   for (unsigned i = 0; i < size_; i++)
     threads_[i].index = {i % dim.x, i / dim.x % dim.y, i / dim.x / dim.y};
 }
@@ -55,21 +62,18 @@ void Block::run(std::uint64_t number) {
             static_cast<unsigned>(number / grid_.x % grid_.y),
             static_cast<unsigned>(number / grid_.x / grid_.y)};
   random_ = settings.seed * 0x2545f4914f6cdd1du + number;
-  barriers_ = 0;
   in_block_barrier_ = 0;
   error_.clear();
   std::memset(shared_.get(), 0xff, shared_bytes_);  // NaN as fp16 and as fp32
-  shadow_.reset(shared_bytes_);
-  for (Warp &warp : warps_) {
-    warp.waiting = warp.exited = 0;
-    warp.barriers = 0;
-  }
+  clocks_.begin_block();
+  shadow_.reset();
+  copies_.reset();
+  std::fill(warps_.begin(), warps_.end(), Warp{});
   ready_.clear();
+  live_ = size_;
   for (unsigned i = 0; i < size_; i++) {
-    // A thread of the block before may have exited with copies under way. That is no error: a wait
-    // is what a thread owes to those who read the copy.
-    threads_[i].copies.clear();
-    threads_[i].fiber.start([](void *self) { static_cast<Block *>(self)->entry_(); }, this);
+    warps_[i / 32].live |= 1u << i % 32;
+    threads_[i].fiber.start([](void *self) { static_cast<Block *>(self)->run_thread(); }, this);
     make_ready(i);
   }
 
@@ -82,14 +86,23 @@ void Block::run(std::uint64_t number) {
     running_ = std::exchange(ready_[drawn], ready_.back());
     ready_.pop_back();
     threadIdx = threads_[running_].index;
-    if (threads_[running_].fiber.resume()) {
-      threads_[running_].state = State::kExited;
-      if (++warps_[running_ / 32].exited == 32) flush(running_ / 32);
-    }
+    threads_[running_].fiber.resume();
   }
   if (error_.empty()) report_stuck();
   current = nullptr;
   if (!error_.empty()) throw KernelError(error_);
+}
+
+/// What a thread's fiber runs.
+void Block::run_thread() {
+  try {
+    entry_();
+  } catch (const std::exception &exception) {
+    report(std::string("exception: ") + exception.what());
+  } catch (...) {
+    report("exception");
+  }
+  if (error_.empty()) exit_thread();
 }
 
 // --- threads that wait for each other ------------------------------------------------------------
@@ -102,59 +115,124 @@ void Block::make_ready(unsigned thread) {
 void Block::wait(State state, const char *what, const Where &where) {
   Thread &self = threads_[running_];
   self.state = state;
-  self.waits_for = what;
+  self.waits_in = what;
   self.where = where;
 }
 
-void Block::collective(const char *instruction, Counter counter, const Where &where, void *lane,
-                       void (*compute)(void **lanes)) {
-  const unsigned warp = running_ / 32;
-  wait(State::kInWarp, instruction, where);
-  threads_[running_].lane = lane;
-  if (++warps_[warp].waiting < 32) return Fiber::yield();
-
-  void *lanes[32];
-  for (unsigned i = 0; i < 32; i++) {
-    const Thread &other = threads_[warp * 32 + i];
-    lanes[i] = other.lane;
-    if (!same_place(other.where, where))
-      fail(std::string("lanes of one warp wait in different instructions: ") + instruction +
-               " here, " + other.waits_for + " at " + describe(other.where) + " in lane " +
-               std::to_string(i),
-           where);
-  }
-  compute(lanes);
-  flush(warp);
-  if (settings.profile) counts_of(site_of(where))[counter]++;
-  warps_[warp].waiting = 0;
-  for (unsigned i = warp * 32; i < warp * 32 + 32; i++)
-    if (i != running_) make_ready(i);
-  threads_[running_].state = State::kReady;
+/// The running thread is done. Those that waited for it alone need not wait any longer.
+void Block::exit_thread() {
+  Warp &warp = warps_[running_ / 32];
+  threads_[running_].state = State::kExited;
+  warp.live &= ~(1u << running_ % 32);
+  live_--;
+  const unsigned warp_index = running_ / 32;
+  for (unsigned lane = 0; lane < 32; lane++)
+    if (warp.waiting >> lane & 1) {
+      const Thread &other = threads_[warp_index * 32 + lane];
+      running_ = warp_index * 32 + lane;  // the thread to name if something is wrong
+      if (meet(*other.collective, warp_index, other.members)) make_ready(running_);
+    }
+  if (!warp.live) flush(warp_index);
+  if (live_ && in_block_barrier_ == live_) end_block_barrier();
 }
 
-void Block::warp_barrier(const Where &where) {
-  // The last lane to come counts it; all lanes go on in the new epoch.
-  collective("__syncwarp", kWarpBarriers, where, &warps_[running_ / 32].barriers,
-             [](void **lanes) { ++*static_cast<std::uint64_t *>(lanes[0]); });
+void Block::collective(const Collective &what, std::uint32_t members, const Where &where,
+                       void *lane) {
+  const unsigned warp = running_ / 32;
+  Thread &self = threads_[running_];
+  if (!(members >> running_ % 32 & 1))
+    fail(std::string(what.name) + ": the mask does not name the lane that executes it", where);
+  if (what.aligned && size_ - warp * 32 < 32)
+    fail(std::string(what.name) + ": takes all 32 lanes, and the block's last warp has " +
+             std::to_string(size_ % 32),
+         where);
+  wait(State::kInWarp, what.name, where);
+  self.collective = &what;
+  self.members = members;
+  self.lane = lane;
+  warps_[warp].waiting |= 1u << running_ % 32;
+  if (!meet(what, warp, members)) return Fiber::yield();
+  self.state = State::kReady;
+}
+
+/// If all lanes that the running one waits for have come to their collective, does it and lets
+/// the others go on.
+bool Block::meet(const Collective &what, unsigned warp_index, std::uint32_t members) {
+  Warp &warp = warps_[warp_index];
+  const std::uint32_t lanes = what.aligned ? members : members & warp.live;
+  if (lanes & ~warp.waiting) return false;
+  void *operands[32] = {};
+  for (unsigned lane = 0; lane < 32; lane++)
+    if (lanes >> lane & 1) {
+      const Thread &thread = threads_[warp_index * 32 + lane];
+      if (thread.members != members) return false;  // it meets others first
+      operands[lane] = thread.lane;
+    }
+  check_same(what, warp_index, lanes);
+
+  what.compute(operands);
+  if (what.orders) clocks_.join_lanes(warp_index, lanes);
+  if (settings.profile) {
+    if (lanes == warp.live)
+      flush(warp_index);
+    else
+      requests_.meet(warp_index, lanes, site_of(threads_[running_].where));
+    count_each_place(warp_index, lanes, what.counter);
+  }
+  warp.waiting &= ~lanes;
+  for (unsigned lane = 0; lane < 32; lane++)
+    if (const unsigned thread = warp_index * 32 + lane; lanes >> lane & 1 && thread != running_)
+      make_ready(thread);
+  return true;
+}
+
+/// Fails unless these lanes wait in one instruction.
+void Block::check_same(const Collective &what, unsigned warp, std::uint32_t lanes) {
+  const Where &where = threads_[running_].where;
+  for (unsigned lane = 0; lane < 32; lane++) {
+    if (!(lanes >> lane & 1)) continue;
+    const Thread &other = threads_[warp * 32 + lane];
+    if (std::strcmp(other.waits_in, what.name) == 0 &&
+        (!what.aligned || same_place(other.where, where)))
+      continue;
+    fail(std::string("lanes of one warp wait in different instructions: ") + what.name + " here, " +
+             other.waits_in + " at " + describe(other.where) + " in lane " + std::to_string(lane),
+         where);
+  }
 }
 
 void Block::block_barrier(const Where &where) {
   wait(State::kInBlock, "__syncthreads", where);
-  if (++in_block_barrier_ < size_) return Fiber::yield();
+  if (++in_block_barrier_ < live_) return Fiber::yield();
+  end_block_barrier();
+  // It goes on itself, rather than by a draw.
+  ready_.erase(std::find(ready_.begin(), ready_.end(), running_));
+}
 
-  for (unsigned i = 0; i < size_; i++)
-    if (!same_place(threads_[i].where, where))
-      fail("threads of one block wait at different barriers: here, and thread " +
-               std::to_string(i) + " at " + describe(threads_[i].where),
-           where);
+/// All threads that have not exited wait at the barrier: they go on.
+void Block::end_block_barrier() {
   in_block_barrier_ = 0;
-  barriers_++;
-  for (unsigned warp = 0; warp < warps_.size(); warp++) flush(warp);
-  if (settings.profile)  // as a profiler counts: one per warp
-    counts_of(site_of(where))[kBlockBarriers] += warps_.size();
+  std::vector<unsigned> threads;
   for (unsigned i = 0; i < size_; i++)
-    if (i != running_) make_ready(i);
-  threads_[running_].state = State::kReady;
+    if (threads_[i].state == State::kInBlock) threads.push_back(i);
+  clocks_.join(threads);
+  if (settings.profile)
+    for (unsigned warp = 0; warp < warps_.size(); warp++) {
+      flush(warp);
+      count_each_place(warp, warps_[warp].live, kBlockBarriers);
+    }
+  for (const unsigned thread : threads) make_ready(thread);
+}
+
+/// Counts an instruction that these lanes execute: once for each place of the source where they do.
+void Block::count_each_place(unsigned warp, std::uint32_t lanes, Counter counter) {
+  while (lanes) {
+    const Where &where = threads_[warp * 32 + std::countr_zero(lanes)].where;
+    requests_.count(site_of(where), counter, 1);
+    for (unsigned lane = 0; lane < 32; lane++)
+      if (lanes >> lane & 1 && same_place(threads_[warp * 32 + lane].where, where))
+        lanes &= ~(1u << lane);
+  }
 }
 
 void Block::report_stuck() {
@@ -175,29 +253,36 @@ void Block::report_stuck() {
       other = &thread;
   }
   running_ = static_cast<unsigned>(first - threads_.data());
-  error_ = describe(first->where) + ": " + position() + ": " + std::to_string(with_first) + " of " +
-           std::to_string(size_) + " threads wait for ever in " + first->waits_for;
-  if (exited) error_ += "; " + std::to_string(exited) + " have exited without reaching it";
+  std::string what = std::to_string(with_first) + " of " + std::to_string(size_) +
+                     " threads wait for ever in " + first->waits_in;
+  if (exited) what += "; " + std::to_string(exited) + " have exited without reaching it";
   if (other)
-    error_ += std::string("; others wait in ") + other->waits_for + " at " + describe(other->where);
+    what += std::string("; others wait in ") + other->waits_in + " at " + describe(other->where);
+  report(describe(first->where), what);
 }
 
 // --- errors --------------------------------------------------------------------------------------
 
-std::string Block::position() const {
-  return "block " + text(index_) + " thread " + text(threads_[running_].index);
+/// Ends the block with an error of the running thread.
+void Block::report(const std::string &what) {
+  error_ = "block " + text(index_) + " thread " + text(threads_[running_].index) + ": " + what;
+}
+void Block::report(const std::string &line, const std::string &what) {
+  report(what);
+  error_ = line + ": " + error_;
 }
 
 void Block::fail(const std::string &what, const Where &where) {
-  error_ = describe(where) + ": " + position() + ": " + what;
+  report(describe(where), what);
   for (;;) Fiber::yield();  // run() sees error_ and never resumes this fiber
 }
 
-// --- memory --------------------------------------------------------------------------------------
-
-Position Block::here(unsigned thread) const {
-  return {thread, number_, barriers_, warps_[thread / 32].barriers};
+void Block::fail_in_lane(unsigned lane, const std::string &what, const Where &where) {
+  running_ = running_ / 32 * 32 + lane;
+  fail(what, where);
 }
+
+// --- memory --------------------------------------------------------------------------------------
 
 /// Where in shared memory an address lies; at least shared_bytes_ if elsewhere.
 std::size_t Block::shared_offset(const void *address) const {
@@ -205,67 +290,73 @@ std::size_t Block::shared_offset(const void *address) const {
          reinterpret_cast<std::uintptr_t>(shared_.get());
 }
 
-void Block::access(const void *address, int bytes, bool store, const Where &where) {
+void Block::access(const void *address, int bytes, const void *value, bool store,
+                   const Where &where, const void *caller) {
   const char *operation = store ? "store" : "load";
-  if (reinterpret_cast<std::uintptr_t>(address) % bytes)
+  if (reinterpret_cast<std::uintptr_t>(address) & (bytes - 1))
     fail(std::to_string(bytes) + "-byte " + operation +
              " at an address that is not a multiple of " + std::to_string(bytes),
          where);
   const SiteId site = site_of(where);
+  const Access access{clocks_, running_, site, store, bytes, address, value};
   const std::size_t offset = shared_offset(address);
-  if (offset >= shared_bytes_) return access_global(address, bytes, store, site, where);
+  if (offset >= shared_bytes_) {
+    access_global(access, where);
+    if (settings.profile)
+      requests_.add(running_, store ? Kind::kGlobalStore : Kind::kGlobalLoad, bytes,
+                    reinterpret_cast<std::uintptr_t>(address), site, caller);
+    return;
+  }
   if (offset + bytes > shared_bytes_)
     fail(std::string(operation) + " past the end of shared memory", where);
-  const std::string error = shadow_.check(offset, bytes, store, site, here(running_));
-  if (settings.profile) count(store ? Kind::kSharedStore : Kind::kSharedLoad, bytes, offset, site);
+  const std::string error = shadow_.check(offset, access);
   if (!error.empty()) fail(error, where);
+  if (settings.profile)
+    requests_.add(running_, store ? Kind::kSharedStore : Kind::kSharedLoad, bytes, offset, site,
+                  caller);
 }
 
-void Block::access_global(const void *address, int bytes, bool store, SiteId site,
-                          const Where &where) {
+void Block::access_global(const Access &access, const Where &where) {
   thread_local Allocation *last = nullptr;
   thread_local std::uint64_t last_launch = 0;
-  const auto *byte = static_cast<const std::byte *>(address);
+  const auto *byte = static_cast<const std::byte *>(access.memory);
   if (last_launch != launch_number || !last || byte < last->memory ||
       byte >= last->memory + last->bytes) {
-    last = find_allocation(address);
+    last = find_allocation(byte);
     last_launch = launch_number;
   }
-  if (!last || static_cast<std::size_t>(byte - last->memory) + bytes > last->bytes)
-    fail(std::string(store ? "store" : "load") + " outside of every allocation", where);
-  const std::string error = last->check(static_cast<std::size_t>(byte - last->memory), bytes, store,
-                                        site, here(running_));
-  if (settings.profile)
-    count(store ? Kind::kGlobalStore : Kind::kGlobalLoad, bytes,
-          reinterpret_cast<std::uintptr_t>(address), site);
+  if (!last || static_cast<std::size_t>(byte - last->memory) + access.bytes > last->bytes)
+    fail(std::string(access.store ? "store" : "load") + " outside of every allocation", where);
+  if (access.store)
+    if (const std::string error = copies_.check_store(byte, access.bytes); !error.empty())
+      fail(error, where);
+  const std::string error = last->check(static_cast<std::size_t>(byte - last->memory), access);
   if (!error.empty()) fail(error, where);
 }
 
 void Block::load_rows(const std::array<const void *, 32> &rows, int count, const Where &where) {
-  const unsigned warp = running_ / 32;
+  const unsigned first_thread = running_ / 32 * 32;
   const SiteId site = site_of(where);
   Request request{
       Kind::kLdmatrix, 16, static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1), {}};
   for (int i = 0; i < count; i++) {
-    const unsigned thread = warp * 32 + i;
     const std::size_t offset = shared_offset(rows[i]);
     const std::string error =
-        offset >= shared_bytes_ ? "ldmatrix of a row that is not in shared memory"
-        : offset % 16           ? "ldmatrix of a row at an address that is not a multiple of 16"
-        : offset + 16 > shared_bytes_ ? "ldmatrix of a row past the end of shared memory"
-                                      : shadow_.check(offset, 16, false, site, here(thread));
-    if (!error.empty()) {
-      running_ = thread;  // the lane to name, whichever came last
-      fail(error, where);
-    }
+        !rows[i]                  ? "row or column out of bounds"
+        : offset >= shared_bytes_ ? "ldmatrix of a row that is not in shared memory"
+        : offset % 16             ? "ldmatrix of a row at an address that is not a multiple of 16"
+        : offset + 16 > shared_bytes_
+            ? "ldmatrix of a row past the end of shared memory"
+            : shadow_.check(offset, {clocks_, first_thread + i, site, false, 16});
+    if (!error.empty()) fail_in_lane(i, error, where);
     request.address[i] = offset;
   }
-  if (settings.profile) count_request(warp, site, request);
+  if (settings.profile) requests_.count(site, request, number_ == 0 && first_thread == 0);
 }
 
 // --- cp.async ------------------------------------------------------------------------------------
 
-void Block::begin_copy(void *shared, const void *global, const Where &where) {
+void Block::begin_copy(void *shared, const void *global, const Where &where, const void *caller) {
   const std::size_t offset = shared_offset(shared);
   if (offset >= shared_bytes_) fail("cp.async to what is not shared memory", where);
   if (offset % kCopyBytes) fail("cp.async to an address that is not a multiple of 16", where);
@@ -273,109 +364,31 @@ void Block::begin_copy(void *shared, const void *global, const Where &where) {
   if (reinterpret_cast<std::uintptr_t>(global) % kCopyBytes)
     fail("cp.async from an address that is not a multiple of 16", where);
   const SiteId site = site_of(where);
-  const std::string error = shadow_.begin_copy(offset, site, here(running_));
-  if (settings.profile) count(Kind::kCopy, kCopyBytes, offset, site);
+  const std::string error = shadow_.begin_copy(offset, {clocks_, running_, site, true, kCopyBytes});
   if (!error.empty()) fail(error, where);
-  access_global(global, kCopyBytes, false, site, where);
-  Thread &self = threads_[running_];
-  self.copies.push_back({offset, global, site, self.groups});
-}
-
-void Block::commit_copies() {
-  threads_[running_].groups++;
+  access_global({clocks_, running_, site, false, kCopyBytes, global}, where);
+  copies_.begin(running_, offset, global, site);
+  if (settings.profile) {
+    requests_.add(running_, Kind::kCopy, kCopyBytes, offset, site, caller);
+    requests_.add(running_, Kind::kGlobalLoad, kCopyBytes, reinterpret_cast<std::uintptr_t>(global),
+                  site, caller);
+  }
 }
 
 void Block::wait_for_copies(int groups) {
-  Thread &self = threads_[running_];
-  const Position now = here(running_);
-  auto copy = self.copies.begin();
-  // A copy that is not committed has the group that comes next: no wait covers it.
-  for (; copy != self.copies.end() && copy->group + groups < self.groups; ++copy) {
-    std::memcpy(shared_.get() + copy->offset, copy->global, kCopyBytes);
-    shadow_.end_copy(copy->offset, copy->site, now);
-  }
-  self.copies.erase(self.copies.begin(), copy);
-}
-
-// --- counting ------------------------------------------------------------------------------------
-
-// The n-th time that each lane comes by one place of the source, between two points where the warp
-// is together, is one request of the warp.
-void Block::count(Kind kind, int bytes, std::uint64_t address, SiteId site) {
-  Warp &warp = warps_[running_ / 32];
-  const unsigned lane = running_ % 32;
-  if (warp.pending.size() <= site) warp.pending.resize(site + 1);
-  Pending &pending = warp.pending[site];
-  if (pending.requests.empty()) warp.touched.push_back(site);
-  const std::uint32_t n = pending.next[lane]++;
-  if (n >= pending.requests.size()) pending.requests.push_back(Request{kind, bytes, 0, {}});
-  Request &request = pending.requests[n];
-  request.active |= 1u << lane;
-  request.address[lane] = address;
-}
-
-Counts &Block::counts_of(SiteId site) {
-  counts_.resize(std::max<std::size_t>(counts_.size(), site + 1));
-  return counts_[site];
-}
-
-void Block::count_request(unsigned warp, SiteId site, const Request &request) {
-  Counts &counts = counts_of(site);
-  const auto shared = [&](Counter requests, Counter wavefronts, Counter ideal) {
-    const Wavefronts cost = shared_wavefronts(request);
-    counts[requests]++;
-    counts[wavefronts] += cost.actual;
-    counts[ideal] += cost.ideal;
-    if (number_ == 0 && warp == 0) trace(site, request, cost);
-  };
-  switch (request.kind) {
-    case Kind::kSharedLoad:
-    case Kind::kLdmatrix:
-      shared(kSharedLoadRequests, kSharedLoadWavefronts, kSharedLoadIdeal);
-      break;
-    case Kind::kSharedStore:
-      shared(kSharedStoreRequests, kSharedStoreWavefronts, kSharedStoreIdeal);
-      break;
-    case Kind::kCopy: shared(kCopyRequests, kCopyWavefronts, kCopyIdeal); break;
-    case Kind::kGlobalLoad:
-      counts[kGlobalLoadRequests]++;
-      counts[kGlobalLoadSectors] += global_sectors(request);
-      break;
-    case Kind::kGlobalStore:
-      counts[kGlobalStoreRequests]++;
-      counts[kGlobalStoreSectors] += global_sectors(request);
-      break;
-    case Kind::kExp2: counts[kExp2]++; break;
+  Copy copy;
+  while (copies_.end_one(running_, groups, copy)) {
+    std::memcpy(shared_.get() + copy.offset, copy.global, kCopyBytes);
+    shadow_.end_copy(copy.offset, {clocks_, running_, copy.site, true, kCopyBytes});
+    // It read its source until now.
+    Allocation &source = *find_allocation(copy.global);
+    (void)source.shadow.check(copy.global - source.memory,
+                              {clocks_, running_, copy.site, false, kCopyBytes});
   }
 }
 
-void Block::flush(unsigned warp_index) {
-  Warp &warp = warps_[warp_index];
-  for (const SiteId site : warp.touched) {
-    Pending &pending = warp.pending[site];
-    for (const Request &request : pending.requests) count_request(warp_index, site, request);
-    pending.requests.clear();
-    pending.next.fill(0);
-  }
-  warp.touched.clear();
-}
-
-void Block::trace(SiteId site, const Request &request, const Wavefronts &wavefronts) {
-  traced_.resize(std::max<std::size_t>(traced_.size(), site + 1));
-  if (traced_[site] == kTracedRequests) return;
-  for (int lane = 0; lane < 32; lane++)
-    if (request.active >> lane & 1)
-      trace_rows_.push_back({line_of(site), request.kind, traced_[site], lane,
-                             request.address[lane], request.bytes, wavefronts.of_lane[lane]});
-  traced_[site]++;
-}
-
-void Block::add_counts(Profile &profile) const {
-  for (SiteId site = 1; site < counts_.size(); site++) {
-    Counts &sum = profile.lines[line_of(site)];
-    for (int i = 0; i < kCounters; i++) sum[i] += counts_[site][i];
-  }
-  profile.trace.insert(profile.trace.end(), trace_rows_.begin(), trace_rows_.end());
+void Block::count(Counter counter, const Where &where, const void *caller) {
+  requests_.add(running_, counter, site_of(where), caller);
 }
 
 }  // namespace emulator

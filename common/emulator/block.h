@@ -1,4 +1,5 @@
-// One block of threads at work on one thread of the host.
+// One block of threads at work on one thread of the host: who runs, who waits for whom. What they
+// do to memory is checked in shadow.h and counted in requests.h; what orders it is in clocks.h.
 #pragma once
 
 #include <array>
@@ -9,9 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "common/emulator/clocks.h"
+#include "common/emulator/copies.h"
 #include "common/emulator/fiber.h"
-#include "common/emulator/memory.h"
+#include "common/emulator/requests.h"
 #include "common/emulator/runtime.h"
+#include "common/emulator/shadow.h"
 
 namespace emulator {
 
@@ -25,86 +29,78 @@ class Block {
   void run(std::uint64_t number);
 
   /// Adds what was counted to a profile.
-  void add_counts(Profile &profile) const;
+  void add_counts(Profile &profile) const { requests_.add_to(profile); }
 
   /// The block that this host thread is running.
   static thread_local Block *current;
 
-  // What the running thread asks for; see runtime.h.
-  void access(const void *address, int bytes, bool store, const Where &where);
-  void count(Kind kind, int bytes, std::uint64_t address, SiteId site);
-  void collective(const char *instruction, Counter counter, const Where &where, void *lane,
-                  void (*compute)(void **lanes));
+  // What the running thread asks for; see runtime.h. `caller` is where in the compiled code.
+  void access(const void *address, int bytes, const void *value, bool store, const Where &where,
+              const void *caller);
+  void count(Counter counter, const Where &where, const void *caller);
+  void collective(const Collective &what, std::uint32_t members, const Where &where, void *lane);
   void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where);
-  void begin_copy(void *shared, const void *global, const Where &where);
-  void commit_copies();
+  void begin_copy(void *shared, const void *global, const Where &where, const void *caller);
+  void commit_copies() { copies_.commit(running_); }
   void wait_for_copies(int groups);
-  void warp_barrier(const Where &where);
   void block_barrier(const Where &where);
   [[noreturn]] void fail(const std::string &what, const Where &where);
+  [[noreturn]] void fail_in_lane(unsigned lane, const std::string &what, const Where &where);
   void *shared_memory() { return shared_.get(); }
 
  private:
   enum class State { kReady, kInWarp, kInBlock, kExited };
-  struct Copy {  // a cp.async under way
-    std::size_t offset;
-    const void *global;
-    SiteId site;
-    std::uint64_t group;
-  };
   struct Thread {
     Fiber fiber;
     Dim3 index;
     State state = State::kReady;
-    const char *waits_for = "";
+    // While it waits: in what, and where in the source.
+    const char *waits_in = "";
     Where where;
-    void *lane = nullptr;      // operands of the collective it waits in
-    std::vector<Copy> copies;  // the oldest first
-    std::uint64_t groups = 0;  // of copies, committed so far
-  };
-  struct Pending {  // requests from one place of the source that lanes are still joining
-    std::vector<Request> requests;
-    std::array<std::uint32_t, 32> next{};  // how often each lane has come by
+    // While it waits in a collective: in which, for which lanes, with which operands.
+    const Collective *collective = nullptr;
+    std::uint32_t members = 0;
+    void *lane = nullptr;
   };
   struct Warp {
-    int waiting = 0;  // lanes in a warp-wide instruction
-    int exited = 0;
-    std::uint64_t barriers = 0;
-    std::vector<Pending> pending;  // by site
-    std::vector<SiteId> touched;
+    std::uint32_t live = 0;     // lanes that have not exited
+    std::uint32_t waiting = 0;  // lanes in a collective
   };
 
+  void run_thread();
+  void exit_thread();
   void wait(State state, const char *what, const Where &where);
   void make_ready(unsigned thread);
-  Position here(unsigned thread) const;
-  std::size_t shared_offset(const void *address) const;
-  void access_global(const void *address, int bytes, bool store, SiteId site, const Where &where);
-  Counts &counts_of(SiteId site);
-  void count_request(unsigned warp, SiteId site, const Request &request);
-  void flush(unsigned warp);
-  void trace(SiteId site, const Request &request, const Wavefronts &wavefronts);
+  bool meet(const Collective &what, unsigned warp, std::uint32_t members);
+  void check_same(const Collective &what, unsigned warp, std::uint32_t lanes);
+  void end_block_barrier();
+  void count_each_place(unsigned warp, std::uint32_t lanes, Counter counter);
+  void flush(unsigned warp) { requests_.flush(warp, number_ == 0 && warp == 0); }
   void report_stuck();
-  std::string position() const;
+  void report(const std::string &what);
+  void report(const std::string &line, const std::string &what);
+  std::size_t shared_offset(const void *address) const;
+  void access_global(const Access &access, const Where &where);
 
   const Dim3 grid_, dim_;
   const unsigned size_;
   const std::function<void()> &entry_;
   const std::size_t shared_bytes_;
   const std::unique_ptr<std::byte[], void (*)(void *)> shared_;
+  Clocks clocks_;
   SharedShadow shadow_;
+  Copies copies_;
+  Requests requests_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   std::vector<unsigned> ready_;
   std::uint64_t number_ = 0;
   Dim3 index_;
   unsigned running_ = 0;
+  unsigned live_ = 0;  // threads that have not exited
   unsigned in_block_barrier_ = 0;
-  std::uint64_t barriers_ = 0;
   std::uint64_t random_ = 0;
   std::string error_;
-  std::vector<Counts> counts_;  // by site
-  std::vector<int> traced_;     // by site: requests of block 0, warp 0 traced so far
-  std::vector<TraceRow> trace_rows_;
 };
 
 }  // namespace emulator

@@ -4,31 +4,29 @@
 
 namespace emulator {
 
-const char *name(Counter counter) {
-  switch (counter) {
-    case kSharedLoadRequests: return "shared load requests";
-    case kSharedLoadWavefronts: return "shared load wavefronts";
-    case kSharedLoadIdeal: return "shared load wavefronts, ideal";
-    case kSharedStoreRequests: return "shared store requests";
-    case kSharedStoreWavefronts: return "shared store wavefronts";
-    case kSharedStoreIdeal: return "shared store wavefronts, ideal";
-    case kGlobalLoadRequests: return "global load requests";
-    case kGlobalLoadSectors: return "global load sectors";
-    case kGlobalStoreRequests: return "global store requests";
-    case kGlobalStoreSectors: return "global store sectors";
-    case kExp2: return "exp2 instructions";
-    case kShuffles: return "shuffles";
-    case kWarpBarriers: return "warp barriers";
-    case kBlockBarriers: return "block barriers";
-    case kMma: return "mma";
-    case kLdmatrix: return "ldmatrix";
-    case kCopyRequests: return "cp.async requests";
-    case kCopyWavefronts: return "cp.async wavefronts";
-    case kCopyIdeal: return "cp.async wavefronts, ideal";
-    case kVotes: return "votes";
-    case kCounters: break;
-  }
-  return "?";
+const CounterInfo &info(Counter counter) {
+  using enum Listed;
+  static constexpr CounterInfo kTable[kCounters] = {
+#define COUNTER(id, name, ncu, listed) {name, ncu, listed},
+#include "common/emulator/counters.def"
+#undef COUNTER
+  };
+  return kTable[counter];
+}
+
+const KindInfo &info(Kind kind) {
+  static constexpr KindInfo kTable[static_cast<int>(Kind::kKinds)] = {
+      {"shared loads", "shared R", true, kSharedLoadRequests, kSharedLoadWavefronts,
+       kSharedLoadIdeal},
+      {"shared loads", "ldmatrix", true, kSharedLoadRequests, kSharedLoadWavefronts,
+       kSharedLoadIdeal},
+      {"shared stores", "shared W", true, kSharedStoreRequests, kSharedStoreWavefronts,
+       kSharedStoreIdeal},
+      {"cp.async", "cp.async", true, kCopyRequests, kCopyWavefronts, kCopyIdeal},
+      {"global loads", "global R", false, kGlobalLoadRequests, kGlobalLoadSectors, kCounters},
+      {"global stores", "global W", false, kGlobalStoreRequests, kGlobalStoreSectors, kCounters},
+  };
+  return kTable[static_cast<int>(kind)];
 }
 
 Counts Profile::total() const {

@@ -6,43 +6,39 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 namespace emulator {
 
+/// Numbers the rows of counters.def.
 enum Counter {
-  kSharedLoadRequests,
-  kSharedLoadWavefronts,
-  kSharedLoadIdeal,
-  kSharedStoreRequests,
-  kSharedStoreWavefronts,
-  kSharedStoreIdeal,
-  kGlobalLoadRequests,
-  kGlobalLoadSectors,
-  kGlobalStoreRequests,
-  kGlobalStoreSectors,
-  kExp2,
-  kShuffles,
-  kWarpBarriers,
-  kBlockBarriers,
-  // What only the tensor-core steps do:
-  kMma,
-  kLdmatrix,  // instructions; as requests they are shared loads, too
-  kCopyRequests,
-  kCopyWavefronts,
-  kCopyIdeal,
-  kVotes,
+#define COUNTER(id, name, ncu, listed) id,
+#include "common/emulator/counters.def"
+#undef COUNTER
   kCounters
 };
 
+/// Whether tables list a counter that is zero.
+enum class Listed { kAlways, kWhereAny };
+
+struct CounterInfo {
+  const char *name;  // in tables and CSV files
+  const char *ncu;   // the metrics whose sum measures it on a GPU, "" if there are none
+  Listed listed;
+};
+const CounterInfo &info(Counter counter);
+
 /// True for the counters that tables leave out where a program has none of them.
-constexpr bool is_optional(Counter counter) {
-  return counter >= kMma;
+inline bool is_optional(Counter counter) {
+  return info(counter).listed == Listed::kWhereAny;
 }
 
 /// The counter's name in tables and CSV files.
-const char *name(Counter counter);
+inline const char *name(Counter counter) {
+  return info(counter).name;
+}
 
 using Counts = std::array<std::uint64_t, kCounters>;
 
@@ -53,15 +49,26 @@ struct Line {
   auto operator<=>(const Line &) const = default;
 };
 
+/// What a request asks of which memory.
 enum class Kind : std::uint8_t {
   kSharedLoad,
+  kLdmatrix,  // a load of shared memory by rows
   kSharedStore,
-  kLdmatrix,
   kCopy,  // a cp.async's store to shared memory
   kGlobalLoad,
   kGlobalStore,
-  kExp2,
+  kKinds,
 };
+
+/// The counters that a kind of request adds to, and its names in the tables of a profile. Of shared
+/// memory the cost is wavefronts, of global memory sectors.
+struct KindInfo {
+  const char *in_totals, *in_lines;
+  bool shared;
+  Counter requests, cost;
+  Counter ideal;  // of shared memory
+};
+const KindInfo &info(Kind kind);
 
 /// One lane's part in one request to shared memory, kept for the bank maps.
 struct TraceRow {
@@ -80,6 +87,7 @@ struct Profile {
   std::uint64_t unique_read_bytes = 0;     // each 32-byte sector of global memory counted once per
   std::uint64_t unique_written_bytes = 0;  // launch: what a cache without limits would leave
   std::vector<TraceRow> trace;
+  std::set<Line> mixed;  // see Requests: where lanes counted together may have come apart
 
   Counts total() const;
 };

@@ -21,6 +21,13 @@ using dim3 = emulator::Dim3;
 // Set by the engine each time it lets a thread go on.
 extern thread_local constinit dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+namespace emulator {
+/// The running thread's lane in its warp.
+inline unsigned lane_number() {
+  return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
+}
+}  // namespace emulator
+
 inline float __half2float(half h) {
   return half_to_float(h);
 }
@@ -34,8 +41,9 @@ inline void __syncthreads(emulator::Where where = emulator::Where::current()) {
 
 inline void __syncwarp(std::uint32_t members = 0xffffffff,
                        emulator::Where where = emulator::Where::current()) {
-  if (members != 0xffffffff) emulator::fail("__syncwarp: not all 32 lanes take part", where);
-  emulator::warp_barrier(where);
+  static constexpr emulator::Collective kSyncwarp{"__syncwarp", emulator::kWarpBarriers, false,
+                                                  true, [](void **) {}};
+  emulator::collective(kSyncwarp, members, where, nullptr);
 }
 
 namespace emulator {
@@ -44,7 +52,7 @@ namespace emulator {
 /// Programming Guide, 'Intrinsic Functions'; PTX ISA 'ex2'). ex2.approx is off by up to 2 ulp; this
 /// is not.
 inline float fast_exp(float x, Where where = Where::current()) {
-  count_exp2(where);
+  count(kExp2, where);
   return std::exp2(x * 1.44269504f);
 }
 
@@ -54,19 +62,21 @@ inline float fast_exp(float x, Where where = Where::current()) {
 
 namespace emulator {
 
-/// How many lanes of the warp have a predicate that is not zero.
-inline int count_votes(const char *instruction, std::uint32_t members, int predicate, Where where) {
-  struct Lane {
-    int predicate, votes;
-  } lane{predicate, 0};
-  if (members != 0xffffffffu)
-    fail(std::string(instruction) + ": not all 32 lanes take part", where);
-  collective(instruction, kVotes, where, &lane, [](void **lanes) {
-    int votes = 0;
-    for (int i = 0; i < 32; i++) votes += static_cast<Lane *>(lanes[i])->predicate != 0;
-    for (int i = 0; i < 32; i++) static_cast<Lane *>(lanes[i])->votes = votes;
-  });
-  return lane.votes;
+/// A lane's part in a vote: its predicate, then what the lanes that vote agree on.
+struct Vote {
+  int predicate;
+  bool any = false, all = true;
+};
+
+inline void count_votes(void **lanes) {
+  Vote sum{0};
+  for (int i = 0; i < 32; i++)
+    if (const auto *vote = static_cast<Vote *>(lanes[i])) {
+      sum.any |= vote->predicate != 0;
+      sum.all &= vote->predicate != 0;
+    }
+  for (int i = 0; i < 32; i++)
+    if (auto *vote = static_cast<Vote *>(lanes[i])) *vote = sum;
 }
 
 }  // namespace emulator
@@ -74,44 +84,85 @@ inline int count_votes(const char *instruction, std::uint32_t members, int predi
 /// Whether any lane's predicate holds, and whether all do (PTX ISA 'vote.sync').
 inline int __any_sync(std::uint32_t members, int predicate,
                       emulator::Where where = emulator::Where::current()) {
-  return emulator::count_votes("__any_sync", members, predicate, where) > 0;
+  static constexpr emulator::Collective kAny{"__any_sync", emulator::kVotes, false, false,
+                                             emulator::count_votes};
+  emulator::Vote vote{predicate};
+  emulator::collective(kAny, members, where, &vote);
+  return vote.any;
 }
 inline int __all_sync(std::uint32_t members, int predicate,
                       emulator::Where where = emulator::Where::current()) {
-  return emulator::count_votes("__all_sync", members, predicate, where) == 32;
+  static constexpr emulator::Collective kAll{"__all_sync", emulator::kVotes, false, false,
+                                             emulator::count_votes};
+  emulator::Vote vote{predicate};
+  emulator::collective(kAll, members, where, &vote);
+  return vote.all;
 }
 
 namespace emulator {
 
-/// Lane i's value of lane (i & keep) ^ operand (PTX ISA 'shfl.sync').
+/// A lane's part in a shuffle: what it gives, and what it receives from another.
 template <class T>
-T shuffle(const char *instruction, std::uint32_t members, T value, unsigned keep, unsigned operand,
-          Where where) {
-  struct Lane {
-    T value, result;
-    unsigned keep, operand;
-  } lane{value, {}, keep, operand};
-  if (members != 0xffffffffu)
-    fail(std::string(instruction) + ": not all 32 lanes take part", where);
-  collective(instruction, kShuffles, where, &lane, [](void **lanes) {
+struct Shuffle {
+  T value;
+  unsigned source;  // the lane
+  const char *name;
+  Where where;
+  T result{};
+
+  static void compute(void **lanes) {
     for (unsigned i = 0; i < 32; i++) {
-      auto *self = static_cast<Lane *>(lanes[i]);
-      self->result = static_cast<Lane *>(lanes[((i & self->keep) ^ self->operand) % 32])->value;
+      auto *self = static_cast<Shuffle *>(lanes[i]);
+      if (!self) continue;
+      const auto *other = static_cast<Shuffle *>(lanes[self->source]);
+      if (!other)
+        fail_in_lane(i,
+                     std::string(self->name) + " from lane " + std::to_string(self->source) +
+                         ", which takes no part",
+                     self->where);
+      self->result = other->value;
     }
-  });
-  return lane.result;
+  }
+};
+
+/// The first lane of this lane's segment of `width` lanes.
+inline unsigned segment_of(unsigned lane, int width, const char *name, Where where) {
+  if (width < 1 || width > 32 || width & (width - 1))
+    fail(std::string(name) + ": a width of " + std::to_string(width) +
+             ", which is no power of two up to 32",
+         where);
+  return lane & ~(static_cast<unsigned>(width) - 1);
 }
 
 }  // namespace emulator
 
+/// The value that another lane of the warp gives, of the lane's own segment of `width` lanes: the
+/// one with this number in it (PTX ISA 'shfl.sync.idx').
 template <class T>
-T __shfl_sync(std::uint32_t members, T value, int lane,
+T __shfl_sync(std::uint32_t members, T value, int lane, int width = 32,
               emulator::Where where = emulator::Where::current()) {
-  return emulator::shuffle("__shfl_sync", members, value, 0, lane, where);
+  static constexpr emulator::Collective kShuffle{"__shfl_sync", emulator::kShuffles, false, false,
+                                                 emulator::Shuffle<T>::compute};
+  const unsigned segment =
+      emulator::segment_of(emulator::lane_number(), width, kShuffle.name, where);
+  const unsigned source =
+      segment | (static_cast<unsigned>(lane) & (static_cast<unsigned>(width) - 1));
+  emulator::Shuffle<T> self{value, source, kShuffle.name, where};
+  emulator::collective(kShuffle, members, where, &self);
+  return self.result;
 }
 
+/// The same of lane ^ mask; of a later segment, the lane's own value ('shfl.sync.bfly').
 template <class T>
-T __shfl_xor_sync(std::uint32_t members, T value, int mask,
+T __shfl_xor_sync(std::uint32_t members, T value, int mask, int width = 32,
                   emulator::Where where = emulator::Where::current()) {
-  return emulator::shuffle("__shfl_xor_sync", members, value, 31, mask, where);
+  static constexpr emulator::Collective kShuffle{"__shfl_xor_sync", emulator::kShuffles, false,
+                                                 false, emulator::Shuffle<T>::compute};
+  const unsigned lane = emulator::lane_number();
+  const unsigned segment = emulator::segment_of(lane, width, kShuffle.name, where);
+  unsigned source = (lane ^ static_cast<unsigned>(mask)) % 32;
+  if (source >= segment + static_cast<unsigned>(width)) source = lane;
+  emulator::Shuffle<T> self{value, source, kShuffle.name, where};
+  emulator::collective(kShuffle, members, where, &self);
+  return self.result;
 }

@@ -1,66 +1,171 @@
-// glibc's fortified longjmp takes a jump to another stack for a corrupted one and aborts.
-#undef _FORTIFY_SOURCE
-
 #include "common/emulator/fiber.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <new>
 
 namespace emulator {
 namespace {
 
+constexpr std::size_t kStackBytes = 256 * 1024;  // touched pages only are ever real
+
+// Of a new stack so much is poisoned. Of one that ran before, what it used down to its deepest
+// yield and a little more, or this if it never yielded.
+constexpr std::size_t kNewPoison = 32 * 1024, kMorePoison = 256, kLeastPoison = 4096;
+
+const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));  // of the guard page
+
 thread_local Fiber *running = nullptr;
 
 }  // namespace
+
+#ifndef FIBER_UCONTEXT
+
+/// Saves the registers that a function must keep, and the stack pointer to *from; goes on with the
+/// stack and the registers that were saved at `to`.
+extern "C" void switch_stacks(void **from, void *to) asm("emulator_switch_stacks");
+
+#if defined(__x86_64__)
+
+// System V ABI: rbx, rbp and r12 to r15. The return address lies above them.
+constexpr std::size_t kSavedWords = 6, kReturnWord = 6, kFrameWords = 8;
+asm(R"(
+  .text
+  .p2align 4
+  .globl emulator_switch_stacks
+emulator_switch_stacks:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+
+#else
+
+// AAPCS64: x19 to x28, the frame pointer, the link register and d8 to d15.
+constexpr std::size_t kSavedWords = 20, kReturnWord = 11, kFrameWords = 20;
+asm(R"(
+  .text
+  .p2align 2
+  .globl emulator_switch_stacks
+emulator_switch_stacks:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+)");
+
+#endif
+#endif
 
 Fiber::~Fiber() {
   if (stack_) munmap(stack_, kStackBytes);
 }
 
+void Fiber::poison() {
+  std::byte *const top = stack_ + kStackBytes;
+  std::size_t bytes = kLeastPoison;
+  if (deepest_) bytes = static_cast<std::size_t>(top - deepest_) + kMorePoison;
+  bytes = std::min(bytes, kStackBytes - page_bytes);
+  std::memset(top - bytes, 0xff, bytes);
+}
+
 void Fiber::start(void (*function)(void *), void *argument) {
   function_ = function;
   argument_ = argument;
-  if (!finished_)
-    started_ = false;  // abandoned in the middle: only a new context can run this stack
   finished_ = false;
-}
-
-void Fiber::trampoline() {
-  Fiber *self = running;
-  for (;;) {
-    self->function_(self->argument_);
-    self->finished_ = true;
-    yield();
-  }
-}
-
-bool Fiber::resume() {
   if (!stack_) {
     void *memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     stack_ = static_cast<std::byte *>(memory);
-    mprotect(stack_, static_cast<std::size_t>(sysconf(_SC_PAGESIZE)), PROT_NONE);  // guard page
+    mprotect(stack_, page_bytes, PROT_NONE);
+    deepest_ = stack_ + kStackBytes - kNewPoison;
   }
+  poison();
+  deepest_ = nullptr;
+#ifdef FIBER_UCONTEXT
+  getcontext(&context_);
+  context_.uc_stack.ss_sp = stack_;
+  context_.uc_stack.ss_size = kStackBytes;
+  context_.uc_link = nullptr;
+  makecontext(&context_, &Fiber::run, 0);
+#else
+  // As if run() had called switch_stacks: the registers that it saved, poisoned too, then where to
+  // return to. The frame pointer is zero, where a debugger stops to unwind.
+  auto *frame = reinterpret_cast<std::uint64_t *>(stack_ + kStackBytes) - kFrameWords;
+  std::memset(frame, 0xff, kSavedWords * sizeof *frame);
+  frame[kReturnWord - 1] = 0;
+  frame[kReturnWord] = reinterpret_cast<std::uint64_t>(&Fiber::run);
+  context_ = frame;
+#endif
+}
+
+void Fiber::run() {
+  Fiber *self = running;
+  self->function_(self->argument_);
+  self->finished_ = true;
+  for (;;) yield();
+}
+
+bool Fiber::resume() {
   running = this;
-  if (!_setjmp(resume_point_)) {
-    if (started_) _longjmp(yield_point_, 1);
-    started_ = true;
-    getcontext(&context_);
-    context_.uc_stack.ss_sp = stack_;
-    context_.uc_stack.ss_size = kStackBytes;
-    context_.uc_link = nullptr;
-    makecontext(&context_, &Fiber::trampoline, 0);
-    swapcontext(&origin_, &context_);
-  }
+#ifdef FIBER_UCONTEXT
+  swapcontext(&resumer_, &context_);
+#else
+  switch_stacks(&resumer_, context_);
+#endif
   return finished_;
 }
 
 void Fiber::yield() {
   Fiber *self = running;
-  if (!_setjmp(self->yield_point_)) _longjmp(self->resume_point_, 1);
+  std::byte here;
+  if (std::byte *const depth = &here;
+      !self->finished_ && (!self->deepest_ || depth < self->deepest_))
+    self->deepest_ = depth;
+#ifdef FIBER_UCONTEXT
+  swapcontext(&self->context_, &self->resumer_);
+#else
+  switch_stacks(&self->context_, self->resumer_);
+#endif
 }
 
 }  // namespace emulator

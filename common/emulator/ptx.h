@@ -32,28 +32,33 @@ inline std::uint32_t pair_of(half low, half high) {
 /// ldmatrix of N matrices: gives lane 4 g + t row g, columns 2t and 2t + 1 of each, or transposed
 /// rows 2t and 2t + 1 of column g.
 template <int N, bool Transposed>
-Vector<std::uint32_t, N> ldmatrix(const char *instruction, const half *row, const Where &where) {
+Vector<std::uint32_t, N> ldmatrix(const Reference<half> &row, const Where &where) {
   struct Lane {
-    const half *row;
+    const half *row;  // null: outside of its tile, which is no error in a lane that is not read
     const Where *where;
     Vector<std::uint32_t, N> result;
-  } lane{row, &where, {}};
-  collective(instruction, kLdmatrix, where, &lane, [](void **lanes) {
-    std::array<const void *, 32> rows;
-    for (int i = 0; i < 8 * N; i++) rows[i] = static_cast<Lane *>(lanes[i])->row;
-    load_rows(rows, 8 * N, *static_cast<Lane *>(lanes[0])->where);
-    for (int i = 0; i < 32; i++) {
-      const int g = i / 4, t = i % 4;
-      for (int n = 0; n < N; n++) {
-        const auto element = [&](int r, int c) {
-          return static_cast<const half *>(rows[8 * n + r])[c];
-        };
-        static_cast<Lane *>(lanes[i])->result[n] =
-            Transposed ? pair_of(element(2 * t, g), element(2 * t + 1, g))
-                       : pair_of(element(g, 2 * t), element(g, 2 * t + 1));
-      }
-    }
-  });
+  } lane{row.inside() ? row.pointer() : nullptr, &where, {}};
+  constexpr const char *kName = N == 2       ? "ldmatrix.x2.trans"
+                                : Transposed ? "ldmatrix.x4.trans"
+                                             : "ldmatrix.x4";
+  static constexpr Collective kCollective{
+      kName, kLdmatrix, true, false, [](void **lanes) {
+        std::array<const void *, 32> rows{};
+        for (int i = 0; i < 8 * N; i++) rows[i] = static_cast<Lane *>(lanes[i])->row;
+        load_rows(rows, 8 * N, *static_cast<Lane *>(lanes[0])->where);
+        for (int i = 0; i < 32; i++) {
+          const int g = i / 4, t = i % 4;
+          for (int n = 0; n < N; n++) {
+            const auto element = [&](int r, int c) {
+              return static_cast<const half *>(rows[8 * n + r])[c];
+            };
+            static_cast<Lane *>(lanes[i])->result[n] =
+                Transposed ? pair_of(element(2 * t, g), element(2 * t + 1, g))
+                           : pair_of(element(g, 2 * t), element(g, 2 * t + 1));
+          }
+        }
+      }};
+  collective(kCollective, 0xffffffff, where, &lane);
   return lane.result;
 }
 
@@ -66,53 +71,55 @@ inline void mma(FragmentC &c, const FragmentA &a, const FragmentB &b,
     const FragmentA *a;
     const FragmentB *b;
   } lane{&c, &a, &b};
-  emulator::collective("mma", emulator::kMma, where, &lane, [](void **lanes) {
-    float A[16][16], B[16][8], C[16][8];
-    for (int i = 0; i < 32; i++) {
-      const Lane &l = *static_cast<const Lane *>(lanes[i]);
-      const int g = i / 4, t = i % 4;
-      for (int r = 0; r < 4; r++) {
-        const int row = g + 8 * (r % 2), col = 2 * t + 8 * (r / 2);
-        A[row][col] = emulator::low_of((*l.a)[r]);
-        A[row][col + 1] = emulator::high_of((*l.a)[r]);
-        C[g + 8 * (r / 2)][2 * t + r % 2] = (*l.c)[r];
-      }
-      for (int r = 0; r < 2; r++) {
-        B[2 * t + 8 * r][g] = emulator::low_of((*l.b)[r]);
-        B[2 * t + 8 * r + 1][g] = emulator::high_of((*l.b)[r]);
-      }
-    }
-    // A product of two fp16 is exact in fp32. The hardware adds them in another order and rounds
-    // otherwise within one instruction; the verdict's bound is far above that.
-    for (int i = 0; i < 16; i++)
-      for (int k = 0; k < 16; k++)
-        for (int j = 0; j < 8; j++) C[i][j] += A[i][k] * B[k][j];
-    for (int i = 0; i < 32; i++) {
-      const int g = i / 4, t = i % 4;
-      for (int r = 0; r < 4; r++)
-        (*static_cast<const Lane *>(lanes[i])->c)[r] = C[g + 8 * (r / 2)][2 * t + r % 2];
-    }
-  });
+  static constexpr emulator::Collective kCollective{
+      "mma", emulator::kMma, true, false, [](void **lanes) {
+        float A[16][16], B[16][8], C[16][8];
+        for (int i = 0; i < 32; i++) {
+          const Lane &l = *static_cast<const Lane *>(lanes[i]);
+          const int g = i / 4, t = i % 4;
+          for (int r = 0; r < 4; r++) {
+            const int row = g + 8 * (r % 2), col = 2 * t + 8 * (r / 2);
+            A[row][col] = emulator::low_of((*l.a)[r]);
+            A[row][col + 1] = emulator::high_of((*l.a)[r]);
+            C[g + 8 * (r / 2)][2 * t + r % 2] = (*l.c)[r];
+          }
+          for (int r = 0; r < 2; r++) {
+            B[2 * t + 8 * r][g] = emulator::low_of((*l.b)[r]);
+            B[2 * t + 8 * r + 1][g] = emulator::high_of((*l.b)[r]);
+          }
+        }
+        // A product of two fp16 is exact in fp32. The hardware adds them in another order and rounds
+        // otherwise within one instruction; the verdict's bound is far above that.
+        for (int i = 0; i < 16; i++)
+          for (int k = 0; k < 16; k++)
+            for (int j = 0; j < 8; j++) C[i][j] += A[i][k] * B[k][j];
+        for (int i = 0; i < 32; i++) {
+          const int g = i / 4, t = i % 4;
+          for (int r = 0; r < 4; r++)
+            (*static_cast<const Lane *>(lanes[i])->c)[r] = C[g + 8 * (r / 2)][2 * t + r % 2];
+        }
+      }};
+  emulator::collective(kCollective, 0xffffffff, where, &lane);
 }
 
 inline Vector<std::uint32_t, 4> ldmatrix_x4(const Reference<half> &row,
                                             Where where = Where::current()) {
-  return emulator::ldmatrix<4, false>("ldmatrix.x4", row.pointer(), where);
+  return emulator::ldmatrix<4, false>(row, where);
 }
 
 inline Vector<std::uint32_t, 4> ldmatrix_x4_trans(const Reference<half> &row,
                                                   Where where = Where::current()) {
-  return emulator::ldmatrix<4, true>("ldmatrix.x4.trans", row.pointer(), where);
+  return emulator::ldmatrix<4, true>(row, where);
 }
 
 inline Vector<std::uint32_t, 2> ldmatrix_x2_trans(const Reference<half> &row,
                                                   Where where = Where::current()) {
-  return emulator::ldmatrix<2, true>("ldmatrix.x2.trans", row.pointer(), where);
+  return emulator::ldmatrix<2, true>(row, where);
 }
 
 inline void cp_async_16(const Reference<half> &shared, const Reference<const half> &global,
                         Where where = Where::current()) {
-  emulator::begin_copy(shared.pointer(), global.pointer(), where);
+  emulator::begin_copy(shared.checked(), global.checked(), where);
 }
 
 inline void cp_async_commit() {
@@ -130,7 +137,7 @@ inline std::uint32_t cvt_rn_f16x2(float low, float high) {
 }
 
 inline float ex2(float x, Where where = Where::current()) {
-  emulator::count_exp2(where);
+  emulator::count(emulator::kExp2, where);
   const float y = std::exp2(x);  // 1 for a denormal x, as for zero
   return y < 0x1p-126f ? 0 : y;
 }

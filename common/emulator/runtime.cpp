@@ -4,11 +4,13 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "common/emulator/block.h"
+#include "common/emulator/clocks.h"
 #include "common/emulator/memory.h"
 
 namespace emulator {
@@ -22,14 +24,36 @@ Profile profile;
 
 }  // namespace
 
-void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread) {
-  const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
-  const unsigned threads = block.x * block.y * block.z;
-  if (blocks == 0 || threads == 0 || threads > 1024 || threads % 32)
-    throw KernelError("a launch needs at least one block, of 32 to 1024 threads in whole warps");
+namespace {
 
+/// Throws unless a launch keeps the limits of CUDA C++ Programming Guide, 'Technical Specifications
+/// per Compute Capability'; of shared memory, those of compute capability 9.0.
+void check_limits(Dim3 grid, Dim3 block, std::size_t shared_bytes) {
+  const auto check = [](const char *what, std::uint64_t value, std::uint64_t least,
+                        std::uint64_t most) {
+    if (value < least || value > most)
+      throw KernelError(std::string("launch refused: ") + what + " is " + std::to_string(value) +
+                        "; " + std::to_string(least) + " to " + std::to_string(most) +
+                        " is allowed");
+  };
+  check("grid.x", grid.x, 1, 2147483647);
+  check("grid.y", grid.y, 1, 65535);
+  check("grid.z", grid.z, 1, 65535);
+  check("block.x", block.x, 1, 1024);
+  check("block.y", block.y, 1, 1024);
+  check("block.z", block.z, 1, 64);
+  check("threads per block", std::uint64_t{block.x} * block.y * block.z, 1, 1024);
+  check("shared memory per block, in bytes,", shared_bytes, 0, 227 * 1024);
+}
+
+}  // namespace
+
+void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread) {
+  check_limits(grid, block, shared_bytes);
+  const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
   launch_number++;
   begin_launch(settings.profile);
+  begin_time();
   std::atomic<std::uint64_t> next = 0;
   std::atomic<bool> stop = false;
   std::mutex mutex;  // guards profile, failed and first_error
@@ -70,17 +94,20 @@ Profile take_profile() {
 
 // A kernel's thread is always inside a block; these are the doors to it.
 
-void access(const void *address, int bytes, bool store, const Where &where) {
-  Block::current->access(address, bytes, store, where);
+void check_load(const void *address, int bytes, const Where &where) {
+  Block::current->access(address, bytes, nullptr, false, where, __builtin_return_address(0));
 }
 
-void count_exp2(const Where &where) {
-  if (settings.profile) Block::current->count(Kind::kExp2, 0, 0, site_of(where));
+void check_store(const void *address, int bytes, const void *value, const Where &where) {
+  Block::current->access(address, bytes, value, true, where, __builtin_return_address(0));
 }
 
-void collective(const char *instruction, Counter counter, const Where &where, void *lane,
-                void (*compute)(void **lanes)) {
-  Block::current->collective(instruction, counter, where, lane, compute);
+void count(Counter counter, const Where &where) {
+  if (settings.profile) Block::current->count(counter, where, __builtin_return_address(0));
+}
+
+void collective(const Collective &what, std::uint32_t members, const Where &where, void *lane) {
+  Block::current->collective(what, members, where, lane);
 }
 
 void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where) {
@@ -88,7 +115,7 @@ void load_rows(const std::array<const void *, 32> &rows, int count, const Where 
 }
 
 void begin_copy(void *shared, const void *global, const Where &where) {
-  Block::current->begin_copy(shared, global, where);
+  Block::current->begin_copy(shared, global, where, __builtin_return_address(0));
 }
 
 void commit_copies() {
@@ -97,10 +124,6 @@ void commit_copies() {
 
 void wait_for_copies(int groups) {
   Block::current->wait_for_copies(groups);
-}
-
-void warp_barrier(const Where &where) {
-  Block::current->warp_barrier(where);
 }
 
 void block_barrier(const Where &where) {
@@ -113,6 +136,10 @@ void *shared_memory() {
 
 void fail(const std::string &what, const Where &where) {
   Block::current->fail(what, where);
+}
+
+void fail_in_lane(unsigned lane, const std::string &what, const Where &where) {
+  Block::current->fail_in_lane(lane, what, where);
 }
 
 }  // namespace emulator

@@ -46,7 +46,7 @@ extern Settings settings;
 extern std::uint64_t launch_number;
 
 /// Runs one kernel: every thread of every block calls `thread`. Blocks are spread over the host's
-/// cores. Throws KernelError.
+/// cores. Throws KernelError, also for a launch that a GPU refuses.
 void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread);
 
 /// The counts of all launches since the last call, which begins a new profile.
@@ -54,19 +54,33 @@ Profile take_profile();
 
 // --- called by the running threads ---------------------------------------------------------------
 
-/// Checks one access, and counts it if a profile is wanted. `bytes` is 2, 4, 8 or 16.
-void access(const void *address, int bytes, bool store, const Where &where);
+/// Checks one access, and counts it if a profile is wanted. `bytes` is 2, 4, 8 or 16; a store is of
+/// what lies at `value`.
+void check_load(const void *address, int bytes, const Where &where);
+void check_store(const void *address, int bytes, const void *value, const Where &where);
 
-/// Counts one special-function instruction.
-void count_exp2(const Where &where);
+/// Counts one instruction that each lane executes for itself: one of the warp for all lanes that
+/// do so together.
+void count(Counter counter, const Where &where);
 
-/// Parks the thread until all threads of its warp are here; the last to come computes for all.
-/// `lane` is this lane's operands and results, on its own stack; `compute` gets those of all lanes.
-void collective(const char *instruction, Counter counter, const Where &where, void *lane,
-                void (*compute)(void **lanes));
+/// An instruction that lanes of a warp execute together.
+struct Collective {
+  const char *name;
+  Counter counter;
+  bool aligned;  // of all 32 lanes at one place (PTX ISA, '.aligned'); else of those a mask names
+  bool orders;   // what a lane did before it happens before what any of them does after it
+  // Given each lane's operands and results, null for a lane that takes no part.
+  void (*compute)(void **lanes);
+};
 
-/// Checks that a ldmatrix may read its rows, 16 bytes each of which lane i names rows[i], as of the
-/// lanes that name them, and counts their wavefronts. Called from within a collective.
+/// Parks the thread until all lanes that `members` names and that have not exited are here; the last
+/// to come computes for all. `lane` is this lane's operands and results, on its own stack.
+/// `what` must outlive the launch.
+void collective(const Collective &what, std::uint32_t members, const Where &where, void *lane);
+
+/// Checks that a ldmatrix may read its rows, 16 bytes each of which lane i names rows[i] (null: a
+/// row that does not exist), as of the lanes that name them, and counts their wavefronts. Called
+/// from within a collective.
 void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where);
 
 /// Begins to copy 16 bytes from global to shared memory, closes the thread's group of copies, and
@@ -75,14 +89,14 @@ void begin_copy(void *shared, const void *global, const Where &where);
 void commit_copies();
 void wait_for_copies(int groups);
 
-/// __syncwarp and __syncthreads.
-void warp_barrier(const Where &where);
+/// __syncthreads.
 void block_barrier(const Where &where);
 
 /// The block's shared memory.
 void *shared_memory();
 
-/// Ends the launch with an error at this place.
+/// Ends the launch with an error at this place, of this thread or of a lane of its warp.
 [[noreturn]] void fail(const std::string &what, const Where &where);
+[[noreturn]] void fail_in_lane(unsigned lane, const std::string &what, const Where &where);
 
 }  // namespace emulator

@@ -13,7 +13,8 @@ namespace {
 struct Sites {
   std::mutex mutex;
   std::map<std::tuple<std::string, unsigned, unsigned>, SiteId> ids;  // file, line, column
-  std::vector<Line> lines{Line{}};
+  std::vector<Line> lines{Line{}};                                    // by number
+  std::vector<unsigned> columns{0};
 };
 
 Sites &sites() {
@@ -24,14 +25,14 @@ Sites &sites() {
 SiteId look_up(const std::source_location &where) {
   Sites &table = sites();
   const std::lock_guard lock(table.mutex);
-  const auto [entry, added] = table.ids.try_emplace(
-      {where.file_name(), where.line(), where.column()}, static_cast<SiteId>(table.lines.size()));
-  if (added) {
-    if (table.lines.size() == kMaxSites)
-      throw std::length_error("emulator: a program with more than 1023 places that touch memory");
-    table.lines.push_back(Line{where.file_name(), where.line()});
-  }
-  return entry->second;
+  const std::tuple<std::string, unsigned, unsigned> key{where.file_name(), where.line(),
+                                                        where.column()};
+  if (const auto found = table.ids.find(key); found != table.ids.end()) return found->second;
+  if (table.lines.size() >> kSiteBits)
+    throw std::length_error("more than 65535 places in the source touch memory");
+  table.lines.push_back(Line{where.file_name(), where.line()});
+  table.columns.push_back(where.column());
+  return table.ids[key] = static_cast<SiteId>(table.lines.size() - 1);
 }
 
 }  // namespace
@@ -54,6 +55,13 @@ Line line_of(SiteId site) {
   Sites &table = sites();
   const std::lock_guard lock(table.mutex);
   return table.lines.at(site);
+}
+
+bool comes_before(SiteId a, SiteId b) {
+  Sites &table = sites();
+  const std::lock_guard lock(table.mutex);
+  return std::tie(table.lines.at(a), table.columns.at(a)) <
+         std::tie(table.lines.at(b), table.columns.at(b));
 }
 
 std::string describe(const Line &line) {

@@ -1,4 +1,4 @@
-// Places in a kernel's source, numbered, so that a place fits into a few bits.
+// Places in a kernel's source, numbered, so that a place fits into two bytes.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,11 @@
 
 namespace emulator {
 
-using SiteId = std::uint32_t;  // 0: none; at most kMaxSites - 1
-constexpr SiteId kMaxSites = 1024;
+using SiteId = std::uint32_t;  // 0: none
+constexpr int kSiteBits = 16;
 
-/// The number of a place; the same place always has the same number.
+/// The number of a place; the same place always has the same number. Throws std::length_error if
+/// there are too many.
 SiteId site_of(const std::source_location &where);
 
 /// True if two places are the same.
@@ -23,6 +24,9 @@ inline bool same_place(const std::source_location &a, const std::source_location
 
 /// The line that a number stands for.
 Line line_of(SiteId site);
+
+/// True if the first is earlier in the text.
+bool comes_before(SiteId a, SiteId b);
 
 /// "attention.cu:57", as errors name a place.
 std::string describe(const Line &line);

@@ -33,32 +33,40 @@ class Reference {
   using Value = std::remove_const_t<T>;
 
  public:
-  Reference(T *pointer, Where where) : pointer_(pointer), where_(where) {}
+  /// `inside`: whether the matrix has such an element. That it has not is an error once it is read,
+  /// written or copied: some lanes' operands are not.
+  Reference(T *pointer, Where where, bool inside = true)
+      : pointer_(pointer), where_(where), inside_(inside) {}
   Reference(const Reference &) = default;
 
   operator Value() const {
-    emulator::access(pointer_, sizeof(T), false, where_);
+    emulator::check_load(checked(), sizeof(T), where_);
     return *pointer_;
   }
   const Reference &operator=(Value value) const {
-    emulator::access(pointer_, sizeof(T), true, where_);
+    emulator::check_store(checked(), sizeof(T), &value, where_);
     *pointer_ = value;
     return *this;
   }
   const Reference &operator=(const Reference &other) const { return *this = Value(other); }
 
   T *pointer() const { return pointer_; }
+  T *checked() const {
+    if (!inside_) emulator::fail("row or column out of bounds", where_);
+    return pointer_;
+  }
+  bool inside() const { return inside_; }
   Where where() const { return where_; }
 
  private:
   T *pointer_;
   Where where_;
+  bool inside_;
 };
 
 template <class T>
 Reference<T> element(T *pointer, bool inside, Where where) {
-  if (!inside) emulator::fail("row or column out of bounds", where);
-  return {pointer, where};
+  return {pointer, where, inside};
 }
 
 #endif
@@ -86,17 +94,19 @@ struct RowMajor {
 
 /// A matrix in shared memory. Layout says where in the tile's memory an element lies.
 template <class T, int Rows, int Cols, class Layout = RowMajor<Rows, Cols>>
-struct Tile {
-  alignas(16) T data[Layout::size];
-
+class Tile {
+ public:
   __device__ __forceinline__ Reference<T> operator()(int row, int col,
                                                      Where where = Where::current()) {
     const int offset = Layout::offset(row, col);
-    return element(data + offset,
+    return element(data_ + offset,
                    unsigned(row) < unsigned(Rows) && unsigned(col) < unsigned(Cols) &&
                        unsigned(offset) < unsigned(Layout::size),
                    where);
   }
+
+ private:
+  alignas(16) T data_[Layout::size];  // around the view, the emulator would see no access
 };
 
 /// N values that one instruction moves; N * sizeof(T) is 4, 8 or 16 bytes.
@@ -135,7 +145,7 @@ __device__ __forceinline__ void store(T &first, const Vector<T, N> &values) {
 
 template <int N, class T>
 Vector<std::remove_const_t<T>, N> load(const Reference<T> &first) {
-  emulator::access(first.pointer(), N * sizeof(T), false, first.where());
+  emulator::check_load(first.checked(), N * sizeof(T), first.where());
   Vector<std::remove_const_t<T>, N> values;
   for (int i = 0; i < N; i++) values[i] = first.pointer()[i];
   return values;
@@ -143,7 +153,7 @@ Vector<std::remove_const_t<T>, N> load(const Reference<T> &first) {
 
 template <int N, class T>
 void store(const Reference<T> &first, const Vector<T, N> &values) {
-  emulator::access(first.pointer(), N * sizeof(T), true, first.where());
+  emulator::check_store(first.checked(), N * sizeof(T), &values, first.where());
   for (int i = 0; i < N; i++) first.pointer()[i] = values[i];
 }
 

@@ -148,6 +148,12 @@ void print_shape(const Result &result, const Options &options, bool gpu) {
   if (!result.options.empty()) std::printf("         %s\n", result.options.c_str());
 }
 
+/// What a full disk or a closed pipe has swallowed was not said.
+void finish_output() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout))
+    throw UsageError("standard output: writing failed");
+}
+
 ExitStatus run(const Options &options) {
   std::string note;
   const std::unique_ptr<Device> device = choose_device(options, note);
@@ -209,16 +215,11 @@ ExitStatus run(const Options &options) {
     time_launches(*device, launch, options, result);
     if (!passes(false)) return kWrongAnswer;  // the launches that were timed gave it, too
   }
+  finish_output();
   if (csv) csv->append({csv_row(result)});
   if (profile_csv) profile_csv->append(profile_rows(result, profile));
   if (trace_csv) trace_csv->append(trace_rows(profile));
   return kPassed;
-}
-
-/// Ends the output. What a full disk or a closed pipe has swallowed was not said.
-void finish_output() {
-  if (std::fflush(stdout) != 0 || std::ferror(stdout))
-    throw UsageError("standard output: writing failed");
 }
 
 }  // namespace

@@ -1,0 +1,44 @@
+#include "common/emulator/copies.h"
+
+namespace emulator {
+
+void Copies::reset() {
+  for (Thread &thread : threads_) {
+    thread.copies.clear();
+    thread.first = 0;
+    thread.groups = 0;
+  }
+  under_way_ = 0;
+}
+
+void Copies::begin(unsigned thread, std::size_t offset, const void *global, SiteId site) {
+  Thread &self = threads_[thread];
+  self.copies.push_back({offset, static_cast<const std::byte *>(global), site, self.groups});
+  under_way_++;
+}
+
+bool Copies::end_one(unsigned thread, int groups, Copy &copy) {
+  Thread &self = threads_[thread];
+  // A copy that is not committed has the group that comes next: no wait covers it.
+  if (self.first == self.copies.size() || self.copies[self.first].group + groups >= self.groups) {
+    self.copies.erase(self.copies.begin(), self.copies.begin() + self.first);
+    self.first = 0;
+    return false;
+  }
+  copy = self.copies[self.first++];
+  under_way_--;
+  return true;
+}
+
+std::string Copies::check_store(const void *global, int bytes) const {
+  if (under_way_ == 0) return {};
+  const auto *begin = static_cast<const std::byte *>(global);
+  for (unsigned thread = 0; thread < threads_.size(); thread++)
+    for (std::size_t i = threads_[thread].first; i < threads_[thread].copies.size(); i++)
+      if (const Copy &copy = threads_[thread].copies[i];
+          begin < copy.global + kCopyBytes && copy.global < begin + bytes)
+        return under_way("store to global", "reading", thread, copy.site);
+  return {};
+}
+
+}  // namespace emulator

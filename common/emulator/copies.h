@@ -1,0 +1,49 @@
+// The cp.async that the threads of a block have under way, in groups.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/emulator/shadow.h"
+#include "common/emulator/sites.h"
+
+namespace emulator {
+
+struct Copy {
+  std::size_t offset;  // in shared memory
+  const std::byte *global;
+  SiteId site;
+  std::uint64_t group;  // of its thread's
+};
+
+class Copies {
+ public:
+  explicit Copies(unsigned threads) : threads_(threads) {}
+
+  /// A block begins. Threads of the one before may have exited with copies under way: that is no
+  /// error, for a wait is what a thread owes to those who read the copy.
+  void reset();
+
+  void begin(unsigned thread, std::size_t offset, const void *global, SiteId site);
+  void commit(unsigned thread) { threads_[thread].groups++; }
+
+  /// The thread's oldest copy, if it is not of its youngest `groups` groups; takes it from those
+  /// under way.
+  bool end_one(unsigned thread, int groups, Copy &copy);
+
+  /// Says so if a store to global memory changes what a copy of this block is still reading.
+  std::string check_store(const void *global, int bytes) const;
+
+ private:
+  struct Thread {
+    std::vector<Copy> copies;  // the oldest first, from
+    std::size_t first = 0;     // this one on
+    std::uint64_t groups = 0;  // committed so far
+  };
+  std::vector<Thread> threads_;
+  std::size_t under_way_ = 0;
+};
+
+}  // namespace emulator

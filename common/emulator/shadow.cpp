@@ -1,0 +1,268 @@
+#include "common/emulator/shadow.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <span>
+
+namespace emulator {
+namespace {
+
+std::string message(const char *operation, const char *memory, const char *operation_before,
+                    const std::string &who, SiteId site_before) {
+  return std::string(operation) + " races in " + memory + " memory with the " + operation_before +
+         " at " + describe(line_of(site_before)) + " by " + who + ": no barrier between them";
+}
+
+std::string name_of(unsigned thread) {
+  return "thread " + std::to_string(thread);
+}
+
+/// True if the lane whose store `before` was stores the same value, in the same line: of the lanes
+/// of one instruction that write one place, one does (CUDA C++ Programming Guide, 'SIMT
+/// Architecture'), and it does not matter which.
+bool stores_the_same(const Stamp &before, const Access &access) {
+  return access.store && access.value && before.site == access.site && !before.copy &&
+         before.thread / 32 == access.thread / 32 &&
+         std::memcmp(access.memory, access.value, access.bytes) == 0;
+}
+
+/// The loads of some warps that the access does not know of: by whom, and where. Empty if none.
+struct Unknown {
+  std::string who;
+  SiteId site = 0;
+};
+template <class ReadsOfWarp>
+Unknown unknown_loads(unsigned warps, const Access &access, ReadsOfWarp reads_of) {
+  Unknown unknown;
+  for (unsigned warp = 0; warp < warps; warp++) {
+    const WarpReads *reads = reads_of(warp);
+    if (!reads) continue;
+    const std::uint32_t lanes =
+        access.clocks.unknown(access.thread, warp, reads->lanes, reads->time);
+    if (!lanes) continue;
+    if (unknown.site)
+      unknown.who = "threads of several warps";
+    else if (std::has_single_bit(lanes))
+      unknown.who = name_of(warp * 32 + std::countr_zero(lanes));
+    else
+      unknown.who = "several threads of warp " + std::to_string(warp);
+    unknown.site = reads->site;
+  }
+  return unknown;
+}
+
+/// A thread that reads.
+class Reader {
+ public:
+  explicit Reader(const Access &access)
+      : access_(access),
+        now_(access.clocks.now()),
+        known_(access.clocks.known_in_warp(access.thread)),
+        lane_(1u << access.thread % 32) {}
+
+  void add_to(WarpReads &reads) const {
+    std::uint32_t unknown = 0;
+    if (reads.time >= known_)
+      unknown =
+          access_.clocks.unknown(access_.thread, access_.thread / 32, reads.lanes, reads.time);
+    reads = {now_, access_.site, unknown | lane_};
+  }
+
+ private:
+  const Access &access_;
+  const Time now_, known_;
+  const std::uint32_t lane_;
+};
+
+Stamp stamp(const Access &access, bool copy = false) {
+  return {access.clocks.now(), access.site, access.thread, copy};
+}
+
+}  // namespace
+
+std::string under_way(const char *operation, const char *doing, unsigned thread, SiteId site) {
+  return std::string(operation) + " memory that a cp.async at " + describe(line_of(site)) + " by " +
+         name_of(thread) + " may still be " + doing + ": no cp_async_wait for its group yet";
+}
+
+// --- shared memory -----------------------------------------------------------------------------
+
+SharedShadow::SharedShadow(std::size_t bytes, unsigned warps)
+    : writes_((bytes + kUnit - 1) / kUnit),
+      reads_(warps),
+      copies_((bytes + kCopyBytes - 1) / kCopyBytes) {}
+
+void SharedShadow::reset() {
+  if (copying_) std::fill(copies_.begin(), copies_.end(), Copy{});
+  copying_ = 0;
+}
+
+inline bool SharedShadow::ordered_after_store(const Stamp &write, const Access &access) const {
+  return access.clocks.knows(access.thread, write.thread, write.time) ||
+         stores_the_same(write, access);
+}
+
+inline bool SharedShadow::ordered_after_loads(std::size_t unit, const Access &access) const {
+  const Time known = access.clocks.known_by_all();
+  for (unsigned warp = 0; warp < reads_.size(); warp++) {
+    if (reads_[warp].empty()) continue;
+    const WarpReads &reads = reads_[warp][unit];
+    if (reads.time >= known && access.clocks.unknown(access.thread, warp, reads.lanes, reads.time))
+      return false;
+  }
+  return true;
+}
+
+/// Says with what an access races that is not ordered after all before it.
+std::string SharedShadow::race(const char *operation, std::size_t unit,
+                               const Access &access) const {
+  const Stamp &write = writes_[unit];
+  if (!ordered_after_store(write, access))
+    return message(operation, "shared", write.copy ? "cp.async" : "store", name_of(write.thread),
+                   write.site);
+  const Unknown loads = unknown_loads(
+      static_cast<unsigned>(reads_.size()), access,
+      [&](unsigned warp) { return reads_[warp].empty() ? nullptr : &reads_[warp][unit]; });
+  return message(operation, "shared", "load", loads.who, loads.site);
+}
+
+std::string SharedShadow::check(std::size_t offset, const Access &access) {
+  if (copying_) {
+    const Copy &copy = copies_[offset / kCopyBytes];  // an aligned access touches no second one
+    if (copy.site)
+      return under_way(access.store ? "store to shared" : "load of shared", "writing", copy.thread,
+                       copy.site);
+  }
+  std::vector<WarpReads> &reads = reads_[access.thread / 32];
+  const std::size_t first = offset / kUnit, end = first + access.bytes / kUnit;
+  if (access.store) {
+    for (std::size_t unit = first; unit < end; unit++) {
+      if (!ordered_after_store(writes_[unit], access) || !ordered_after_loads(unit, access))
+        return race("store", unit, access);
+      writes_[unit] = stamp(access);
+    }
+    return {};
+  }
+  if (reads.empty()) reads.resize(writes_.size());
+  // What the clocks say, once for all units.
+  const Time begin = access.clocks.begin(), known = access.clocks.known_by_all();
+  const Reader reader(access);
+  for (std::size_t unit = first; unit < end; unit++) {
+    const Stamp write = writes_[unit];
+    if (write.time >= known && !ordered_after_store(write, access))
+      return race("load", unit, access);
+    if (write.time < begin) return "load of shared memory that nobody wrote";
+    reader.add_to(reads[unit]);
+  }
+  return {};
+}
+
+std::string SharedShadow::begin_copy(std::size_t offset, const Access &access) {
+  Copy &copy = copies_[offset / kCopyBytes];
+  if (copy.site) return under_way("cp.async to shared", "writing", copy.thread, copy.site);
+  for (std::size_t unit = offset / kUnit; unit < (offset + kCopyBytes) / kUnit; unit++)
+    if (!ordered_after_store(writes_[unit], access) || !ordered_after_loads(unit, access))
+      return race("cp.async", unit, access);
+  copy = {access.site, access.thread};
+  copying_++;
+  return {};
+}
+
+void SharedShadow::end_copy(std::size_t offset, const Access &access) {
+  copies_[offset / kCopyBytes] = {};
+  copying_--;
+  std::fill_n(writes_.begin() + offset / kUnit, kCopyBytes / kUnit, stamp(access, true));
+}
+
+// --- global memory -----------------------------------------------------------------------------
+
+void GlobalShadow::begin_launch() {
+  std::fill(units_.begin(), units_.end(), Unit{});
+  sets_.clear();
+}
+
+std::string GlobalShadow::check(std::size_t offset, const Access &access) {
+  const std::string_view other_block =
+      " (the other is of another block; nothing orders two blocks)";
+  const Clocks &clocks = access.clocks;
+  if (units_.empty()) return {};
+  Unit *unit = &units_[offset / kUnit];
+  for (Unit *end = unit + access.bytes / kUnit; unit < end; unit++) {
+    std::atomic_ref write_word(unit->write), read_word(unit->read);
+    const auto write = std::bit_cast<Stamp>(write_word.load(std::memory_order_relaxed));
+    const auto read = std::bit_cast<Read>(read_word.load(std::memory_order_relaxed));
+    if (write.time) {
+      const bool same_block = clocks.is_of_block(write.time);
+      if (!same_block || (!clocks.knows(access.thread, write.thread, write.time) &&
+                          !stores_the_same(write, access)))
+        return message(access.store ? "store" : "load", "global", "store", name_of(write.thread),
+                       write.site)
+            .append(same_block ? "" : other_block);
+    }
+    if (access.store) {
+      if (read.site)
+        if (std::string error = race_with_loads(read, access); !error.empty()) return error;
+      write_word.store(std::bit_cast<std::uint64_t>(stamp(access)), std::memory_order_relaxed);
+    } else {
+      read_word.store(std::bit_cast<std::uint64_t>(merge(read, access)), std::memory_order_relaxed);
+    }
+  }
+  return {};
+}
+
+/// What to remember of the loads so far and this one.
+GlobalShadow::Read GlobalShadow::merge(Read before, const Access &access) {
+  const Clocks &clocks = access.clocks;
+  const unsigned thread = access.thread;
+  const Read alone{clocks.now(), access.site, thread, 0};
+  const Read several_blocks{0, access.site, thread, 1};
+  if (!before.site) return alone;
+  if (!before.several) {
+    if (!clocks.is_of_block(before.time)) return several_blocks;
+    if (clocks.knows(thread, before.thread, before.time)) return alone;
+    const std::lock_guard lock(mutex_);
+    ReadSet &set = sets_.emplace_back(clocks.begin(), std::vector<WarpReads>(clocks.warps()));
+    set.of_warp[before.thread / 32] = {before.time, static_cast<SiteId>(before.site),
+                                       1u << before.thread % 32};
+    Reader(access).add_to(set.of_warp[thread / 32]);
+    return {sets_.size(), access.site, thread, 1};
+  }
+  if (before.time == 0) return several_blocks;
+  const std::lock_guard lock(mutex_);
+  ReadSet &set = sets_[before.time - 1];
+  if (set.block != clocks.begin()) return several_blocks;
+  Reader(access).add_to(set.of_warp[thread / 32]);
+  return before;
+}
+
+std::string GlobalShadow::race_with_loads(Read before, const Access &access) {
+  const Clocks &clocks = access.clocks;
+  const char *other = "";
+  std::string who = name_of(before.thread);
+  SiteId site = before.site;
+  if (!before.several) {
+    if (!clocks.is_of_block(before.time))
+      other = " (the other is of another block; nothing orders two blocks)";
+    else if (clocks.knows(access.thread, before.thread, before.time))
+      return {};
+  } else if (before.time == 0) {
+    other = " (the other is of several other blocks; nothing orders two blocks)";
+  } else {
+    const std::lock_guard lock(mutex_);
+    const ReadSet &set = sets_[before.time - 1];
+    if (set.block != clocks.begin()) {
+      other = " (the other is of another block; nothing orders two blocks)";
+    } else {
+      const Unknown loads =
+          unknown_loads(clocks.warps(), access, [&](unsigned warp) { return &set.of_warp[warp]; });
+      if (!loads.site) return {};
+      who = loads.who;
+      site = loads.site;
+    }
+  }
+  return message("store", "global", "load", who, site) + other;
+}
+
+}  // namespace emulator
