@@ -1,32 +1,27 @@
 # Every command of this book. `make help` prints the lines that begin with #?
-#
-# CXX   the host's compiler, C++20: g++, or clang 16 or later
-# NVCC  the CUDA compiler; empty: emulator only
-# ARCH  the GPUs to compile for: sm_80, sm_90a, "sm_80 sm_89"; left out, the one in this machine
 CXX ?= g++
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
 PYTHON ?= python3
 CXXFLAGS ?= -O2 -g
 NVCCFLAGS ?= -O3 -lineinfo
-WERROR ?=
-QUIET ?=
-
 CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
 	sed -nE '1s/^([0-9]+)\.([0-9]+)$$/\1\2/p')
 ifeq ($(strip $(ARCH)),)
 override ARCH := sm_$(or $(CAPABILITY),80)
 endif
 # GPU: the name of its results: "NVIDIA H200" becomes h200.
-GPU ?= $(if $(CAPABILITY),$(shell nvidia-smi --query-gpu=name --format=csv,noheader | head -1 | \
-	tr 'A-Z ' 'a-z-' | sed -E 's/^nvidia-//; s/^geforce-//'))
+GPU ?= $(if $(CAPABILITY),$(shell nvidia-smi --query-gpu=name --format=csv,noheader | \
+	sed -nE '1{s/^NVIDIA //; s/^GeForce //; s/ /-/g; p}' | tr A-Z a-z))
+on_gpu = $(if $(and $(GPU),$(NVCC)),$(1))
 comma := ,
-space := $() $()
-BUILD := build/$(if $(NVCC),cuda-$(subst $(space),-,$(strip $(ARCH))),cpu)
+BUILD := build/$(if $(NVCC),cuda-$(subst $() $(),-,$(strip $(ARCH))),cpu)
 
 # --- the steps -------------------------------------------------------------------------------------
 # NAME:NEEDS:TAKES:ARCH,ARCH of each: its header's 'Needs' and 'Takes', and what it is compiled for.
 SOURCES := $(sort $(wildcard steps/[0-9]*/attention.cu))
-LADDER := $(shell awk -v arch="$(ARCH)" -f common/program/ladder.awk $(SOURCES) common/measure/ceilings.cu)
+# The kernel that takes every problem: what the program poses before a step takes it.
+ANY_PROBLEM := common/program/any-problem
+LADDER := $(shell awk -v arch="$(ARCH)" -f common/program/ladder.awk $(SOURCES) common/measure/ceilings.cu $(ANY_PROBLEM)/attention.cu)
 field = $(subst $(comma), ,$(word $(2),$(subst :, ,$(filter $(1):%,$(LADDER)))))
 number = $(firstword $(subst -, ,$(1)))
 STEPS := $(SOURCES:steps/%/attention.cu=%)
@@ -47,17 +42,13 @@ VARIANTS := $(foreach s,$(STEPS),$(call variants,$(s)))
 #?   make                        every step
 #?   make diff-02                what step 02 changes in the step that it builds on
 #?   make clean                  remove everything that was built
-.PHONY: all every-step help clean
 all: $(PROGRAMS)
 	@$(foreach p,$(LEFT_OUT),echo "left out: $(call too_new,$(p:step-%=%))";)
-
 every-step: $(PROGRAMS)
 	@+$(if $(LEFT_OUT),$(MAKE) --no-print-directory NVCC= $(LEFT_OUT))
-
 help:
 	@sed -nE 's/^#\? ?//p' Makefile
 	@echo "  now: $(if $(NVCC),NVCC=$(NVCC) ARCH=\"$(ARCH)\",no nvcc: for the emulator), CXX=$(CXX)"
-
 clean:
 	rm -rf build $(wildcard step-[0-9][0-9]*)
 
@@ -70,12 +61,11 @@ CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall $(if $(WERROR),-Werror all-warnings)
 gencode = $(foreach a,$(1),-gencode \
 	arch=$(a:sm_%=compute_%),code=$(if $(filter %a,$(a)),$(a),[$(a:sm_%=compute_%)$(comma)$(a)]))
 # Of $*, steps/15-early-k or build/variants/15-early-k/padded: the label, and the step that it is of.
-label = $(subst /,:,$(patsubst build/variants/%,%,$(*:steps/%=%)))
+label = $(subst /,:,$(patsubst build/variants/%,%,$(patsubst common/program/%,%,$(*:steps/%=%))))
 step = $(firstword $(subst :, ,$(label)))
 step_flags = -DSTEP_NAME='"$(label)"' -DSTEP_NEEDS='"$(call field,$(step),2)"' \
 	-DSTEP_TAKES='"$(filter-out nothing,$(call field,$(step),3))"'
 say = $(if $(QUIET),@echo "  $@" &&)
-
 sources = $(filter-out %_test.cpp $(2),$(wildcard $(1)/*.cpp))
 objects = $(patsubst %,build/host/%.o,$(basename $(1)))
 EMULATOR := $(call sources,common/emulator) $(call sources,reference)
@@ -83,17 +73,15 @@ INTERFACE := $(call sources,common/program,%/program.cpp %/no_gpu.cpp)
 PAGES := $(call sources,common/pages,%/main.cpp)
 PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/program.cpp) \
 	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o,build/host/common/program/no_gpu.o)
-
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
+.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench counters \
+	ceilings power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
-
 too_new = step $(1) needs $(call field,$(call step_of,$(1)),2), ARCH is $(ARCH); make NVCC= step-$(1) has it for the emulator
 $(LEFT_OUT) $(filter $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): step-%:
 	@echo "$(call too_new,$*)" >&2; exit 2
-
 # The folder of 15, steps/15-early-k, or of 15-padded, build/variants/15-early-k/padded.
 folder = $(if $(filter $(1),$(NUMBERS)),steps/$(call step_of,$(1)),$(patsubst \
 	$(call number,$(1))-%,build/variants/$(call step_of,$(1))/%,$(1)))
@@ -101,51 +89,42 @@ $(BUILD)/bin/step-%: build/host/$$(call folder,$$*)/attention.o \
 		$(if $(NVCC),$(BUILD)/$$(call folder,$$*)/attention.o) $(PROGRAM_OBJECTS)
 	@mkdir -p $(@D)
 	$(say)$(if $(NVCC),$(NVCC) -Xcompiler -pthread,$(CXX) -pthread) $^ -o $@
-
 build/variants/%/attention.cu: steps/$$(*D)/variants/$$(*F).patch steps/$$(*D)/attention.cu
 	@mkdir -p $(@D) && cp steps/$(*D)/attention.cu $@
-	@cd $(@D) && git apply $(CURDIR)/$< || { rm attention.cu; exit 1; }
-
+	@cd $(@D) && git apply "$(CURDIR)/$<" || { rm attention.cu; exit 1; }
 build/host/%/attention.o: %/attention.cu build/host/flags
 	@mkdir -p $(@D)
 	$(say)$(HOST) $(step_flags) -x c++ -c $< -o $@
-
 $(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(call field,$(step),4)) $(step_flags) -c $< -o $@
-
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	@mkdir -p $(@D)
 	$(say)$(HOST) -c $< -o $@
-
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(or $(call field,$(*F),4),$(ARCH))) -c $< -o $@
-
 # Written anew only where they change, so that only then what depends on them is.
 changed = @mkdir -p $(@D) && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 build/host/ladder.inc: $(SOURCES) common/program/ladder.awk
 	@mkdir -p $(@D) && awk -f common/program/ladder.awk $(SOURCES) >$@.new
 	$(changed)
-
 quoted = '$(subst ','\'',$(1))'
 build/host/flags: FORCE
 	@echo | $(CXX) -dM -E -x c++ - | awk '$$2 == "__clang_major__" && $$3 < 16 { exit 1 }' || \
 		{ echo "CXX=$(CXX): clang 16 or later is allowed, or g++ (std::source_location)" >&2; exit 2; }
 	@mkdir -p $(@D) && echo $(call quoted,$(HOST)) >$@.new
 	$(changed)
-
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo $(call quoted,$(CUDA)) >$@.new
 	$(changed)
-
 -include $(shell find build/host $(BUILD) -name '*.d' 2>/dev/null)
 
 #? Check
 #?   make test                   everything that needs no GPU, on all cores
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized
+#?   make check-bound            every step with thousands of seeds and shapes; some 20 minutes
 #?   make check-docs             fail if a number, a table or a quote of a page is stale
-#?   make check-bound            every step with thousands of seeds and shapes: none may fail
 #?   make truth                  the emulator's counts against ncu's
 # As many jobs as there are cores, unless make was told how many.
 JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN))
@@ -153,49 +132,27 @@ build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_
 		common/testing/*.cpp) $(filter-out %/device.cpp,$(EMULATOR)) $(INTERFACE) $(PAGES))
 	@mkdir -p $(@D)
 	$(say)$(CXX) -pthread $^ -o $@
-
-DOCUMENTS := README.md common/emulator/TRUTH.md $(wildcard steps/*.md steps/*/README.md)
-# The steps whose output the pages quote.
+DOCUMENTS := README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
 QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[0-9]+) .*|\1|p' $(DOCUMENTS)))
 build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp)
 	@mkdir -p $(@D)
 	$(say)$(CXX) $^ -o $@
-
-.PHONY: gpu-objects doctest test check-gpu check-bound check-docs truth
-gpu-objects: $(GPU_STEPS:%=$(BUILD)/steps/%/attention.o)
-
-doctest:
+tests:
 	@CXX="$(CXX)" common/testing/doctest.sh
-
-test: doctest
 	@echo "building the steps$(if $(NVCC), for $(ARCH)) and the tests"
 	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests build/host/bin/docs \
 		build/host/common/program/no_gpu.o
+test: tests
 	@CXX="$(CXX)" build/host/bin/tests $(TESTS)
-
-# The kernel that takes every problem: what the program poses before a step takes it.
-ANY_PROBLEM := $(if $(NVCC),$(BUILD)/bin/any-problem)
-any_problem_flags = -DSTEP_NAME='"any-problem"' -DSTEP_NEEDS='"sm_75"' \
-	-DSTEP_TAKES="\"$$(sed -nE 's|^// Takes +||p' $< | tr -d ,)\""
-$(BUILD)/bin/any-problem: common/program/any_problem.cu $(PROGRAM_OBJECTS)
-	@mkdir -p $(@D)
-	$(say)$(HOST) $(any_problem_flags) -x c++ -c $< -o $@.cpu.o
-	$(say)$(CUDA) $(call gencode,$(ARCH)) $(any_problem_flags) -c $< -o $@.gpu.o
-	$(say)$(NVCC) -Xcompiler -pthread $@.cpu.o $@.gpu.o $(PROGRAM_OBJECTS) -o $@
-
-check-gpu: doctest
-	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests $(ANY_PROBLEM)
-	@ANY_PROBLEM=$(ANY_PROBLEM) common/measure/check-gpu.sh build/host/bin/tests $(NUMBERS)
-
+$(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
+	$(say)$(NVCC) -Xcompiler -pthread $^ -o $@
+check-gpu: tests $(call on_gpu,$(BUILD)/bin/any-problem)
+	@ANY_PROBLEM=$(BUILD)/bin/any-problem common/measure/check-gpu.sh build/host/bin/tests $(NUMBERS)
+check-bound: tests
+	@BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
 check-docs: build/host/bin/docs $(QUOTED)
 	build/host/bin/docs --check $(DOCUMENTS)
-
-check-bound: doctest
-	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests
-	@BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
-
-truth:
-	@common/measure/truth.sh $(GPU)
+truth: ; @common/measure/truth.sh $(GPU)
 
 #? Measure (into plots/results)
 #?   make bench                  every step and PyTorch's attention on this GPU, interleaved
@@ -206,34 +163,23 @@ truth:
 #?   make regs                   registers, shared memory, occupancy and spills of every kernel
 #?   make sass-15                the machine code of step 15, and the instructions of its loops
 #?   make bench-emulator         time the emulator, checking only and counting
-.PHONY: bench counters ceilings power regs bench-emulator
-measure = GPU="$(GPU)" NVCC="$(NVCC)" PYTHON="$(PYTHON)" BUILD="$(BUILD)" common/measure/$(1)
-on_gpu = $(if $(and $(GPU),$(NVCC)),$(1))
+measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" PYTHON="$(PYTHON)" BUILD="$(BUILD)" common/measure/$(1)
 bench: $(call on_gpu,$(PROGRAMS))
 	@$(call measure,bench.sh) $(GPU_STEPS)
-
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
-
 counters: every-step
 	@$(call measure,counters.sh) $(STEPS)
-
 $(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
 	@mkdir -p $(@D)
 	$(say)$(NVCC) $^ -o $@
-
 ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceilings))
 	@$(call measure,ceilings.sh)
-
 power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS)))
 	@$(call measure,power.sh) $(GPU_STEPS)
-
-regs:
-	@ARCH=$(firstword $(ARCH)) $(call measure,regs.sh) $(GPU_STEPS)
-
+regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE
-	@ARCH=$(firstword $(ARCH)) $(call measure,sass.sh) $(call step_of,$*)
-
+	@$(call measure,sass.sh) $(call step_of,$*)
 bench-emulator: every-step
 	@common/measure/bench-emulator.sh $(NUMBERS)
 
@@ -243,16 +189,11 @@ bench-emulator: every-step
 #?   make format                 clang-format all sources
 #? Variables
 #?   NVCC=/path/to/nvcc          use this CUDA compiler; NVCC= builds for the emulator only
-#?   ARCH="sm_80 sm_90"          compile for these GPUs
-.PHONY: docs plot format
+#?   ARCH="sm_80 sm_90"          compile for these GPUs; left out, for the one in this machine
+#?   CXX=clang++                 the host's compiler: g++, or clang 16 or later
 docs: build/host/bin/docs $(QUOTED)
 	build/host/bin/docs $(DOCUMENTS)
-
-plot:
-	@GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
-
-format:
-	clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
-
+plot: ; @GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
+format: ; clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 diff-%: FORCE
 	@common/measure/diff.sh $* $(NUMBERS)

@@ -59,9 +59,9 @@ def main():
     panel(below, "15-early-k: K is copied behind the softmax and a product", scores)
     figure.suptitle("What a copy may hide behind", x=0.02, y=1.05, ha="left", fontsize=18,
                     fontweight="bold")
-    figure.text(0.02, 0.945, "A schematic, not to scale, in the order of the two kernels. A dot: the "
-                "copy starts. An arrowhead: it is waited for.\nEach wait is a barrier, too: all warps have "
-                "read the buffer that the next copy overwrites.", fontsize=12.5, linespacing=1.5)
+    figure.text(0.02, 0.945, "A schematic, not to scale, in the order of the two kernels. A dot: "
+                "the copy starts. An arrowhead: it is waited for.\nEach wait is a barrier, too: all "
+                "warps have read the buffer that the next copy overwrites.", fontsize=12.5, linespacing=1.5)
     figure.tight_layout(rect=(0, 0, 1, 0.94), h_pad=2)
     style.save(figure, arguments.out, "early_k")
 

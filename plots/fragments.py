@@ -1,7 +1,7 @@
 """The register layouts of mma.m16n8k16, and why S becomes P without shared memory.
 
-The layouts are those of common/kernel/ptx.h: PTX ISA, 'Matrix Fragments for mma.m16n8k16 with floating
-point type'. The names in the lower half are those of step 05. No results are read.
+The layouts are those of common/kernel/ptx.h: PTX ISA, 'Matrix Fragments for mma.m16n8k16 with
+floating point type'. The names in the lower half are those of step 05. No results are read.
 """
 
 import style

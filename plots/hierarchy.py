@@ -47,7 +47,8 @@ def main():
         (4.6, 3.2, M_TILES, 1, lambda i, j: f"m tile {i}", [(0, 0)], f"warp\n{BR // WARPS} × {BC}",
          f"{M_TILES} m tiles of 16 rows:\nboth use each\nfragment of K"),
         (9.2, 5.6, 1, BC // 8, lambda i, j: f"{j}", [(0, 2)], f"m tile\n16 × {BC}",
-         f"s[mt][0] to s[mt][{BC // 8 - 1}]: C fragments\nof 8 keys each; an mma\nadds to one of them"),
+         f"s[mt][0] to s[mt][{BC // 8 - 1}]: C fragments\nof 8 keys each; an mma\n"
+         "adds to one of them"),
         (16.2, 4, 16, 4, lambda i, j: f"{i % 8 * 4 + j}", [(g, t), (g + 8, t)],
          "fragment\n16 × 8",
          "a cell is 2 keys of a row:\nlane 4 g + t has those of\nrow g and of row g + 8"),
@@ -61,12 +62,12 @@ def main():
             zoom(axes, corners, x)
         corners = panel(axes, x, *rest)
     lanes = WARPS * 32
-    axes.text(0, TOP + HEIGHT + 2.5, f"{WARPS} warps × {M_TILES} m tiles × {BC // 8} fragments × 32 "
-              f"lanes × 4 floats = {BR} × {BC} scores: {BR * BC // lanes} registers of each lane.\n"
+    axes.text(0, TOP + HEIGHT + 2.5, f"{WARPS} warps × {M_TILES} m tiles × {BC // 8} fragments × "
+              f"32 lanes × 4 floats = {BR} × {BC} scores: {BR * BC // lanes} registers of each lane.\n"
               f"O is dealt out the same way, 128 columns wide: {BR * 128 // lanes} registers.",
               fontsize=12.5, va="top", linespacing=1.5)
-    axes.text(0, TOP - 2.3, "A tile of S in steps 11 to 15, from the block down to a lane's registers", fontsize=18,
-              fontweight="bold")
+    axes.text(0, TOP - 2.3, "A tile of S in steps 11 to 15, from the block down to a lane's "
+              "registers", fontsize=18, fontweight="bold")
     axes.set_xlim(-0.1, 25)
     axes.set_ylim(TOP + HEIGHT + 3.6, TOP - 3)
     axes.axis("off")

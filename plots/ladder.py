@@ -37,7 +37,8 @@ def main():
     steps = sorted({r["step"] for r in rows if style.is_step(r["step"])})
     bars = [(s, *found) for s in steps if (found := style.speed(rows, s))]
     if not bars:
-        raise SystemExit(f"no step was measured at seqlen {style.SEQLEN}, head dim {style.HEAD_DIM}")
+        raise SystemExit(f"no step was measured at seqlen {style.SEQLEN}, head dim "
+                         f"{style.HEAD_DIM}")
     lines = ceilings(arguments, rows)
     fp32 = style.named(arguments, "fp32-peak")
 

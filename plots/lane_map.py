@@ -61,8 +61,8 @@ def main():
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(15, 6.4))
     block(left, "11-batched: lanes go down, then right", before)
     block(right, "13-lane-map: lanes go right, then down", after)
-    figure.suptitle("ldmatrix.x4 of K: the lane that names each row, and the register it arrives in",
-                    x=0.02, y=1.06, ha="left", fontsize=18, fontweight="bold")
+    figure.suptitle("ldmatrix.x4 of K: the lane that names each row, and the register it "
+                    "arrives in", x=0.02, y=1.06, ha="left", fontsize=18, fontweight="bold")
     figure.text(0.02, 0.945, "A cell is 16 bytes: one row of an 8 × 8 matrix. Matrix i arrives in "
                 f"register kk[i] of every lane. Framed: what lane {LANE} receives.", fontsize=12.5)
     figure.tight_layout(rect=(0, 0, 1, 0.93), w_pad=1)

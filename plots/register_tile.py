@@ -68,7 +68,7 @@ def main():
     grid(scores, KEYS, owner_of_score, 1,
          f"S: lane {LANE} has 8 × 4 scores, rows {row} + 2 r, keys {key} + 16 c", "key of the tile")
     grid(outputs, HEAD_DIM, owner_of_output, 4,
-         f"O: lane {LANE} has 8 × 8 elements, the same rows, columns {col} + 64 h + e, four by four",
+         f"O: lane {LANE} has 8 × 8 elements, the same rows, columns {col} + 64 h + e",
          "column of O, head dim 128")
     loads.set_title("Lanes of equal colour ask for the same 16 bytes",
                     fontsize=14, pad=10)
@@ -81,8 +81,8 @@ def main():
     loads.axis("off")
     figure.suptitle("The register tile: in a cell, the lane that computes it", x=0.03, y=1.035,
                     ha="left", fontsize=19, fontweight="bold")
-    figure.text(0.03, 0.985, f"Blue: lane {LANE}. Light blue: lane {LANE ^ 1}, its keys, other rows. "
-                f"Orange: lane {LANE ^ 2}, its rows, other keys.", fontsize=13)
+    figure.text(0.03, 0.985, f"Blue: lane {LANE}. Light blue: lane {LANE ^ 1}, its keys, other "
+                f"rows. Orange: lane {LANE ^ 2}, its rows, other keys.", fontsize=13)
     figure.tight_layout(rect=(0, 0, 1, 0.975), h_pad=2)
     style.save(figure, arguments.out, "register_tile")
 

@@ -68,7 +68,8 @@ def main():
         ms = bytes_per_score * SCORES / copy * 1e-9
         ridge = 4 * style.HEAD_DIM * copy / bytes_per_score
         axes.plot([left, right], [ms, ms], color=colour, linewidth=1.6, linestyle=(0, (5, 3)))
-        axes.annotate(f"HBM, {bytes_per_score:g} bytes per score: {style.three_digits(ms)} ms, {label}",
+        axes.annotate(f"HBM, {bytes_per_score:g} bytes per score: {style.three_digits(ms)} ms, "
+                      f"{label}",
                       (left * 1.1, ms), xytext=(0, 2 if above else -2), fontsize=11, color=colour,
                       textcoords="offset points", va="bottom" if above else "top")
         if ridge < right:
@@ -114,8 +115,8 @@ def main():
                 edgecolor="none")
     axes.set_title(f"Fast arithmetic makes the algorithm matter, on {arguments.gpu.upper()}",
                    pad=16)
-    axes.text(0, -0.155, "Diamonds: the traffic takes as long as the arithmetic. On arithmetic that is "
-              "faster, the algorithm waits for HBM.", transform=axes.transAxes, fontsize=11)
+    axes.text(0, -0.155, "Diamonds: the traffic takes as long as the arithmetic. On arithmetic "
+              "that is faster, the algorithm waits for HBM.", transform=axes.transAxes, fontsize=11)
     style.save(figure, arguments.out, "three_algorithms")
 
 

@@ -26,7 +26,7 @@ struct Rounding {
 };
 
 Rounding rounding_of(Type type) {
-  return type == Type::kFp16 ? Rounding{0x1p-11, 0x1p-25} : Rounding{0x1p-9, 0x1p-134};
+  return type == Type::kFp16 ? Rounding{0x1p-11, 0x1p-25} : Rounding{0x1p-8, 0x1p-134};
 }
 
 /// Which keys may be rounded alike, or are most of the sum alone.

@@ -1,49 +1,51 @@
 // Is an output right? It may differ from the reference by what rounding explains, and no more.
 //
-// The idea is that of FlashAttention's own tests (tests/test_flash_attn.py): what a kernel may get
-// wrong is what rounding P and O to the element type must get wrong. There, attention is computed
-// once with these roundings, and twice its largest error is allowed. But the largest of some
-// thousand errors is a matter of luck, and a right kernel rounds otherwise: it holds P relative to a
-// maximum that lags behind. So here the bound of each element is derived from the roundings.
+// The idea is that of FlashAttention's own tests (tests/test_flash_attn.py): rounding P and O to the
+// element type costs an error that no kernel can avoid. There, attention is computed once with these
+// two roundings, and a kernel may be twice as wrong as that. But the largest of some thousand errors
+// is a matter of luck, and a right kernel rounds other numbers: it may hold P relative to a maximum
+// that lags behind. So here the bound of each element is derived from the roundings.
 //
 // An element is o = sum_j w_j v_j: weights w_j > 0, which come from Q and K alone, and values v_j.
-// Let u be half a unit in the last place of 1 (fp16: 2^-11, bf16: 2^-9). A kernel's weights differ
-// from w_j
+// Let u be half a unit in the last place of 1 (fp16: 2^-11, bf16: 2^-8) and f half of the smallest
+// subnormal (fp16: 2^-25, bf16: 2^-134). A kernel's weights differ from w_j
 //
-//   - by the rounding of P, at a scale that we do not know: at most a_j = u w_j. Below the smallest
-//     normal number it is half of the smallest subnormal, f (fp16: 2^-25), at a scale at which the
-//     largest P is at least 1: a_j = max(u w_j, f max_i w_i);
-//   - by the rounding of the scaled score to fp32: at most b_j = 2^-24 |s_j| w_j. (|s_j| counts up
-//     to 2^14. Products beyond that add up exactly in all inputs, and a kernel must keep them so.)
-//   - by the rest of fp32's roundings: e_j = 2^-23 (d + N / 16) w_j for N keys. Of it, d is for
-//     q . k, the power (two units) and the sum of P; N / 16 for P V, whose sum a tensor core cuts
-//     off once for every 16 keys.
+//   - by the rounding of P: at most a_j = max(u w_j, f max_i w_i). We do not know the scale at which
+//     a kernel rounds P, only that its largest P is at least 1 there;
+//   - by the rounding of the scaled score to fp32: at most b_j = 2^-24 |s_j| w_j. (Of |s_j| up to
+//     2^14 counts: the scores of `huge` are larger, but such that fp32 holds them exactly);
+//   - by the rest of fp32's roundings: e_j = 2^-23 (d + N / 16) w_j, with N keys. Of it, d is for
+//     q . k, the power (two units in the last place) and l; N / 16 is for P V, where a tensor core
+//     cuts off its sum once for every 16 keys. (A model, not the worst case: rounded sums of n terms
+//     err by sqrt(n) units rather than by n; Higham and Mary 2019.)
 //
-// The error of o before its own rounding is then x = sum_j x_j, |x_j| <= (a_j + b_j + e_j) |v_j|.
-// That sum is the most that it can be. Most often it is far less:
+// A kernel whose P stays in fp32 errs less. The error of o before its own rounding is x = sum_j x_j
+// with |x_j| <= (a_j + b_j + e_j) |v_j|, and mostly far less than the sum of these:
 //
-//   - v_j has a random sign, in all inputs, which w_j and its error know nothing of. So x is a sum of
-//     bounded terms with random signs, and by Hoeffding's lemma E e^(t x) <= e^(t^2 c^2 / 2) with
-//     c^2 = sum_j (the bound of x_j)^2.
-//   - The errors a_j and b_j are spread evenly between their bounds; for such, Hoeffding's lemma
-//     holds with a third of the square. Not so where keys are rounded alike, all with an error at the
-//     bound: so keys count fully that have another key's weight, but for one part in 2^11, or
-//     more than half of all weight.
+//   - All inputs give each v_j a random sign, of which the weights and their errors know nothing. So
+//     x is a sum of bounded terms with random signs: by Hoeffding's lemma the mean of e^(t x) is at
+//     most e^(t^2 c^2 / 2), with c^2 the sum of the squared bounds.
+//   - Errors of rounding are spread evenly between their bounds, for which the same holds with a
+//     third of the square. That is not so where many keys are rounded alike or one is most of the
+//     sum: then all of the error may be at its bound. So a key counts fully if another one has its
+//     weight, but for one part in 2^11, or if it has more than half of all weight.
 //
-//         c^2 = sum_j v_j^2 ((a_j^2 + b_j^2) r_j + e_j^2),   r_j = 1 or 1/3
+//         c^2 = sum_j v_j^2 (r_j (a_j^2 + b_j^2) + e_j^2),   r_j = 1 or 1/3
 //
-// Of each element: P(|x| > t) <= 2 e^(-t^2 / (2 c^2)). Of n elements none is beyond its t with a
-// probability of at least 1 - F if t = c sqrt(2 ln(2 n / F)). O is rounded once, by h at most (half a
-// unit in the last place of the largest number that o can become):
+// Then |x| > t has a probability of at most 2 e^(-t^2 / (2 c^2)), and that one of n elements is
+// beyond its t, of at most F if t = c sqrt(2 ln(2 n / F)). O is rounded once, by at most h, half a
+// unit in the last place of |o| + t:
 //
 //         |error| <= min(t, sum_j (a_j + b_j + e_j) |v_j|) + h
 //
-// For the mean square of all errors: an element's error is e^(...) bounded as above by c^2 + h^2 / 3.
-// Columns of V are independent, rows that share a column of V are not. With B the sums of c^2 + h^2 / 3
-// over the rows of one column, L = ln(1 / F) (Laurent and Massart 2000, lemma 1; for sums such as ours
-// Hsu, Kakade and Zhang 2012; rows that depend on each other: by the convexity of e^x):
+// The mean square of all errors has less luck in it. An error is bounded as x is, with c^2 + h^2 / 3.
+// The columns of V are independent of each other; the outputs that share one are not. Let B be the
+// sum of c^2 + h^2 / 3 over the outputs that share a column, and L = ln(1 / F):
 //
-//         sum of squares <= sum B + 2 sqrt(L sum B^2) + 2 L max B
+//         sum of squared errors <= sum B + 2 sqrt(L sum B^2) + 2 L max B
+//
+// but for a probability of F (Laurent and Massart 2000, lemma 1; Hsu, Kakade and Zhang 2012 for
+// errors that are only bounded so; within a column by the convexity of e^x).
 //
 // F is 5e-7 for each of the two: a right kernel fails in less than one run of a million.
 #pragma once

@@ -226,10 +226,10 @@ TEST_CASE("verdict: many keys: the bound is the tail of the sum of their errors,
     inputs.V.push_back(double_to_bf16(j % 4 ? 1 : -1).bits);  // o = 0.5
   }
   const double e = 0x1p-23 * (1 + N / 16.0);
-  const double c = std::sqrt((0x1p-18 + e * e) / N);
+  const double c = std::sqrt((0x1p-16 + e * e) / N);
   const double t = c * std::sqrt(2 * std::log(2 * 1 / 5e-7));
-  const Verdict verdict = judge(inputs, {double_to_bf16(0.498).bits}, {{0, 0, 0}});
-  CHECK(verdict.max_bound == doctest::Approx(t + 0x1p-10));  // half an ulp of 0.5 and more
+  const Verdict verdict = judge(inputs, {double_to_bf16(0.49).bits}, {{0, 0, 0}});
+  CHECK(verdict.max_bound == doctest::Approx(t + 0x1p-9));  // half a unit in the last place of 0.5
 }
 
 TEST_CASE("verdict: the bound is small beside the answer") {

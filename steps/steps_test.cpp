@@ -1,8 +1,8 @@
 // Every step gives the right answer: shapes, inputs, orders of threads, and all that it takes.
 //
 // STEPS_DEVICE  cpu (default) or gpu
+// STEPS_ONLY    the number of the one step that is run
 // STEPS_PREFIX  what each command is run under, "compute-sanitizer --tool memcheck"; fewer runs then
-// STEPS_ONLY    the number of a step, of which alone the first test is; default: all
 // TESTS_SEED    draws the shapes that nobody chose; default: another each time
 #include <doctest/doctest.h>
 
@@ -127,8 +127,9 @@ TEST_CASE("every step is right, in every shape, on all inputs") {
   const std::string prefix = environment("STEPS_PREFIX", "");
   std::uint64_t state = tests_seed();
   REQUIRE(!step_names().empty());
+  const std::string only = environment("STEPS_ONLY", "");
   for (const std::string &name : step_names()) {
-    if (!name.starts_with(environment("STEPS_ONLY", ""))) continue;
+    if (!name.starts_with(only)) continue;
     const std::string program = "./step-" + name.substr(0, 2);
     const Description step = describe(program);
     std::vector<Run> runs = grid(step, gpu, !prefix.empty());

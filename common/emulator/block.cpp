@@ -293,7 +293,7 @@ std::size_t Block::shared_offset(const void *address) const {
 void Block::access(const void *address, int bytes, const void *value, bool store,
                    const Where &where, const void *caller) {
   const char *operation = store ? "store" : "load";
-  if (reinterpret_cast<std::uintptr_t>(address) % bytes)
+  if (reinterpret_cast<std::uintptr_t>(address) & (bytes - 1))
     fail(std::to_string(bytes) + "-byte " + operation +
              " at an address that is not a multiple of " + std::to_string(bytes),
          where);

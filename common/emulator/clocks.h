@@ -3,6 +3,7 @@
 // knows u beyond t. A thread always knows itself; of others it learns where they synchronise.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -50,8 +51,13 @@ class Clocks {
     return time >= span_begin_ ? time < span_end_ : is_of_earlier_span(time);
   }
 
-  /// When the block began.
+  /// When the block began; until when every thread knows of every other; until when a thread knows
+  /// at least of the lanes of its warp. What is older needs no closer look.
   Time begin() const { return begin_; }
+  Time known_by_all() const { return all_; }
+  Time known_in_warp(unsigned thread) const {
+    return exact_.empty() ? std::max(all_, of_warp_[thread / 32]) : all_;
+  }
 
   /// These lanes of a warp, or these threads, now know all that any of them knew or did.
   void join_lanes(unsigned warp, std::uint32_t lanes);

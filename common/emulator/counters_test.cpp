@@ -493,9 +493,13 @@ TEST_CASE("counters: the n-th accesses of the lanes at one place are one request
     for (int i = 0; i < lane_id() % 4; i++) at = __LINE__, read(m(lane_id(), 0));
   });
   CHECK(counts_at(profile, at) == global_loads(3, 24 + 16 + 8));
+}
 
-  // Even lanes come by in the first round, odd lanes in the second, with nothing in between that
-  // brings the warp together: it is the first time for all of them.
+TEST_CASE(
+    "counters: lanes that come to one place in different iterations make requests of their own") {
+  const Global memory(1024);
+  const Matrix<const float> m{memory.data, 32, 32};
+  // Even lanes come by in the first round, odd lanes in the second; all come by what is between.
   const auto take_turns = [&](auto between) {
     return profile_of(dim3(1), dim3(32), [&] {
       for (int round = 0; round < 2; round++) {
@@ -504,14 +508,71 @@ TEST_CASE("counters: the n-th accesses of the lanes at one place are one request
       }
     });
   };
-  profile = take_turns([] {});
-  CHECK(counts_at(profile, at) == global_loads(1, 4));
+  Profile profile = take_turns([&] { also_at = __LINE__, read(m(1, lane_id())); });
+  CHECK(counts_at(profile, at) == global_loads(2, 8));
+  CHECK(counts_at(profile, also_at) == global_loads(2, 8));
+  profile = take_turns([] { (void)__expf(1); });
+  CHECK(counts_at(profile, at) == global_loads(2, 8));
   profile = take_turns([] { __syncwarp(); });
   CHECK(counts_at(profile, at) == global_loads(2, 8));
   profile = take_turns([] { __syncthreads(); });
   CHECK(counts_at(profile, at) == global_loads(2, 8));
   profile = take_turns([] { __shfl_xor_sync(kAllLanes, 0, 1); });
   CHECK(counts_at(profile, at) == global_loads(2, 8));
+  profile = take_turns([] { __syncwarp(lane_id() < 16 ? 0xffffu : 0xffff0000u); });
+  CHECK(counts_at(profile, at) == global_loads(2, 8));
+
+  // All lanes come by twice, but not at once: odd lanes take the branch in the first round.
+  profile = profile_of(dim3(1), dim3(32), [&] {
+    for (int round = 0; round < 2; round++) {
+      at = __LINE__, read(m(0, lane_id()));
+      if (lane_id() % 2 != round) also_at = __LINE__, read(m(1, lane_id()));
+    }
+  });
+  CHECK(counts_at(profile, at) == global_loads(2, 8));
+  CHECK(counts_at(profile, also_at) == global_loads(2, 8));
+
+  // An inner loop that some lanes leave early: they wait for the others after it.
+  profile = profile_of(dim3(1), dim3(32), [&] {
+    for (int round = 0; round < 2; round++) {
+      for (int i = 0; i <= lane_id() % 2; i++) at = __LINE__, read(m(i, lane_id()));
+      also_at = __LINE__, read(m(2, lane_id()));
+    }
+  });
+  CHECK(counts_at(profile, at) == global_loads(4, 16));
+  CHECK(counts_at(profile, also_at) == global_loads(2, 8));
+}
+
+TEST_CASE("counters: lanes that come to one place by other code are noted") {
+  const Global memory(1024);
+  const Matrix<const float> m{memory.data, 32, 32};
+  // A function that each side of a branch has its own copy of, as nvcc makes one: two requests on a
+  // GPU. Nothing but the copy tells the sides apart, so they are counted as one, and noted.
+  const auto access = [&](int row) __attribute__((always_inline)) {
+    at = __LINE__, read(m(row, lane_id()));
+  };
+  Profile profile = profile_of(dim3(1), dim3(32), [&] {
+    if (lane_id() < 16) {
+      access(0);
+      asm volatile("# or the compiler makes one copy for both");
+    } else {
+      access(1);
+    }
+  });
+  CHECK(profile.mixed.count(Line{__FILE__, static_cast<unsigned>(at)}) == 1);
+  profile = profile_of(dim3(1), dim3(32), [&] { also_at = __LINE__, read(m(0, lane_id())); });
+  CHECK(profile.mixed.empty());
+}
+
+TEST_CASE("counters: an instruction that lanes reach at two places is issued at each") {
+  const Profile profile = profile_of(dim3(1), dim3(64), [] {
+    if (lane_id() < 16)
+      at = __LINE__, __syncwarp();
+    else
+      also_at = __LINE__, __syncwarp();
+  });
+  CHECK(counts_at(profile, at) == "warp barriers 2");
+  CHECK(counts_at(profile, also_at) == "warp barriers 2");
 }
 
 TEST_CASE("counters: accesses in two places of one line are never one request") {

@@ -5,16 +5,20 @@
 // stand outside of CHECK: all of a macro's arguments count as one line.)
 // The kernels here do on purpose what the compiler warns of.
 #pragma GCC diagnostic ignored "-Wstringop-overflow"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/emulator/fiber.h"
@@ -584,20 +588,69 @@ TEST_CASE("emulator: one launch comes after the other") {
 
 // --- errors: threads that wait for each other ----------------------------------------------------
 
-TEST_CASE("emulator: a barrier that some threads never reach because they exited") {
+TEST_CASE("emulator: threads that have exited do not count for a barrier") {
+  const Setup setup;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = seed;
+    int passed = 0;
+    const auto error_when_these_stay = [&](const std::function<bool()> &stays, const Kernel &rest) {
+      passed = 0;
+      return error_of<Numbers>(dim3(96), [&] {
+        if (!stays()) return;
+        rest();
+        passed++;
+      });
+    };
+    const Kernel barrier = [] { __syncthreads(); };
+    CHECK(error_when_these_stay([] { return threadIdx.x < 32; }, barrier) == "");
+    CHECK(passed == 32);
+    CHECK(error_when_these_stay([] { return threadIdx.x % 32 < 20; }, barrier) == "");
+    CHECK(passed == 60);
+    CHECK(error_when_these_stay([] { return is_thread(95); }, barrier) == "");
+    CHECK(passed == 1);
+    const Kernel of_warp = [] { __syncwarp(); };
+    CHECK(error_when_these_stay([] { return threadIdx.x % 32 > 3; }, of_warp) == "");
+    CHECK(passed == 84);
+    // The barrier orders those who are left.
+    const Kernel exchange = [] {
+      numbers().x(0, static_cast<int>(threadIdx.x % 32)) = 1.0f;
+      __syncthreads();
+      read(numbers().x(0, static_cast<int>(threadIdx.x % 32 ^ 1)));
+    };
+    CHECK(error_when_these_stay([] { return threadIdx.x / 32 == 1; }, exchange) == "");
+    CHECK(passed == 32);
+  }
+}
+
+TEST_CASE("emulator: a barrier orders nothing that an exited thread did") {
+  const Setup setup;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = seed;
+    const std::string error = error_of<Numbers>(dim3(64), [] {
+      auto &smem = written_numbers();
+      if (is_thread(3)) at = __LINE__, smem.x(1, 5) = 1.0f;
+      if (threadIdx.x < 32) return;
+      __syncthreads();
+      if (is_thread(40)) also_at = __LINE__, read(smem.x(1, 5));
+    });
+    CAPTURE(error);
+    CHECK((error == error_in_thread(also_at, 40, race("load", "shared", "store", at, "thread 3")) ||
+           error == error_in_thread(at, 3, race("store", "shared", "load", also_at, "thread 40"))));
+  }
+}
+
+TEST_CASE("emulator: a barrier that a thread never reaches though it has not exited") {
   const Setup setup;
   std::string error = error_of<void>(dim3(64), [] {
-    if (threadIdx.x % 32 < 20) at = __LINE__, __syncthreads();
+    if (is_thread(0))
+      at = __LINE__, __syncwarp();
+    else if (threadIdx.x < 40)
+      also_at = __LINE__, __syncthreads();
   });
   CHECK(error == error_in_thread(at, 0,
-                                 "40 of 64 threads wait for ever in __syncthreads; 24 have exited "
-                                 "without reaching it"));
-  error = error_of<void>(dim3(64), [] {
-    if (threadIdx.x > 32) at = __LINE__, __syncwarp();
-  });
-  CHECK(error == error_in_thread(at, 33,
-                                 "31 of 64 threads wait for ever in __syncwarp; 33 have exited "
-                                 "without reaching it"));
+                                 "1 of 64 threads wait for ever in __syncwarp; 24 have exited "
+                                 "without reaching it; others wait in __syncthreads at " +
+                                     file_and(also_at)));
 }
 
 TEST_CASE("emulator: a barrier that some threads never reach because they wait elsewhere") {
@@ -614,23 +667,32 @@ TEST_CASE("emulator: a barrier that some threads never reach because they wait e
                                      file_and(also_at)));
 }
 
-TEST_CASE("emulator: threads of a block that wait at two different barriers") {
+TEST_CASE("emulator: a barrier is one wherever in the text threads reach it") {
   const Setup setup;
   for (int seed = 1; seed <= kSeeds; seed++) {
     emulator::settings.seed = seed;
-    const std::string error = error_of<void>(dim3(64), [] {
-      if (threadIdx.x < 32)
-        at = __LINE__, __syncthreads();
-      else
-        also_at = __LINE__, __syncthreads();
+    std::string error = error_of<Numbers>(dim3(64), [] {
+      auto &smem = written_numbers();
+      if (threadIdx.x < 32) {
+        if (is_thread(3)) smem.x(1, 5) = 1.0f;
+        __syncthreads();
+      } else {
+        __syncthreads();
+        read(smem.x(1, 5));
+      }
     });
-    // The last thread to come says so, whichever it is, and names the first of the others.
-    const std::string two = "threads of one block wait at different barriers: here, and thread ";
-    CAPTURE(error);
-    CHECK(((error.starts_with(file_and(also_at) + ": block (0,0,0) thread (") &&
-            error.ends_with("): " + two + "0 at " + file_and(at))) ||
-           (error.starts_with(file_and(at) + ": block (0,0,0) thread (") &&
-            error.ends_with("): " + two + "32 at " + file_and(also_at)))));
+    CHECK(error == "");
+    error = error_of<Numbers>(dim3(32), [] {
+      auto &smem = written_numbers();
+      if (threadIdx.x < 7) {
+        if (is_thread(3)) smem.x(1, 5) = 1.0f;
+        __syncwarp();
+      } else {
+        __syncwarp();
+        read(smem.x(1, 5));
+      }
+    });
+    CHECK(error == "");
   }
 }
 
@@ -655,51 +717,293 @@ TEST_CASE("emulator: lanes of a warp that wait in two different instructions") {
   }
 }
 
-TEST_CASE("emulator: a shuffle among some lanes of a warp is refused") {
+TEST_CASE("emulator: a __syncwarp with a mask orders the lanes that it names, and no others") {
   const Setup setup;
-  const std::string error = error_of<void>(dim3(32), [] {
-    if (is_thread(6)) at = __LINE__, __shfl_xor_sync(0xffffu, 1.0f, 1);
-  });
-  CHECK(error == error_in_thread(at, 6, "__shfl_xor_sync: not all 32 lanes take part"));
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = seed;
+    // Both halves of the warp at once, for themselves.
+    const auto exchange = [](unsigned flip) {
+      return error_of<Numbers>(dim3(64), [flip] {
+        auto &smem = written_numbers();
+        const unsigned half = threadIdx.x % 32 / 16;
+        at = __LINE__, smem.x(1, static_cast<int>(threadIdx.x)) = 1.0f;
+        __syncwarp(0xffffu << 16 * half);
+        also_at = __LINE__, read(smem.x(1, static_cast<int>(threadIdx.x ^ flip)));
+      });
+    };
+    CHECK(exchange(5) == "");
+    const std::string error = exchange(16);
+    CAPTURE(error);
+    CHECK(contains(error, "races in shared memory"));
+    // Lane 2 knows of lane 0 by lane 1.
+    const auto by_way_of_lane_1 = [](bool ordered) {
+      return error_of<Numbers>(dim3(32), [ordered] {
+        auto &smem = written_numbers();
+        if (is_thread(0)) at = __LINE__, smem.x(1, 5) = 1.0f;
+        if (threadIdx.x < 2) __syncwarp(ordered ? 3 : 1u << threadIdx.x);
+        if (threadIdx.x == 1 || threadIdx.x == 2) __syncwarp(6);
+        __shfl_xor_sync(kAllLanes, 0, 1);
+        if (is_thread(2)) also_at = __LINE__, smem.x(1, 5) = 2.0f;
+      });
+    };
+    CHECK(by_way_of_lane_1(true) == "");
+    CHECK(by_way_of_lane_1(false) ==
+          error_in_thread(also_at, 2, race("store", "shared", "store", at, "thread 0")));
+    // Three lanes read; the two that meet the third are known to it.
+    const auto after_reads = [](std::uint32_t mask) {
+      return error_of<Numbers>(dim3(32), [mask] {
+        auto &smem = written_numbers();
+        if (threadIdx.x < 2) at = __LINE__, read(smem.x(1, 5));
+        if (mask >> threadIdx.x & 1) __syncwarp(mask);
+        __shfl_xor_sync(kAllLanes, 0, 1);
+        if (is_thread(2)) also_at = __LINE__, smem.x(1, 5) = 2.0f;
+      });
+    };
+    CHECK(after_reads(7) == "");
+    CHECK(after_reads(6) ==
+          error_in_thread(also_at, 2, race("store", "shared", "load", at, "thread 0")));
+  }
 }
 
-TEST_CASE("emulator: a __syncwarp of some lanes of a warp is refused") {
+TEST_CASE("emulator: shuffles and votes among the lanes that a mask names") {
   const Setup setup;
-  const std::string error = error_of<void>(dim3(32), [] {
-    if (is_thread(6)) at = __LINE__, __syncwarp(0xffffu);
+  int wrong = 0;
+  const std::string error = error_of<void>(dim3(64), [&] {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    if (lane < 8) {
+      wrong += __shfl_xor_sync(0xffu, 100 * warp + lane, 4) != 100 * warp + (lane ^ 4);
+      wrong += __shfl_sync(0xffu, lane, 5) != 5;
+    } else {
+      wrong += !__any_sync(0xffffff00u, lane == 9) || __all_sync(0xffffff00u, lane == 9);
+      wrong += !__all_sync(0xffffff00u, 1);
+    }
+    if (lane == 31) return;  // a full mask names those that have exited, too
+    wrong += __shfl_sync(kAllLanes, lane, 12) != 12;
+    wrong += !__all_sync(kAllLanes, 1);
   });
-  CHECK(error == error_in_thread(at, 6, "__syncwarp: not all 32 lanes take part"));
+  CHECK(error == "");
+  CHECK(wrong == 0);
 }
 
-TEST_CASE("emulator: a vote among some lanes of a warp is refused") {
+TEST_CASE("emulator: a shuffle with a width stays within segments of so many lanes") {
+  const Setup setup;
+  int wrong = 0;
+  run<void>(dim3(1), dim3(64), [&] {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    for (int width = 1; width <= 32; width *= 2) {
+      const int segment = lane / width * width;
+      for (int i = 0; i < 40; i++) {
+        wrong += __shfl_sync(kAllLanes, lane, i, width) != segment + i % width;
+        // Values of earlier segments can be had; instead of those of later ones, the lane's own.
+        const int other = lane ^ i % 32;
+        wrong += __shfl_xor_sync(kAllLanes, lane, i % 32, width) !=
+                 (other < segment + width ? other : lane);
+      }
+    }
+  });
+  CHECK(wrong == 0);
+  const std::string error = error_of<void>(dim3(32), [] {
+    if (is_thread(6)) at = __LINE__, __shfl_sync(1u << 6, 1.0f, 1, 12);
+  });
+  CHECK(error ==
+        error_in_thread(at, 6, "__shfl_sync: a width of 12, which is no power of two up to 32"));
+}
+
+TEST_CASE("emulator: what is wrong with a mask") {
   const Setup setup;
   std::string error = error_of<void>(dim3(32), [] {
-    if (is_thread(6)) at = __LINE__, (void)__any_sync(0xffffu, 1);
+    if (is_thread(16)) at = __LINE__, __shfl_xor_sync(0xffffu, 1.0f, 1);
   });
-  CHECK(error == error_in_thread(at, 6, "__any_sync: not all 32 lanes take part"));
+  CHECK(error == error_in_thread(
+                     at, 16, "__shfl_xor_sync: the mask does not name the lane that executes it"));
   error = error_of<void>(dim3(32), [] {
-    if (is_thread(7)) at = __LINE__, (void)__all_sync(~1u, 1);
+    if (threadIdx.x < 4) at = __LINE__, __shfl_xor_sync(0xfu, 1.0f, 4);
   });
-  CHECK(error == error_in_thread(at, 7, "__all_sync: not all 32 lanes take part"));
+  CHECK(error.starts_with(file_and(at) + ": block (0,0,0) thread ("));
+  CHECK(error.ends_with("__shfl_xor_sync from lane 4, which takes no part"));
+  // A lane that is named, has not exited and does not come.
+  error = error_of<void>(dim3(32), [] {
+    if (threadIdx.x < 3)
+      at = __LINE__, __syncwarp(0xfu);
+    else
+      also_at = __LINE__, __syncthreads();
+  });
+  CHECK(error == error_in_thread(at, 0,
+                                 "3 of 32 threads wait for ever in __syncwarp; others wait in "
+                                 "__syncthreads at " +
+                                     file_and(also_at)));
+  // Lanes that name different lanes.
+  error = error_of<void>(dim3(32), [] {
+    if (threadIdx.x < 2) at = __LINE__, __any_sync(threadIdx.x ? 0x7u : 0x3u, 1);
+  });
+  CHECK(contains(error, "wait for ever in __any_sync"));
 }
 
-TEST_CASE("emulator: a launch that is not one of whole warps is refused") {
+TEST_CASE("emulator: a block whose last warp is not whole") {
+  const Setup setup;
+  int wrong = 0, ran = 0;
+  const std::string error = error_of<Numbers>(dim3(48), [&] {
+    const int i = static_cast<int>(threadIdx.x);
+    numbers().x(0, i) = static_cast<float>(i);
+    __syncthreads();
+    wrong += numbers().x(0, 47 - i) != static_cast<float>(47 - i);
+    wrong += __shfl_xor_sync(kAllLanes, i, 8) != (i ^ 8);
+    __syncwarp();
+    numbers().x(1, i) = 1.0f;
+    __syncwarp();
+    read(numbers().x(1, i ^ 1));
+    ran++;
+  });
+  CHECK(error == "");
+  CHECK(ran == 48);
+  CHECK(wrong == 0);
+  CHECK(error_of<void>(dim3(1), [] { __syncthreads(), __syncwarp(); }) == "");
+}
+
+TEST_CASE("emulator: a launch beyond a GPU's limits is refused") {
   const Setup setup;
   bool ran = false;
   const auto try_launch = [&](dim3 grid, dim3 block) {
     return error_of<void>(grid, block, [&] { ran = true; });
   };
-  const std::string refused =
-      "a launch needs at least one block, of 32 to 1024 threads in whole warps";
-  CHECK(try_launch(dim3(1), dim3(33)) == refused);
-  CHECK(try_launch(dim3(1), dim3(16)) == refused);
-  CHECK(try_launch(dim3(1), dim3(0)) == refused);
-  CHECK(try_launch(dim3(1), dim3(1056)) == refused);
-  CHECK(try_launch(dim3(2, 0), dim3(32)) == refused);
+  const auto refused = [](const char *what, const char *value, const char *allowed) {
+    return std::string("launch refused: ") + what + " is " + value + "; " + allowed + " is allowed";
+  };
+  CHECK(try_launch(dim3(2147483648u), dim3(32)) ==
+        refused("grid.x", "2147483648", "1 to 2147483647"));
+  CHECK(try_launch(dim3(2, 0), dim3(32)) == refused("grid.y", "0", "1 to 65535"));
+  CHECK(try_launch(dim3(1, 65536), dim3(32)) == refused("grid.y", "65536", "1 to 65535"));
+  CHECK(try_launch(dim3(1, 1, 65536), dim3(32)) == refused("grid.z", "65536", "1 to 65535"));
+  CHECK(try_launch(dim3(1), dim3(0)) == refused("block.x", "0", "1 to 1024"));
+  CHECK(try_launch(dim3(1), dim3(1056)) == refused("block.x", "1056", "1 to 1024"));
+  CHECK(try_launch(dim3(1), dim3(1, 2048)) == refused("block.y", "2048", "1 to 1024"));
+  CHECK(try_launch(dim3(1), dim3(1, 1, 65)) == refused("block.z", "65", "1 to 64"));
+  CHECK(try_launch(dim3(1), dim3(64, 32)) == refused("threads per block", "2048", "1 to 1024"));
+  struct Large {
+    std::byte bytes[227 * 1024];
+  };
+  struct TooLarge {
+    std::byte bytes[227 * 1024 + 1];
+  };
+  CHECK(error_of<TooLarge>(dim3(32), [&] { ran = true; }) ==
+        refused("shared memory per block, in bytes,", "232449", "0 to 232448"));
   CHECK(!ran);
+  CHECK(error_of<Large>(dim3(32), [] {}) == "");
   CHECK(try_launch(dim3(1), dim3(8, 2, 2)) == "");
+  CHECK(try_launch(dim3(1, 65535), dim3(1)) == "");
   CHECK(try_launch(dim3(1), dim3(1024)) == "");
   CHECK(ran);
+}
+
+TEST_CASE("emulator: an exception in a thread ends the launch and names the thread") {
+  const Setup setup;
+  for (const int host_threads : {1, 2}) {
+    emulator::settings.host_threads = host_threads;
+    std::string error = error_of<void>(dim3(3), dim3(64), [] {
+      __syncthreads();
+      if (blockIdx.x == 1 && is_thread(33)) throw std::runtime_error("no such page");
+      __syncthreads();
+    });
+    CHECK(error == "block (1,0,0) thread (33,0,0): exception: no such page");
+    error = error_of<void>(dim3(64), [] {
+      if (is_thread(7)) throw 7;
+    });
+    CHECK(error == "block (0,0,0) thread (7,0,0): exception");
+    CHECK(error_of<void>(dim3(64), [] { __syncthreads(); }) == "");
+  }
+}
+
+TEST_CASE("emulator: a program may touch memory in thousands of places") {
+  const Setup setup;
+  // A place as the compiler makes it (libstdc++ and libc++ alike): a pointer to these.
+  struct Place {
+    const char *file, *function;
+    unsigned line, column;
+  };
+  static_assert(sizeof(Where) == sizeof(const Place *));
+  std::vector<Place> places(3001);
+  for (unsigned i = 0; i < places.size(); i++) places[i] = {"many.cu", "kernel", i + 1, 1};
+  const auto touch = [&](int count, bool race) {
+    return error_of<Numbers>(dim3(1), [&, count, race] {
+      for (int i = 0; i < count; i++) numbers().x(0, 0, std::bit_cast<Where>(&places[i])) = 1.0f;
+      if (race) read(numbers().x(1, 1, std::bit_cast<Where>(&places[count])));
+    });
+  };
+  CHECK(touch(3000, false) == "");
+  CHECK(touch(3000, true) ==
+        "many.cu:3001: block (0,0,0) thread (0,0,0): load of shared memory that nobody wrote");
+}
+
+TEST_CASE(
+    "emulator: races are told apart from accesses long ago, however many barriers lie between") {
+  const Setup setup;
+  // 16,384 barriers, what 14 bits can count.
+  std::string error = error_of<Numbers>(dim3(64), [] {
+    auto &smem = written_numbers();
+    if (is_thread(3)) smem.x(1, 5) = 1.0f;
+    for (int i = 0; i < 16384; i++) __syncthreads();
+    if (is_thread(40)) smem.x(1, 5) = 2.0f;
+    for (int i = 0; i < 16384; i++) __syncwarp();
+    if (is_thread(41)) smem.x(1, 5) = 3.0f;
+  });
+  CHECK(error == "");
+  const Global<float> memory(64);
+  const Matrix<float> m{memory.data, 1, 64};
+  error = error_of<void>(dim3(64), [&] {
+    if (is_thread(3)) m(0, 5) = 1.0f;
+    for (int i = 0; i < 16384; i++) __syncthreads();
+    if (is_thread(40)) m(0, 5) = 2.0f;
+    for (int i = 0; i < 16384; i++) __syncwarp();
+    if (is_thread(41)) m(0, 5) = 3.0f;
+  });
+  CHECK(error == "");
+  // Blocks 0 and 32,767, what 15 bits can count.
+  error = error_of<void>(dim3(32768), dim3(1), [&] {
+    if (blockIdx.x == 0) at = __LINE__, m(0, 5) = 1.0f;
+    if (blockIdx.x == 32767) also_at = __LINE__, m(0, 5) = 1.0f;
+  });
+  CHECK(error == file_and(also_at) + ": block (32767,0,0) thread (0,0,0): " +
+                     race("store", "global", "store", at, "thread 0") +
+                     " (the other is of another block; nothing orders two blocks)");
+}
+
+TEST_CASE("emulator: lanes of a warp may store one value to one place in one line") {
+  const Setup setup;
+  const Global<float> memory(64);
+  const Matrix<float> m{memory.data, 1, 64};
+  const auto error_of_stores = [&](unsigned threads, bool same_value, bool same_line) {
+    return error_of<Numbers>(dim3(threads), [&, same_value, same_line] {
+      const float value = same_value ? 7.0f : static_cast<float>(threadIdx.x);
+      if (same_line || threadIdx.x % 2)
+        numbers().x(0, 0) = value, m(0, 5) = value;
+      else
+        numbers().x(0, 0) = value, m(0, 5) = value;
+    });
+  };
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = seed;
+    CHECK(error_of_stores(32, true, true) == "");
+    CHECK(
+        contains(error_of_stores(32, false, true), "store races in shared memory with the store"));
+    CHECK(
+        contains(error_of_stores(32, true, false), "store races in shared memory with the store"));
+    CHECK(contains(error_of_stores(64, true, true), "store races in shared memory with the store"));
+  }
+}
+
+TEST_CASE("emulator: registers hold no zeros by luck") {
+  const Setup setup;
+  // Two blocks: the second runs on the stacks of the first, which left zeros there.
+  for (const bool waits : {false, true}) {
+    int not_nan = 0;
+    run<void>(dim3(2), dim3(64), [&] {
+      volatile float l[16];
+      for (int i = 0; i < 16; i++) not_nan += !std::isnan(l[i]);
+      for (int i = 0; i < 16; i++) l[i] = 0;
+      if (waits) __syncthreads();
+    });
+    CHECK(not_nan == 0);
+  }
 }
 
 TEST_CASE("emulator: after an error it works as before") {
@@ -724,7 +1028,10 @@ TEST_CASE("emulator: after an error it works as before") {
   for (int i = 0; i < 3; i++) {
     // Threads that wait for ever.
     std::string error = error_of<Numbers>(dim3(64), [] {
-      if (!is_thread(5)) __syncthreads();
+      if (!is_thread(5))
+        __syncthreads();
+      else
+        __syncwarp();
     });
     CHECK(contains(error, "63 of 64 threads wait for ever"));
     check_good_launch();
@@ -866,10 +1173,8 @@ TEST_CASE("emulator: shared memory is NaN at the start of each block, and aligne
     auto &smem = shared_storage<Storage>();
     if (is_thread(0)) {
       blocks++;
-      const auto *a = reinterpret_cast<const float *>(&smem.a);
-      const auto *b = reinterpret_cast<const half *>(&smem.b);
-      for (int i = 0; i < 4 * 32; i++) not_nan += !std::isnan(a[i]);
-      for (int i = 0; i < 32; i++) not_nan += !std::isnan(half_to_float(b[i]));
+      for (int i = 0; i < 4 * 32; i++) not_nan += !std::isnan(*smem.a(i / 32, i % 32).pointer());
+      for (int i = 0; i < 32; i++) not_nan += !std::isnan(half_to_float(*smem.b(0, i).pointer()));
       not_aligned += reinterpret_cast<std::uintptr_t>(&smem) % 1024 != 0;
     }
     __syncthreads();

@@ -351,6 +351,41 @@ TEST_CASE("ptx: the lanes that ldmatrix.x2 does not read may name anything") {
   CHECK(error == "");
 }
 
+TEST_CASE("ptx: the lanes that ldmatrix.x2 does not read may name rows that do not exist") {
+  const Setup setup;
+  const auto error_with_rows = [](int rows) {
+    return error_of<Squares>(dim3(32), [rows] {
+      auto &x = written_squares().x;
+      at = __LINE__, (void)ldmatrix_x2_trans(x(32 - rows + lane_id(), 8));
+    });
+  };
+  CHECK(error_with_rows(16) == "");
+  CHECK(error_with_rows(15) == error_in_thread(at, 15, "row or column out of bounds"));
+}
+
+TEST_CASE("ptx: instructions of whole warps need one") {
+  const Setup setup;
+  std::string error = error_of<void>(dim3(48), [] {
+    FragmentC c{};
+    if (thread_id() == 35) at = __LINE__, mma(c, FragmentA{}, FragmentB{});
+  });
+  CHECK(error ==
+        error_in_thread(at, 35, "mma: takes all 32 lanes, and the block's last warp has 16"));
+  for (int seed = 1; seed <= kSeeds;
+       seed++) {  // unlike a __syncwarp, mma must be reached in one place
+    emulator::settings.seed = seed;
+    error = error_of<void>(dim3(32), [] {
+      FragmentC c{};
+      if (lane_id() < 16)
+        mma(c, FragmentA{}, FragmentB{});
+      else
+        mma(c, FragmentA{}, FragmentB{});
+    });
+    CHECK(error.find("lanes of one warp wait in different instructions: mma here, mma at ") !=
+          std::string::npos);
+  }
+}
+
 TEST_CASE("ptx: a row of ldmatrix that is misaligned, or not in shared memory, is an error") {
   const Setup setup;
   const Global memory(64);
@@ -797,6 +832,39 @@ TEST_CASE("ptx: cp.async races in global memory as a load does") {
   CHECK(error == error_in_thread(at, 9,
                                  "load races in global memory with the store at " +
                                      file_and(also_at) + " by thread 1: no barrier between them"));
+}
+
+TEST_CASE("ptx: what a cp.async reads must not change until its wait") {
+  const Setup setup;
+  const Global memory(512);
+  const auto error_of_store = [&](int writer, bool wait, bool barrier) {
+    return error_of<Buffer>(dim3(64), [&, writer, wait, barrier] {
+      if (thread_id() == 9) at = __LINE__, copy(memory, 3);
+      cp_async_commit();
+      if (wait) cp_async_wait<0>();
+      if (barrier) __syncthreads();
+      if (thread_id() == writer)
+        also_at = __LINE__, Matrix<half>{memory.data, 8, 64}(0, 30) = half{};
+      if (!wait) cp_async_wait<0>();
+    });
+  };
+  const std::string reading = "store to global memory that a cp.async at ";
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = seed;
+    CHECK(error_of_store(9, true, false) == "");
+    CHECK(error_of_store(40, true, true) == "");
+    std::string error = error_of_store(9, false, false);  // its own thread's
+    CHECK(error ==
+          error_in_thread(also_at, 9,
+                          reading + file_and(at) +
+                              " by thread 9 may still be reading: no cp_async_wait for its "
+                              "group yet"));
+    error = error_of_store(40, false, true);
+    CAPTURE(error);
+    // Thread 9 may have waited before the store of thread 40: that is no barrier between them.
+    CHECK((error.find(reading) != std::string::npos ||
+           error.find("races in global memory") != std::string::npos));
+  }
 }
 
 TEST_CASE("ptx: copies that a block leaves under way are no concern of the next") {

@@ -164,9 +164,20 @@ Requests::Group Requests::next_group(const Warp &warp, const std::array<std::siz
   return best;
 }
 
+/// True if every lane that comes by at all comes by equally often.
+bool Requests::is_even(const Visits &visits) {
+  std::uint32_t times = 0;
+  for (const std::uint32_t all : visits.all) {
+    if (all && times && all != times) return false;
+    times = std::max(times, all);
+  }
+  return true;
+}
+
 bool Requests::goes_first(const Group &a, const Group &b) {
-  const std::uint64_t visits_a = visits_of(a.place).total, visits_b = visits_of(b.place).total;
-  if (visits_a != visits_b) return visits_a < visits_b;
+  const Visits of_a = visits_of(a.place), of_b = visits_of(b.place);
+  if (is_even(of_a) != is_even(of_b)) return is_even(of_b);
+  if (of_a.total != of_b.total) return of_a.total < of_b.total;
   return comes_before(a.place / kCodes, b.place / kCodes);
 }
 

@@ -16,10 +16,11 @@ namespace emulator {
 /// one point where the warp is together to the next it notes what each lane asks for, and then
 /// groups it as a GPU would issue it: lanes wait for each other at a place that all of them come to,
 /// the n-th time of one with the n-th time of the others. Where they would wait in a circle (even
-/// lanes come by A and then B, odd lanes by B and then A), they have come apart: the place that the
-/// warp visits less often goes first, then the one earlier in the text, with the lanes that are
-/// there. Lanes between whose branches nothing else happens look as if they were together; if their
-/// way there differs in the compiled code, the line is noted as mixed.
+/// lanes come by A and then B, odd lanes by B and then A), they have come apart, and one place goes
+/// first with the lanes that are there: the one that some lanes come by more often than others (an
+/// inner loop that some have left), else the one that the warp comes by less often (a branch in a
+/// loop), else the one earlier in the text. Lanes between whose branches nothing else happens look
+/// as if they were together; if their way there differs in the compiled code, the line is mixed.
 class Requests {
  public:
   explicit Requests(unsigned warps) : warps_(warps) {}
@@ -71,6 +72,7 @@ class Requests {
   void issue(std::uint32_t lanes, EventOf event_of, bool trace);
   void issue_apart(const Warp &warp, bool trace);
   Group next_group(const Warp &warp, const std::array<std::size_t, 32> &next);
+  static bool is_even(const Visits &visits);
   bool goes_first(const Group &a, const Group &b);
   Visits &visits_of(Place place);
   Counts &counts_of(SiteId site);

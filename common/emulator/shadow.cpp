@@ -53,6 +53,29 @@ Unknown unknown_loads(unsigned warps, const Access &access, ReadsOfWarp reads_of
   return unknown;
 }
 
+/// A thread that reads.
+class Reader {
+ public:
+  explicit Reader(const Access &access)
+      : access_(access),
+        now_(access.clocks.now()),
+        known_(access.clocks.known_in_warp(access.thread)),
+        lane_(1u << access.thread % 32) {}
+
+  void add_to(WarpReads &reads) const {
+    std::uint32_t unknown = 0;
+    if (reads.time >= known_)
+      unknown =
+          access_.clocks.unknown(access_.thread, access_.thread / 32, reads.lanes, reads.time);
+    reads = {now_, access_.site, unknown | lane_};
+  }
+
+ private:
+  const Access &access_;
+  const Time now_, known_;
+  const std::uint32_t lane_;
+};
+
 Stamp stamp(const Access &access, bool copy = false) {
   return {access.clocks.now(), access.site, access.thread, copy};
 }
@@ -82,10 +105,12 @@ inline bool SharedShadow::ordered_after_store(const Stamp &write, const Access &
 }
 
 inline bool SharedShadow::ordered_after_loads(std::size_t unit, const Access &access) const {
+  const Time known = access.clocks.known_by_all();
   for (unsigned warp = 0; warp < reads_.size(); warp++) {
     if (reads_[warp].empty()) continue;
     const WarpReads &reads = reads_[warp][unit];
-    if (access.clocks.unknown(access.thread, warp, reads.lanes, reads.time)) return false;
+    if (reads.time >= known && access.clocks.unknown(access.thread, warp, reads.lanes, reads.time))
+      return false;
   }
   return true;
 }
@@ -121,11 +146,15 @@ std::string SharedShadow::check(std::size_t offset, const Access &access) {
     return {};
   }
   if (reads.empty()) reads.resize(writes_.size());
+  // What the clocks say, once for all units.
+  const Time begin = access.clocks.begin(), known = access.clocks.known_by_all();
+  const Reader reader(access);
   for (std::size_t unit = first; unit < end; unit++) {
-    const Stamp &write = writes_[unit];
-    if (!ordered_after_store(write, access)) return race("load", unit, access);
-    if (write.time < access.clocks.begin()) return "load of shared memory that nobody wrote";
-    reads[unit].add(access);
+    const Stamp write = writes_[unit];
+    if (write.time >= known && !ordered_after_store(write, access))
+      return race("load", unit, access);
+    if (write.time < begin) return "load of shared memory that nobody wrote";
+    reader.add_to(reads[unit]);
   }
   return {};
 }
@@ -197,14 +226,14 @@ GlobalShadow::Read GlobalShadow::merge(Read before, const Access &access) {
     ReadSet &set = sets_.emplace_back(clocks.begin(), std::vector<WarpReads>(clocks.warps()));
     set.of_warp[before.thread / 32] = {before.time, static_cast<SiteId>(before.site),
                                        1u << before.thread % 32};
-    set.of_warp[thread / 32].add(access);
+    Reader(access).add_to(set.of_warp[thread / 32]);
     return {sets_.size(), access.site, thread, 1};
   }
   if (before.time == 0) return several_blocks;
   const std::lock_guard lock(mutex_);
   ReadSet &set = sets_[before.time - 1];
   if (set.block != clocks.begin()) return several_blocks;
-  set.of_warp[thread / 32].add(access);
+  Reader(access).add_to(set.of_warp[thread / 32]);
   return before;
 }
 

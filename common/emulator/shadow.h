@@ -40,19 +40,11 @@ struct Stamp {
 };
 
 /// What is remembered of a warp's loads of a unit: those of its lanes that do not know of each
-/// other's.
+/// other's. A thread that reads stands for the reads that it knows.
 struct WarpReads {
   Time time = 0;  // of the last
   SiteId site = 0;
   std::uint32_t lanes = 0;
-
-  /// A thread of the warp reads: it stands for the reads that it knows.
-  void add(const Access &access) {
-    const unsigned thread = access.thread;
-    lanes = access.clocks.unknown(thread, thread / 32, lanes, time) | 1u << thread % 32;
-    time = access.clocks.now();
-    site = access.site;
-  }
 };
 
 /// The shared memory of a block.

@@ -273,7 +273,17 @@ struct Row {
   std::function<Rate()> measure;
 };
 
-std::vector<Row> rows(const Bench &bench) {
+/// What the fp32 units could do if they never waited: a multiplication and an addition per lane and
+/// cycle, at the highest clock. Lanes per multiprocessor: CUDA C++ Programming Guide, 'Arithmetic
+/// Instructions'.
+Rate fp32_peak(const cudaDeviceProp &gpu) {
+  int khz = 0;
+  check(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0), "cudaDeviceGetAttribute");
+  const int lanes = gpu.major == 8 && gpu.minor == 0 ? 64 : 128;
+  return {2.0 * lanes * gpu.multiProcessorCount * khz * 1e3, khz * 1e-6};
+}
+
+std::vector<Row> rows(const Bench &bench, const cudaDeviceProp &gpu) {
   const double mma_work = independent * 2.0 * 16 * 8 * 16, load_work = independent * 512.0;
   const auto rate = [&bench](Kernel kernel, double work, Data data = kRandom) {
     return [&bench, kernel, work, data] { return bench.rate(kernel, work, data); };
@@ -290,6 +300,7 @@ std::vector<Row> rows(const Bench &bench) {
       {"mma-ldmatrix", "with an ldmatrix.x4 for 4 mma", "FLOP/s", rate(multiply_shared, mma_work)},
       {"ldmatrix", "shared memory, by ldmatrix.x4", "B/s", rate(read_shared, load_work)},
       {"copy", "HBM: a copy, bytes read and written", "B/s", copy_rate},
+      {"fp32-peak", "fp32 units, computed", "FLOP/s", [&gpu] { return fp32_peak(gpu); }},
   };
 }
 
@@ -348,7 +359,7 @@ int run(int argc, char **argv) {
 
   const Bench bench(gpu, seconds);
   csv << "name,value,unit\n";
-  for (const Row &row : rows(bench)) {
+  for (const Row &row : rows(bench, gpu)) {
     if (!only.empty() && only != row.name) continue;
     const Rate rate = row.measure();
     std::printf("%-12s %6.4g T%-6s", row.name, rate.value / 1e12, row.unit);

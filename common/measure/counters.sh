@@ -50,8 +50,11 @@ if [ -z "$GPU" ] || [ -z "$NVCC" ] || ! command -v ncu >/dev/null; then
   exit
 fi
 
-# metrics KIND: those of the table in ncu.awk, with commas
+# metrics KIND: those of ncu.awk's table, with commas
 metrics() { sed -nE "s/^ *$1\[\"([^\"]+)\"\].*/\1/p" common/measure/ncu.awk | paste -sd,; }
+# What the emulator counts: the third field between quotes in its table.
+counted=$(awk -F'"' '/^COUNTER\(/ { print $4 }' common/emulator/counters.def | tr ' ' '\n' | grep . |
+  sort -u | paste -sd,)
 
 # measure FILE METRICS SHAPE: appends what ncu measures of each step in turn
 measure() {
@@ -67,13 +70,13 @@ measure() {
       continue
     fi
     awk -f common/measure/ncu.awk -v step="$step" -v shape="$(tr ' ' '\n' <<<"$3" | sed 's/.*=//' |
-      paste -sd,)" build/ncu.txt | sort >>"build/$1.csv"
+      paste -sd,)" common/emulator/counters.def build/ncu.txt | sort >>"build/$1.csv"
   done
 }
 steps=("$@")
 cp "$results/emulator-counters.csv" build/counters.csv
 echo "$header" | tee build/hbm-counters.csv >build/stalls-counters.csv
-for shape in "${small[@]}"; do measure counters "$(metrics count)" "$shape"; done
+for shape in "${small[@]}"; do measure counters "$counted,$(metrics count)" "$shape"; done
 measure hbm-counters "$(metrics traffic)" "$large"
 measure stalls-counters "$(metrics stall)" "$large"
 finish counters hbm-counters stalls-counters

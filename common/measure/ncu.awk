@@ -1,26 +1,13 @@
 # Turns the CSV that ncu prints into rows of a counters CSV: the sum over all kernels of a step.
+# Input: common/emulator/counters.def, and what ncu printed.
 # Variables: step, shape: "batch,heads,seqlen,head_dim".
 # A ratio has no sum: it is left out for a step of several kernels.
-# The table is also what counters.sh asks ncu for: `count` at small shapes, `traffic` and `stall` at a
-# large one.
+# What the emulator counts is in counters.def, with the metrics whose sum it is. Here is the rest that
+# counters.sh asks ncu for: `traffic` and `stall` at a large shape.
 BEGIN {
   FS = "\",\""
-  # ldmatrix (LDSM) is a load, too; the emulator counts it among them and by itself.
-  count["smsp__inst_executed_op_shared_ld.sum"] = "plain loads"
-  count["smsp__inst_executed_op_ldsm.sum"] = "ldmatrix"
-  count["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum"] = "plain load wavefronts"
-  count["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldsm.sum"] = "ldmatrix wavefronts"
-  count["smsp__inst_executed_op_ldgsts.sum"] = "cp.async requests"
-  count["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum"] = "cp.async wavefronts"
-  count["smsp__inst_executed_pipe_tensor_op_hmma.sum"] = "mma"
-  count["smsp__inst_executed_op_shared_st.sum"] = "shared store requests"
-  count["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_st.sum"] = "shared store wavefronts"
   count["memory_l1_wavefronts_shared_ideal"] = "shared wavefronts, ideal"
-  count["l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"] = "global load requests"
-  count["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"] = "global load sectors"
   traffic["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"] = "global load sectors"
-  count["l1tex__t_requests_pipe_lsu_mem_global_op_st.sum"] = "global store requests"
-  count["l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"] = "global store sectors"
   traffic["l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"] = "global store sectors"
   traffic["dram__bytes_read.sum"] = "dram bytes read"
   traffic["dram__bytes_write.sum"] = "dram bytes written"
@@ -42,23 +29,29 @@ BEGIN {
   for (metric in traffic) name[metric] = traffic[metric]
   for (metric in stall) name[metric] = stall[metric]
 }
-/^"[0-9]+"/ && ($13 in name) {
+/^COUNTER\(/ {
+  split($0, quoted, "\"")
+  split(quoted[4], metrics, " ")
+  # Two rows share a metric: ldmatrix (LDSM) is a shared load, and counted by itself.
+  for (i in metrics) counters_of[metrics[i]] = counters_of[metrics[i]] quoted[2] "|"
+}
+/^"[0-9]+"/ && ($13 in counters_of || $13 in name) {
   value = $15
   gsub(/[",]/, "", value)
   sub(/ .*/, "", value)
-  sum[name[$13]] += value
-  kernels[name[$13]]++
+  measured[$13] += value
+  n = split($13 in counters_of ? counters_of[$13] : name[$13] "|", list, "|")
+  for (i = 1; i < n; i++) {
+    sum[list[i]] += value
+    kernels[list[i]]++
+  }
 }
 END {
   # Before a cp.async, ptxas puts loads that are switched off (@!PT LDS). They cost no wavefront: they
   # are no requests.
-  if ("ldmatrix" in sum) {
-    if (sum["plain load wavefronts"] == 0) sum["plain loads"] = 0
-    sum["shared load requests"] = sum["plain loads"] + sum["ldmatrix"]
-    sum["shared load wavefronts"] = sum["plain load wavefronts"] + sum["ldmatrix wavefronts"]
-  }
+  if (sum["ldmatrix"] > 0 && measured["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum"] == 0)
+    sum["shared load requests"] = sum["ldmatrix"]
   for (counter in sum) {
-    if (counter ~ /^plain|^ldmatrix wavefronts/) continue
     # The emulator lists these only where there are any. (The pipe's count of mma includes other fp16
     # instructions: it is one where there is ldmatrix.)
     if (counter ~ /^(ldmatrix|cp.async.*)$/ && sum[counter] == 0) continue

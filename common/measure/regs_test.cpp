@@ -77,7 +77,8 @@ TEST_CASE("regs: what limits the blocks of a multiprocessor") {
   CHECK(line("sm_90", {"softmax", 256, 32, 0, 64, 0, 0}) ==
         "07-some-step softmax 32 0.1 8 64 warps 0 0");
   CHECK(line("sm_90", {"tiny", 32, 16, 0, 0, 0, 0}) == "07-some-step tiny 16 0.0 32 32 blocks 0 0");
-  CHECK(line("sm_90a", {"tiny", 32, 16, 0, 0, 0, 0}) == "07-some-step tiny 16 0.0 32 32 blocks 0 0");
+  CHECK(line("sm_90a", {"tiny", 32, 16, 0, 0, 0, 0}) ==
+        "07-some-step tiny 16 0.0 32 32 blocks 0 0");
   CHECK(line("sm_89", {"tiny", 32, 16, 0, 0, 0, 0}) == "07-some-step tiny 16 0.0 24 24 blocks 0 0");
   // A quarter of the multiprocessor has registers for 6 warps of 80, not for 6 and a quarter.
   CHECK(line("sm_90", {"tiny", 32, 80, 0, 0, 0, 0}) ==
@@ -103,7 +104,8 @@ TEST_CASE("regs: a spill shows, and so does what is not known") {
         "07-some-step attention<128> 255 64.0 2 8 registers 52 44 SPILLS");
   CHECK(line("sm_80", {"transpose", 0, 32, 2176, 0, 0, 0}) ==
         "07-some-step transpose 32 2.1 ? ? (no bounds) 0 0");
-  CHECK(line("sm_123", {"tiny", 32, 16, 0, 0, 0, 0}) == "07-some-step tiny 16 0.0 ? ? (sm_123) 0 0");
+  CHECK(line("sm_123", {"tiny", 32, 16, 0, 0, 0, 0}) ==
+        "07-some-step tiny 16 0.0 ? ? (sm_123) 0 0");
 }
 
 TEST_CASE("regs: a line for each kernel, in the order of the source") {

@@ -33,7 +33,7 @@ for program in "${failed[@]}"; do echo "WRONG: $program" >&2; done
 
 # Batch 1 where a launch at the default shape takes seconds.
 batch=
-case $n in 00 01 02 03) batch="--batch 1" ;; esac
+case $n in 00 | 01 | 02 | 03) batch="--batch 1" ;; esac
 csv=build/variants-$n.csv
 rm -f "$csv"
 for round in 1 2 3; do

@@ -5,10 +5,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
-#include <optional>
-#include <ostream>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <tuple>
 
 namespace fs = std::filesystem;
@@ -186,45 +185,47 @@ std::vector<Count> counts_of(const Rows &rows) {
   return counts;
 }
 
-Strings count_cells(const Count &c) {
-  const double a = c.emulator.empty() ? 0 : counter_value(c.emulator);
-  const double b = c.ncu.empty() ? 0 : counter_value(c.ncu);
-  return {c.emulator.empty() ? kDash : count(a), c.ncu.empty() ? kDash : count(b),
-          !c.both() ? kDash
-          : a == b  ? "equal"
-          : b == 0  ? "ncu counts none"
-                    : (a > b ? "+" : "") + significant(100 * (a - b) / b, 2) + "%"};
+/// The counts as rows of a table, each after its step and name.
+std::vector<Strings> count_rows(const std::vector<Count> &counts) {
+  std::vector<Strings> rows;
+  for (const Count &c : counts) {
+    const double a = c.emulator.empty() ? 0 : counter_value(c.emulator);
+    const double b = c.ncu.empty() ? 0 : counter_value(c.ncu);
+    rows.push_back({c.step, c.counter, c.emulator.empty() ? kDash : count(a),
+                    c.ncu.empty() ? kDash : count(b),
+                    !c.both() ? kDash
+                    : a == b  ? "equal"
+                    : b == 0  ? "ncu counts none"
+                              : (a > b ? "+" : "") + significant(100 * (a - b) / b, 2) + "%"});
+  }
+  return rows;
 }
 
 /// One step's counters, emulator beside ncu.
 Strings counters(const Request &r) {
   const Rows rows = r.rows({"step=" + r.step});
   require_same(rows, {"batch", "heads", "seqlen", "head_dim"});  // or it compares nothing
-  std::vector<Strings> table;
-  for (const Count &c : counts_of(rows)) {
-    table.push_back(count_cells(c));
-    table.back().insert(table.back().begin(), c.counter);
-  }
+  std::vector<Strings> table = count_rows(counts_of(rows));
+  for (Strings &row : table) row.erase(row.begin());
   return markdown_table({"counter", ">emulator", ">ncu", ">difference"}, table);
 }
 
 /// The same of all steps, a table for each shape.
 Strings truth(const Request &r) {
   Strings shapes, lines;
-  std::map<std::string, std::vector<Strings>> tables;
+  std::map<std::string, std::vector<Count>> counts;
   for (const Count &c : counts_of(r.rows({"seqlen~"}))) {  // of every shape
-    if (!tables.count(c.shape)) shapes.push_back(c.shape);
-    Strings row = count_cells(c);
-    row.insert(row.begin(), {c.step, c.counter});
-    tables[c.shape].push_back(row);
+    if (!counts.count(c.shape)) shapes.push_back(c.shape);
+    counts[c.shape].push_back(c);
   }
   for (const std::string &shape : shapes) {
-    if (!lines.empty()) lines.push_back("");
     lines.insert(lines.end(), {"## B" + shape.substr(1), ""});
-    for (const std::string &line :
-         markdown_table({"step", "counter", ">emulator", ">ncu", ">verdict"}, tables[shape]))
+    for (const std::string &line : markdown_table(
+             {"step", "counter", ">emulator", ">ncu", ">verdict"}, count_rows(counts[shape])))
       lines.push_back(line);
+    lines.push_back("");
   }
+  lines.pop_back();
   return lines;
 }
 
@@ -261,19 +262,22 @@ Strings ceilings(const Request &r) {
   return markdown_table({"ceiling", ">measured", ">GHz"}, table);
 }
 
-/// The rows power-RUN (W), clock-RUN (MHz) and tflops-RUN of a file of named values.
+/// Of a file of `make power` a row for each run, the NAME of power-NAME.
 Strings power(const Request &r) {
   std::vector<Strings> table;
   for (const Row &row : r.results.read(r.file)) {
     if (!row.at("name").starts_with("power-")) continue;
     const std::string run = row.at("name").substr(std::string("power-").size());
-    const double ghz = r.results.named(r.file, "clock-" + run, 0) / 1000;
-    const double tflops = r.results.named(r.file, "tflops-" + run, 0);
-    table.push_back({run, count(number(row, "value")), ghz > 0 ? significant(ghz, 4) : kDash,
-                     tflops > 0 ? significant(tflops, 3) : kDash,
-                     ghz > 0 && tflops > 0 ? significant(tflops / ghz, 4) : kDash});
+    const auto cell = [&](const std::string &what, double unit, int digits) {
+      const double value = r.results.named(r.file, what + "-" + run, 0) / unit;
+      return value > 0 ? significant(value, digits) : kDash;
+    };
+    table.push_back({run, cell("power", 1, 3), cell("clock", 1e3, 4),
+                     cell("clock-in-kernel", 1e3, 4), cell("speed", 1, 3),
+                     cell("speed-per-clock", 1, 4)});
   }
-  return markdown_table({"run", ">W", ">GHz", ">TFLOP/s", ">TFLOP/s per GHz"}, table);
+  return markdown_table({"run", ">W", ">GHz", ">GHz in the kernel", ">TFLOP/s", ">TFLOP/s per GHz"},
+                        table);
 }
 
 const std::map<std::string, Strings (*)(const Request &)> kTables = {
@@ -370,125 +374,98 @@ Strings output(const Request &r, const std::string &arguments) {
 
 // ---- regions ----
 
-/// The kinds of region and what each makes of its arguments.
-const std::map<std::string, Strings (*)(const Request &, const std::string &)> kKinds = {
-    {"code", code},
-    {"output", output},
-    {"table", [](const Request &r, const std::string &arguments) { return table(r, arguments); }}};
-
-/// An HTML comment: text[begin, end) is "<!-- body -->".
-struct Comment {
-  size_t begin, end;
-  std::string body;
-  std::string kind;  // "code", "output", "table" or "value"; "" is none of ours
-  bool closes;       // ends a region, else starts one
-};
-
-std::optional<Comment> next_comment(const std::string &text, size_t from) {
-  const size_t begin = text.find("<!--", from);
-  if (begin == text.npos) return {};
-  const size_t end = std::min(text.find("-->", begin), text.size());
-  Comment c = {begin, std::min(end + 3, text.size()), trim(text.substr(begin + 4, end - begin - 4)),
-               "", false};
-  if (c.body == "/" || c.body.starts_with("=")) c.kind = "value";
-  for (const auto &[kind, make] : kKinds)
-    if (c.body == "/" + kind || c.body.starts_with(kind + ":")) c.kind = kind;
-  c.closes = !c.kind.empty() && c.body[0] == '/';
-  return c;
+/// The lines of a region.
+Strings regenerate(const Request &r, const std::string &kind, const std::string &arguments) {
+  return kind == "code"    ? code(r, arguments)
+         : kind == "table" ? table(r, arguments)
+                           : output(r, arguments);
 }
 
-/// What is wrong with where a comment of ours stands, or "".
-std::string misplaced(const Comment &c, const std::string &before, char after) {
+/// A line with its values regenerated.
+std::string regenerate_values(const std::string &line, Results &results) {
+  static const std::regex value("<!--=(.*?)-->.*?<!--/-->"), half("<!--=|<!--/-->");
   // After nothing but the markers of quotes and lists, Markdown takes a comment for a block.
   static const std::regex block_start(R"([ \t>]*(([-+*]|[0-9]+[.)])[ \t]+)*)");
-  const bool alone = trim(before).empty() && (after == '\n' || after == '\r' || after == '\0');
-  if (c.kind == "value" && !c.closes && std::regex_match(before, block_start))
-    return "a value may not start a line, Markdown would end the paragraph there: " + c.body;
-  if (!c.kind.empty() && c.kind != "value" && !alone)
-    return "this comment must have a line of its own: " + c.body;
-  return "";
-}
-
-/// The text between the comments of a region.
-std::string regenerate(const Comment &open, const std::string &indent, const Request &r) {
-  if (open.kind == "value") return inline_value(open.body.substr(1), r.results);
-  std::string text = "\n\n";  // without a blank line Markdown takes what follows for HTML
-  for (const std::string &line :
-       kKinds.at(open.kind)(r, trim(open.body.substr(open.kind.size() + 1))))
-    text += (line.empty() ? "" : indent + line) + "\n";
-  return text + "\n" + indent;
+  std::string done, rest = line;
+  for (std::smatch match; std::regex_search(rest, match, value); rest = match.suffix()) {
+    const std::string expression = match[1], before = match.prefix();
+    if (done.empty() && std::regex_match(before, block_start))
+      throw Error("a value may not start a line, Markdown would end the paragraph there: =" +
+                  expression);
+    if (std::regex_search(before, half)) break;
+    done += before + "<!--=" + expression + "-->" + inline_value(expression, results) + "<!--/-->";
+  }
+  if (std::regex_search(rest, half))
+    throw Error("a value is <!--=EXPR:FORMAT-->text<!--/-->, in one line; not " + trim(rest));
+  return done + rest;
 }
 
 }  // namespace
 
-Rewritten rewrite(const fs::path &file, const std::string &text, Results &results) {
-  Rewritten done;
+std::string rewrite(const fs::path &file, Results &results, std::ostream &stale) {
+  static const std::regex opening("( *)<!-- (code|output|table): (.*) -->"),
+      ours("<!-- /?(code|output|table)\\b");
+  const Strings lines = split(read_text(file), "\n");
   const Request request = {results, fs::absolute(file).lexically_normal().parent_path(), "", ""};
-  const auto line_of = [&](const Comment &c) {
-    return std::to_string(1 + std::count(text.begin(), text.begin() + c.begin, '\n'));
-  };
-  const auto error = [&](const Comment &c, const std::string &what) {
-    done.errors.push_back(file.string() + ":" + line_of(c) + ": " + what);
-  };
-  size_t copied = 0;  // of text
-  std::optional<Comment> open;
-  for (auto c = next_comment(text, 0); c; c = next_comment(text, c->end)) {
-    if (c->kind.empty() && !open) continue;
-    const size_t line_begin = text.rfind('\n', c->begin) + 1;  // on the first line, npos + 1 = 0
-    const std::string before = text.substr(line_begin, c->begin - line_begin);
-    const std::string wrong = misplaced(*c, before, text[c->end]);
-    if (!wrong.empty()) error(*c, wrong);
-    if (open && c->closes && c->kind == open->kind) {
-      try {
-        const std::string old = text.substr(open->end, c->begin - open->end);
-        const std::string fresh = regenerate(*open, before, request);
-        done.text += text.substr(copied, open->end - copied) + fresh;
-        copied = c->begin;
-        if (fresh != old)
-          done.stale.push_back("line " + line_of(*open) + ": " + open->body +
-                               (c->kind == "value" ? " is " + fresh + ", was " + old : ""));
-      } catch (const std::exception &e) {
-        error(*open, e.what());
+  Strings done;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const std::string at = file.string() + ":" + std::to_string(i + 1) + ": ";
+    try {
+      std::smatch match;
+      if (!std::regex_match(lines[i], match, opening)) {
+        if (std::regex_search(lines[i], ours))
+          throw Error("this comment ends nothing, or has no line of its own: " + trim(lines[i]));
+        done.push_back(regenerate_values(lines[i], results));
+        if (done.back() != lines[i]) stale << at << "stale: " << trim(lines[i]) << "\n";
+        continue;
       }
-      open.reset();
-      continue;
+      const std::string indent = match[1], closing = indent + "<!-- /" + match[2].str() + " -->";
+      size_t end = i + 1;
+      while (end < lines.size() && !std::regex_search(lines[end], ours)) ++end;
+      if (end == lines.size() || lines[end] != closing)
+        throw Error("unterminated, only " + closing + " may follow: " + trim(lines[i]));
+      Strings fresh = {lines[i], ""};  // or Markdown takes what follows for HTML
+      for (const std::string &line : regenerate(request, match[2], trim(match[3])))
+        fresh.push_back(line.empty() ? "" : indent + line);
+      fresh.insert(fresh.end(), {"", closing});
+      if (fresh != Strings(lines.begin() + i, lines.begin() + end + 1))
+        stale << at << "stale: " << trim(lines[i]) << "\n";
+      done.insert(done.end(), fresh.begin(), fresh.end());
+      i = end;
+    } catch (const std::exception &e) {
+      throw Error(at + e.what());
     }
-    const std::string closing = !open || open->kind == "value" ? "/" : "/" + open->kind;
-    if (open) error(*open, "unterminated, only <!--" + closing + "--> may follow: " + open->body);
-    if (!open && c->closes) error(*c, "this comment ends nothing: " + c->body);
-    open = c->closes || c->kind.empty() ? std::nullopt : c;
   }
-  if (open) error(*open, "unterminated: " + open->body);
-  done.text += text.substr(copied);
-  return done;
+  return join(done, "\n");
 }
 
 int run(const Strings &files, const fs::path &results_dir, bool check, std::ostream &output,
         std::ostream &error) {
   Results results(results_dir);
-  std::vector<Rewritten> rewritten;
-  bool failed = false, stale = false;
+  std::map<std::string, std::string> rewritten;
+  std::ostringstream stale;
+  bool failed = false;
   for (const std::string &file : files) {
     try {
-      rewritten.push_back(rewrite(file, read_text(file), results));
+      rewritten[file] = rewrite(file, results, stale);
     } catch (const std::exception &e) {
-      rewritten.push_back({"", {}, {file + ": " + e.what()}});
+      error << e.what() << "\n";
+      failed = true;
     }
-    for (const std::string &e : rewritten.back().errors) error << e << "\n";
-    failed |= !rewritten.back().errors.empty();
   }
   if (failed) return 2;
-  for (size_t i = 0; i < files.size(); ++i) {
-    stale |= !rewritten[i].stale.empty();
-    for (const std::string &s : rewritten[i].stale)
-      if (check) output << files[i] << ": stale: " << s << "\n";
-    if (check || rewritten[i].stale.empty()) continue;
-    if (!(std::ofstream(files[i], std::ios::binary) << rewritten[i].text << std::flush)) {
-      error << "cannot write " << files[i] << "\n";
+  if (check) {
+    output << stale.str();
+    return !stale.str().empty();
+  }
+  for (const auto &[file, text] : rewritten) {
+    if (text == read_text(file)) continue;
+    if (!(std::ofstream(file, std::ios::binary) << text << std::flush)) {
+      error << "cannot write " << file << "\n";
       return 2;
     }
   }
-  return check && stale;
+  return 0;
 }
 
 }  // namespace docs

@@ -11,15 +11,9 @@
 
 namespace docs {
 
-/// What rewrite() made of one Markdown file.
-struct Rewritten {
-  std::string text;
-  Strings stale;   // a line for each region that changed
-  Strings errors;  // "FILE:LINE: what is wrong"; if there are any, `text` is of no use
-};
-
-/// Regenerates every region of `text`, the content of the Markdown file `file`.
-Rewritten rewrite(const std::filesystem::path &file, const std::string &text, Results &results);
+/// The text of a Markdown file with every region regenerated; a line to `stale` for each that has
+/// changed. Throws "FILE:LINE: what is wrong and what is allowed".
+std::string rewrite(const std::filesystem::path &file, Results &results, std::ostream &stale);
 
 /// The program: returns its exit status. Stale regions go to `output`, errors to `error`.
 int run(const Strings &files, const std::filesystem::path &results_dir, bool check,

@@ -97,26 +97,36 @@ struct Repository {
   std::string region(const std::string &file, const std::string &kind, const std::string &body) {
     const std::string open = "<!-- " + kind + ": " + body + " -->",
                       close = "<!-- /" + kind + " -->";
-    const docs::Rewritten r = docs::rewrite(root / file, open + "\n" + close, results);
-    if (!r.errors.empty()) throw docs::Error(r.errors[0].substr(r.errors[0].find(":1: ") + 4));
-    return docs::trim(r.text.substr(open.size(), r.text.size() - open.size() - close.size()));
+    write(file, open + "\n" + close);
+    std::ostringstream stale;
+    try {
+      const std::string text = docs::rewrite(root / file, results, stale);
+      return docs::trim(text.substr(open.size(), text.size() - open.size() - close.size()));
+    } catch (const docs::Error &e) {
+      throw docs::Error(std::string(e.what()).substr(std::string(e.what()).find(":1: ") + 4));
+    }
   }
 
-  std::string table(const std::string &arguments) {
-    return region("README.md", "table", arguments);
-  }
+  std::string table(const std::string &arguments) { return region("page.md", "table", arguments); }
 
   std::string output(const std::string &arguments) {
-    return region("README.md", "output", arguments);
+    return region("page.md", "output", arguments);
   }
 
   std::string quote(const std::string &arguments) {
-    return region("steps/02-loop/README.md", "code", arguments);
+    return region("steps/02-loop/page.md", "code", arguments);
   }
 
-  /// The errors of a file with this text.
-  std::string errors(const std::string &text) {
-    return docs::join(docs::rewrite("a.md", text, results).errors, "\n");
+  /// The error of a file with this text, or "".
+  std::string error(const std::string &text) {
+    write("a.md", text);
+    std::ostringstream stale;
+    try {
+      docs::rewrite(root / "a.md", results, stale);
+    } catch (const docs::Error &e) {
+      return e.what();
+    }
+    return "";
   }
 };
 
@@ -323,13 +333,13 @@ TEST_CASE("docs: tables of named values") {
   has(ceilings, "| mma | 640 TFLOP/s | 1.755 |\n| mma-ex2 | 600 TFLOP/s | — |");
   CHECK(ceilings.find("clock-mma") == ceilings.npos);
   r.write("plots/results/gpu-power.csv",
-          "name,value,unit\nclock-02,1829,MHz\npower-02,686,W\ntflops-02,406,TFLOP/"
-          "s\npower-05,700,W\n");
+          "name,value,unit\npower-02,686,W\nclock-02,1829,MHz\nspeed-02,406,TFLOP/s\n"
+          "speed-per-clock-02,222,TFLOP/s/GHz\nclock-in-kernel-02,1800,MHz\npower-05,700,W\n");
   CHECK(r.table("power gpu-power") ==
-        "| run | W | GHz | TFLOP/s | TFLOP/s per GHz |\n"
-        "| --- | ---: | ---: | ---: | ---: |\n"
-        "| 02 | 686 | 1.829 | 406 | 222.0 |\n"
-        "| 05 | 700 | — | — | — |");
+        "| run | W | GHz | GHz in the kernel | TFLOP/s | TFLOP/s per GHz |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: |\n"
+        "| 02 | 686 | 1.829 | 1.800 | 406 | 222.0 |\n"
+        "| 05 | 700 | — | — | — | — |");
 }
 
 TEST_CASE("docs: a table that there is not") {
@@ -362,7 +372,7 @@ TEST_CASE("docs: code quotes") {
         "<sub>[attention.cu](attention.cu#L3-L6), lines 3–6</sub>");
   CHECK(r.quote("attention.cu | // header |") ==
         "```cuda\n// header\n```\n<sub>[attention.cu](attention.cu#L1-L1), line 1</sub>");
-  has(message([&] { r.quote("missing.cu | a | b"); }), "cannot read missing.cu");
+  has(message([&] { r.quote("missing.cu | a | b"); }), "missing.cu");
   has(message([&] { r.quote("attention.cu | goto | }"); }),
       "no line of attention.cu contains 'goto'");
   has(message([&] { r.quote("attention.cu | void f | goto"); }),
@@ -374,20 +384,20 @@ TEST_CASE("docs: code quotes") {
 
 TEST_CASE("docs: errors name the file and the line") {
   Repository r;
-  CHECK(r.errors("no region, <!-- a comment -->, nothing\n") == "");
-  has(r.errors("a\nb <!--=[gpu tflops nobody]-->1<!--/-->\n"), "a.md:2: no step=nobody in gpu.csv");
-  has(r.errors("a <!--=1-->1\n"), "a.md:1: unterminated: =1");
-  has(r.errors("a <!--=1-->1 <!--=2-->2<!--/-->\n"),
-      "a.md:1: unterminated, only <!--/--> may follow");
-  has(r.errors("a <!--/-->\n"), "a.md:1: this comment ends nothing: /");
-  has(r.errors("\n<!-- table: peers gpu -->\n\n"), "a.md:2: unterminated: table: peers gpu");
-  has(r.errors("<!-- table: peers gpu -->\n<!-- /code -->\n"),
-      "a.md:1: unterminated, only <!--/table--> may follow");
-  has(r.errors("<!-- /table -->\n"), "a.md:1: this comment ends nothing: /table");
-  has(r.errors("<!-- table: peers gpu --> x\n<!-- /table -->\n"),
-      "a.md:1: this comment must have a line of its own");
-  has(r.errors("a\n- <!--=1-->1<!--/-->\n"), "a.md:2: a value may not start a line");
-  CHECK(r.errors("a\n**<!--=1:0-->1<!--/-->** and 132 <!--=1:0-->1<!--/-->\n") == "");
+  CHECK(r.error("no region, <!-- a comment -->, nothing\n") == "");
+  has(r.error("a\nb <!--=[gpu tflops nobody]-->1<!--/-->\n"), "a.md:2: no step=nobody in gpu.csv");
+  has(r.error("a <!--=1-->1\n"), "a.md:1: a value is <!--=EXPR:FORMAT-->text<!--/-->, in one line");
+  has(r.error("a <!--=1-->1 <!--/--> <!--=2-->2\n<!--/-->\n"), "a.md:1: a value is <!--=EXPR");
+  has(r.error("a <!--/-->\n"), "a.md:1: a value is");
+  has(r.error("a <!--/--> <!--=1-->1<!--/-->\n"), "a.md:1: a value is");
+  has(r.error("\n<!-- table: peers gpu -->\n\n"), "a.md:2: unterminated, only <!-- /table --> may");
+  has(r.error("<!-- table: peers gpu -->\n<!-- /code -->\n"),
+      "a.md:1: unterminated, only <!-- /table --> may follow");
+  has(r.error("<!-- /table -->\n"), "a.md:1: this comment ends nothing");
+  has(r.error("<!-- table: peers gpu --> x\n<!-- /table -->\n"),
+      "a.md:1: this comment ends nothing, or has no line of its own");
+  has(r.error("a\n- <!--=1-->1<!--/-->\n"), "a.md:2: a value may not start a line");
+  CHECK(r.error("a\n**<!--=1:0-->1<!--/-->** and 132 <!--=1:0-->1<!--/-->\n") == "");
 }
 
 TEST_CASE("docs: the program rewrites, is idempotent, and finds what is stale") {
@@ -395,7 +405,7 @@ TEST_CASE("docs: the program rewrites, is idempotent, and finds what is stale") 
   const std::string chapter =
       "# Step 02: the loop inverted\n\nIt runs at <!--=[gpu tflops 02-loop]:0-->?<!--/--> "
       "TFLOP/s,\n"
-      "which is <!-- = [gpu tflops 02-loop]\n/ [gpu tflops 00-standard]:x --><!-- / --> faster.\n\n"
+      "which is <!--=[gpu tflops 02-loop] / [gpu tflops 00-standard]:x --><!--/--> faster.\n\n\n"
       "<!-- code: attention.cu | void f | void f -->\n<!-- /code -->\n\n"
       "1. A list:\n   <!-- table: peers gpu -->\n   old\n   <!-- /table -->\n";
   r.write("steps/02-loop/README.md", chapter);
@@ -404,15 +414,15 @@ TEST_CASE("docs: the program rewrites, is idempotent, and finds what is stale") 
   std::ostringstream out, err;
 
   CHECK(docs::run(files, results, true, out, err) == 1);
-  has(out.str(), "README.md: stale: line 3: =[gpu tflops 02-loop]:0 is 12, was ?\n");
-  has(out.str(), "README.md: stale: line 7: code: attention.cu | void f | void f\n");
-  has(out.str(), "README.md: stale: line 11: table: peers gpu\n");
+  has(out.str(), "README.md:3: stale: It runs at <!--=");
+  has(out.str(), "README.md:7: stale: <!-- code: attention.cu | void f | void f");
+  has(out.str(), "README.md:11: stale: <!-- table: peers gpu");
   CHECK(r.read("steps/02-loop/README.md") == chapter);  // --check wrote nothing
 
   CHECK(docs::run(files, results, false, out, err) == 0);
   const std::string fresh = r.read("steps/02-loop/README.md");
   has(fresh, "It runs at <!--=[gpu tflops 02-loop]:0-->12<!--/--> TFLOP/s,\n");
-  has(fresh, ":x -->4.8×<!-- / --> faster.\n");
+  has(fresh, ":x -->4.8×<!--/--> faster.\n");
   has(fresh,
       "-->\n\n```cuda\nvoid f() {\n```\n<sub>[attention.cu](attention.cu#L2-L2), line "
       "2</sub>\n\n<!--");
@@ -426,7 +436,7 @@ TEST_CASE("docs: the program rewrites, is idempotent, and finds what is stale") 
   r.write("steps/02-loop/attention.cu", "// one line more\n" + std::string(kSource));
   std::ostringstream moved;
   CHECK(docs::run(files, results, true, moved, err) == 1);
-  has(moved.str(), "stale: line 7: code: attention.cu");
+  has(moved.str(), ":7: stale: <!-- code: attention.cu");
   CHECK(err.str() == "");
 }
 
@@ -438,7 +448,7 @@ TEST_CASE("docs: an error in one file leaves all files as they were") {
   const docs::Strings files = {r.root / "good.md", r.root / "bad.md", r.root / "none.md"};
   CHECK(docs::run(files, r.root / "plots/results", false, out, err) == 2);
   has(err.str(), "bad.md:1: a key is [BENCH COLUMN STEP filters]");
-  has(err.str(), "none.md: cannot read none.md");
+  has(err.str(), "none.md");
   CHECK(r.read("good.md") == "a <!--=1:0-->?<!--/-->\n");
   CHECK(r.read("bad.md") == "a <!--=1:0-->?<!--/--> and <!--=[gpu]-->?<!--/-->\n");
 }

@@ -12,7 +12,7 @@ const char kUsage[] = "usage: docs [--check] [--results DIR] FILE.md...\n";
 const char kHelp[] = R"(
 Rewrites the generated regions of Markdown files in place, from sources, results and programs.
 
-  --check        write nothing; print "FILE: stale: REGION" for each region that would change
+  --check        write nothing; print "FILE:LINE: stale: REGION" for each that would change
   --results DIR  where the CSV files are (default: plots/results)
   --help         this text
 
@@ -38,7 +38,7 @@ Regions, all of them HTML comments:
       truth COUNTERS [filters]           the same for all steps and shapes
       truth-sentence COUNTERS [filters]  and in a sentence
       ceilings NAMED                     each value, and its clock, the value of clock-NAME
-      power NAMED                        of each power-RUN also clock-RUN and tflops-RUN
+      power NAMED                        each run of `make power`
 
   <!--=EXPR:FORMAT-->text<!--/-->
       EXPR is arithmetic (+ - * / and parentheses) over numbers and keys:

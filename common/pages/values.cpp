@@ -190,7 +190,7 @@ std::string join(const Strings &pieces, const std::string &separator) {
 
 std::string read_text(const fs::path &path) {
   std::ifstream in(path, std::ios::binary);
-  if (!in || fs::is_directory(path)) throw Error("cannot read " + path.filename().string());
+  if (!in || fs::is_directory(path)) throw Error("cannot read " + path.string());
   return {std::istreambuf_iterator<char>(in), {}};
 }
 

@@ -1,5 +1,5 @@
 // The program poses and checks every problem that a model may pose, before a step takes it: a plain
-// kernel (any_problem.cu) that takes them all passes, and bugs planted in it are found out.
+// kernel (any-problem/attention.cu) that takes them all passes, and bugs planted in it are found out.
 //
 // STEPS_DEVICE  cpu (default) or gpu
 // STEPS_PREFIX  what each command is run under, "compute-sanitizer --tool memcheck"; fewer runs then
@@ -18,7 +18,7 @@
 
 namespace {
 
-const std::string kSource = "common/program/any_problem.cu";
+const std::string kSource = "common/program/any-problem/attention.cu";
 const std::filesystem::path kFolder = "build/any-problem";
 
 bool contains(const std::string &text, const std::string &part) {

@@ -1,0 +1,111 @@
+// What the Makefile and the measuring scripts decide by awk: ladder.awk, ncu.awk and truth.awk, given
+// small pieces of their input.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "common/testing/process.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Runs awk over texts, each in a file of its own.
+Finished awk(const std::string &arguments, const std::vector<std::string> &texts) {
+  const fs::path folder = fs::temp_directory_path() / ("scripts." + std::to_string(getpid()));
+  std::string line = "awk " + arguments;
+  for (std::size_t i = 0; i < texts.size(); i++) {
+    const fs::path file = folder / ("0" + std::to_string(i) + "-idea") / "attention.cu";
+    fs::create_directories(file.parent_path());
+    std::ofstream(file) << texts[i];
+    line += " " + file.string();
+  }
+  const Finished finished = run_command(line);
+  fs::remove_all(folder);
+  return finished;
+}
+
+const std::string kLadder = "-f common/program/ladder.awk";
+const std::string kAny = "// Step 00\n//\n// Needs       sm_75\n";
+const std::string kAmpere =
+    "// Needs       sm_80: cp.async, mma.m16n8k16\n// Takes       --causal, --window\n";
+const std::string kHopper = "// Needs       sm_90a: wgmma\n";
+
+/// A line that ncu prints of a metric.
+std::string measured(const std::string &metric, const std::string &value) {
+  std::string line = "\"0\"";
+  for (int i = 0; i < 11; i++) line += ",\"x\"";
+  return line + ",\"" + metric + "\",\"inst\",\"" + value + "\"\n";
+}
+
+/// A row of a counters CSV at batch 1, heads 3, seqlen 384.
+std::string count(const std::string &step, const std::string &source, int head_dim,
+                  const std::string &counter, int value) {
+  return step + "," + source + ",1,3,384," + std::to_string(head_dim) + ",0,\"" + counter + "\"," +
+         std::to_string(value) + "\n";
+}
+
+const std::string kTile =
+    "tile 13-lane-map Br 128\ntile 13-lane-map Bc 64\ntile 13-lane-map warps 4\n";
+
+std::string both(const std::string &step, int head_dim, const std::string &counter, int emulator,
+                 int ncu) {
+  return kTile + count(step, "emulator", head_dim, counter, emulator) +
+         count(step, "ncu", head_dim, counter, ncu);
+}
+
+}  // namespace
+
+TEST_CASE("ladder: a step is compiled for those of ARCH that are new enough") {
+  CHECK(awk("-v arch='sm_75 sm_80 sm_90' " + kLadder, {kAny, kAmpere, kHopper}).out ==
+        "00-idea:sm_75:nothing:sm_75,sm_80,sm_90\n"
+        "01-idea:sm_80:--causal,--window:sm_80,sm_90\n"
+        "02-idea:sm_90a:nothing:sm_90a\n");
+  // One chip's: neither before nor after it, and once only.
+  CHECK(awk("-v arch='sm_80 sm_100' " + kLadder, {kHopper}).out == "00-idea:sm_90a:nothing:\n");
+  CHECK(awk("-v arch='sm_90 sm_90a' " + kLadder, {kHopper}).out ==
+        "00-idea:sm_90a:nothing:sm_90a\n");
+}
+
+TEST_CASE("ladder: what the program includes; a header without 'Needs' is an error") {
+  CHECK(awk(kLadder, {kAny, kAmpere}).out ==
+        "{\"00-idea\", \"sm_75\", \"\", \"\"},\n"
+        "{\"01-idea\", \"sm_80\", \"cp.async, mma.m16n8k16\", \"--causal --window\"},\n");
+  const Finished finished = awk(kLadder, {"// Step 00\n"});
+  CHECK(finished.status == 1);
+  CHECK(finished.err == "00-idea: the header has no '// Needs  sm_NN'\n");
+}
+
+TEST_CASE("ncu: kernels are summed, loads that are switched off are no requests") {
+  const Finished finished = awk(
+      "-f common/measure/ncu.awk -v step=05-x -v shape=1,2,512,128 common/emulator/counters.def",
+      {measured("smsp__inst_executed_op_ldsm.sum", "1,000") +
+       measured("smsp__inst_executed_op_ldsm.sum", "24") +
+       measured("smsp__inst_executed_op_shared_ld.sum", "96") +
+       measured("smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum", "0") +
+       measured("smsp__inst_executed_op_ldgsts.sum", "0")});
+  CHECK(finished.out.find("05-x,ncu,1,2,512,128,0,\"ldmatrix\",1024\n") != std::string::npos);
+  CHECK(finished.out.find("\"shared load requests\",1024\n") != std::string::npos);
+  CHECK(finished.out.find("cp.async") == std::string::npos);
+}
+
+TEST_CASE("truth: equal, explained by the shape, or a failure") {
+  const std::string truth = "-f common/measure/truth.awk";
+  const Finished equal = awk(truth, {both("13-lane-map", 64, "mma", 7, 7)});
+  CHECK(equal.status == 0);
+  CHECK(equal.out == "  batch 1, heads 3, seqlen 384, head dim 64: 1 of 1 counts are equal\n");
+  // 9 blocks, 4 warps, 4 copies each in the last iteration.
+  const Finished off = awk(truth, {both("13-lane-map", 64, "cp.async requests", 2016, 2160)});
+  CHECK(off.status == 0);
+  CHECK(off.out.find("144 switched off") != std::string::npos);
+  CHECK(awk(truth, {both("13-lane-map", 64, "cp.async requests", 2016, 2161)}).status == 1);
+  CHECK(awk(truth, {both("13-lane-map", 128, "cp.async requests", 2016, 2160)}).status == 1);
+  CHECK(awk(truth, {both("13-lane-map", 64, "cp.async wavefronts", 8064, 12672)}).status == 0);
+  CHECK(awk(truth, {both("13-lane-map", 64, "shared wavefronts, ideal", 42624, 43200)}).status ==
+        0);
+  CHECK(awk(truth, {both("09-v-pairs", 64, "cp.async requests", 2016, 2160)}).status == 1);
+}

@@ -1,0 +1,129 @@
+// Every variant of a step applies to it, compiles for the emulator and gives the right answer: a
+// patch cannot rot.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "common/testing/copies.h"
+
+namespace {
+
+const std::filesystem::path kFolder = "build/variants-tested";
+
+/// steps/NN-idea/variants/NAME.patch of all steps.
+std::vector<std::filesystem::path> patches() {
+  std::vector<std::filesystem::path> found;
+  for (const std::string &step : step_names())
+    if (const auto folder = std::filesystem::path("steps") / step / "variants";
+        std::filesystem::exists(folder))
+      for (const auto &entry : std::filesystem::directory_iterator(folder))
+        found.push_back(entry.path());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+/// The folder of the step that a patch is of.
+std::filesystem::path step_of(const std::filesystem::path &patch) {
+  return patch.parent_path().parent_path();
+}
+
+struct Run {
+  int tiles, head_dim, seed;
+  const char *inputs;
+};
+const Run kRuns[] = {{2, 64, 1, "normal"}, {3, 64, 2, "rising"}, {1, 128, 3, "normal"}};
+
+/// What is wrong with a patch: nothing, or the first command that failed and what it said.
+std::string complaint(const std::filesystem::path &patch) {
+  const std::string step = step_of(patch).filename(), name = patch.stem();
+  const std::filesystem::path folder = kFolder / step / name;
+  std::filesystem::create_directories(folder);
+  std::filesystem::copy_file(step_of(patch) / "attention.cu", folder / "attention.cu",
+                             std::filesystem::copy_options::overwrite_existing);
+  const auto said = [](const std::string &line, const Finished &finished) {
+    return line + "\n" + finished.out + finished.err + "exit status " +
+           std::to_string(finished.status);
+  };
+
+  const std::string apply =
+      "cd " + shell_word(folder) + " && git apply " + shell_word(std::filesystem::absolute(patch));
+  if (const Finished finished = run_command(apply); finished.status != 0)
+    return said(apply, finished);
+
+  const std::string program = folder / "attention";
+  if (const Finished finished = compile_step(program, step + ":" + name); finished.status != 0)
+    return said("compiling " + program + ".cu", finished);
+
+  const int tile = describe(program).tile;
+  for (const Run &run : kRuns) {
+    const std::string line =
+        shell_word(program) + " --device cpu --check-only --batch 1 --heads 2" + " --seqlen " +
+        std::to_string(run.tiles * tile) + " --head-dim " + std::to_string(run.head_dim) +
+        " --seed " + std::to_string(run.seed) + " --inputs " + run.inputs;
+    const Finished finished = run_command(line);
+    if (finished.status != 0 || finished.out.find(": passed\n") == std::string::npos)
+      return said(line, finished);
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("variants");
+
+TEST_CASE("every variant applies to its step and is right") {
+  std::vector<Job> jobs;
+  for (const std::filesystem::path &patch : patches())
+    jobs.push_back({patch, [patch] { return complaint(patch); }, ""});
+  REQUIRE(!jobs.empty());
+  do_all(jobs);
+}
+
+TEST_CASE("a variant is a few lines of prose, then one change to attention.cu") {
+  for (const std::filesystem::path &patch : patches()) {
+    CAPTURE(patch);
+    CHECK(patch.extension() == ".patch");
+    const std::vector<std::string> lines = lines_of(read_text(patch));
+    const auto change = std::find(lines.begin(), lines.end(), "--- a/attention.cu");
+    CHECK(change - lines.begin() >= 2);   // prose and an empty line
+    CHECK(change - lines.begin() <= 11);  // ten lines of prose at most
+    REQUIRE(lines.end() - change >= 2);
+    CHECK(change[1] == "+++ b/attention.cu");
+    CHECK(std::count_if(lines.begin(), lines.end(),
+                        [](const std::string &line) { return line.starts_with("+++ "); }) == 1);
+  }
+}
+
+TEST_CASE("a patch that no longer applies, or answers wrongly, is reported") {
+  const std::filesystem::path step = kFolder / "planted/02-loop-inverted";
+  std::filesystem::create_directories(step / "variants");
+  std::filesystem::copy_file("steps/02-loop-inverted/attention.cu", step / "attention.cu",
+                             std::filesystem::copy_options::overwrite_existing);
+  const std::vector<std::string> source = lines_of(read_text(step / "attention.cu"));
+  // A patch of the line that holds `find`; it says that the line was `was`, if that is not empty.
+  const auto planted = [&](const std::string &name, const std::string &find, const std::string &was,
+                           const std::string &is) {
+    const auto line = std::find_if(source.begin(), source.end(), [&](const std::string &text) {
+      return text.find(find) != std::string::npos;
+    });
+    REQUIRE(line + 1 < source.end());
+    const std::string at = std::to_string(line - source.begin() + 1) + ",2";
+    const std::filesystem::path patch = step / "variants" / (name + ".patch");
+    std::ofstream(patch) << "A bug.\n\n--- a/attention.cu\n+++ b/attention.cu\n@@ -" << at << " +"
+                         << at << " @@\n-" << (was.empty() ? *line : was) << "\n+" << is << "\n "
+                         << line[1] << "\n";
+    return complaint(patch);
+  };
+  const std::string last = "static_cast<half *>(p.O), p.seqlen_q, ";
+  CHECK(planted("right", last, "", last + "1 / sqrtf(d));") == "");
+  CHECK(planted("stale", last, "not in the step", last).find("patch does not apply") !=
+        std::string::npos);
+  CHECK(planted("no-code", last, "", last + "sqrtf);").find("error") != std::string::npos);
+  CHECK(planted("wrong", last, "", last + "1);").find(": WRONG") != std::string::npos);
+}
+
+TEST_SUITE_END();
