@@ -117,6 +117,7 @@ void Requests::issue_apart(const Warp &warp, bool trace) {
     for (const Event &event : warp[lane].events) {
       Visits &visits = visits_of(event.place);
       visits.all[lane]++;
+      visits.left[lane]++;
       visits.total++;
       events++;
     }
@@ -129,7 +130,7 @@ void Requests::issue_apart(const Warp &warp, bool trace) {
     Visits &visits = visits_of(group.place);
     for (unsigned lane = 0; lane < 32; lane++)
       if (group.lanes & lane_bit(lane)) {
-        visits.done[lane]++;
+        visits.left[lane]--;
         next[lane]++;
         events--;
       }
@@ -139,8 +140,8 @@ void Requests::issue_apart(const Warp &warp, bool trace) {
   visits_.clear();
 }
 
-/// Lanes that are at one place, for the same time, and for which no other lane is on its way there.
-/// If there are none, those that go first all the same.
+/// Lanes that are at one place, when no other lane is on its way there. If there are none, those
+/// that go first all the same.
 Requests::Group Requests::next_group(const Warp &warp, const std::array<std::size_t, 32> &next) {
   Group best{0, 0};
   std::uint32_t seen = 0;
@@ -148,11 +149,10 @@ Requests::Group Requests::next_group(const Warp &warp, const std::array<std::siz
     if (seen & lane_bit(first) || next[first] == warp[first].events.size()) continue;
     Group group{warp[first].events[next[first]].place, 0};
     const Visits &visits = visits_of(group.place);
-    const std::uint32_t n = visits.done[first];
     bool all_here = true;
     for (unsigned lane = 0; lane < 32; lane++) {
-      if (visits.done[lane] > n || visits.all[lane] <= n) continue;  // came by already, or never
-      if (visits.done[lane] == n && warp[lane].events[next[lane]].place == group.place)
+      if (visits.left[lane] == 0) continue;
+      if (warp[lane].events[next[lane]].place == group.place)
         group.lanes |= lane_bit(lane);
       else
         all_here = false;

@@ -14,8 +14,8 @@ namespace emulator {
 ///
 /// The emulator runs lanes one after the other and sees what they ask for, not how they branch. From
 /// one point where the warp is together to the next it notes what each lane asks for, and then
-/// groups it as a GPU would issue it: lanes wait for each other at a place that all of them come to,
-/// the n-th time of one with the n-th time of the others. Where they would wait in a circle (even
+/// groups it as a GPU would issue it: lanes wait at a place for those that are still to come there.
+/// Where they would wait in a circle (even
 /// lanes come by A and then B, odd lanes by B and then A), they have come apart, and one place goes
 /// first with the lanes that are there: the one that some lanes come by more often than others (an
 /// inner loop that some have left), else the one that the warp comes by less often (a branch in a
@@ -59,7 +59,7 @@ class Requests {
   };
   using Warp = std::array<Lane, 32>;
   struct Visits {                                 // of one place
-    std::array<std::uint32_t, 32> all{}, done{};  // by lane
+    std::array<std::uint32_t, 32> all{}, left{};  // by lane
     std::uint64_t total = 0;
   };
   struct Group {  // lanes that are at one place
