@@ -16,6 +16,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "reference/half.h"
@@ -52,12 +55,31 @@ bool sees(const Shape &shape, int batch, int query, int key);
 /// multiplications and additions of Q K^T and P V.
 double visible_pairs(const Shape &shape);
 
+/// The bits of a tensor's elements. A vector of n of them is not set to zero: whoever draws or copies
+/// them does so on all cores, and one core would take seconds to write 2^30 zeros before.
+template <class T>
+struct Unset : std::allocator<T> {
+  template <class U>
+  struct rebind {
+    using other = Unset<U>;
+  };
+  template <class U>
+  void construct(U *place) {
+    ::new (static_cast<void *>(place)) U;
+  }
+  template <class U, class... Values>
+  void construct(U *place, Values &&...values) {
+    ::new (static_cast<void *>(place)) U(std::forward<Values>(values)...);
+  }
+};
+using Elements = std::vector<std::uint16_t, Unset<std::uint16_t>>;
+
 /// What goes in, as the bits of elements of a type.
 struct Inputs {
   Shape shape;
   Type type;
-  std::vector<std::uint16_t> Q;     // [batch, heads, seqlen_q, head_dim]
-  std::vector<std::uint16_t> K, V;  // [batch, kv_heads, seqlen_k, head_dim]
+  Elements Q;     // [batch, heads, seqlen_q, head_dim]
+  Elements K, V;  // [batch, kv_heads, seqlen_k, head_dim]
 };
 
 /// A query of a head.

@@ -17,13 +17,12 @@
 namespace {
 
 using reference::attention_row;
+using reference::Elements;
 using reference::Family;
 using reference::Inputs;
 using reference::make_inputs;
 using reference::Row;
 using reference::Shape;
-
-using Elements = std::vector<std::uint16_t>;
 
 Elements halves(const std::vector<float> &values) {
   Elements result;

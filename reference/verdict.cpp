@@ -80,8 +80,7 @@ std::vector<Element> elements_of(const Inputs &inputs, Place place) {
 
 }  // namespace
 
-Verdict judge(const Inputs &inputs, const std::vector<std::uint16_t> &O,
-              const std::vector<Place> &places) {
+Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> &places) {
   const Shape &shape = inputs.shape;
   const int d = shape.head_dim;
   const Rounding rounding = rounding_of(inputs.type);

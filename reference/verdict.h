@@ -74,8 +74,7 @@ struct Verdict {
 };
 
 /// Compares rows of an output, [batch, heads, seqlen_q, head_dim], with the reference.
-Verdict judge(const Inputs &inputs, const std::vector<std::uint16_t> &O,
-              const std::vector<Place> &places);
+Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> &places);
 
 /// All rows, where that takes about a second; else 256 rows drawn with this seed, and the first and
 /// last rows of the first, second and last tiles of the first and last head of the first and last

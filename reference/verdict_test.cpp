@@ -16,6 +16,7 @@
 
 namespace {
 
+using reference::Elements;
 using reference::Family;
 using reference::Inputs;
 using reference::judge;
@@ -34,8 +35,6 @@ Inputs draw(Family family, Type type = Type::kFp16, std::uint64_t seed = 1) {
                       .head_dim = kHeadDim},
                      type, seed);
 }
-
-using Elements = std::vector<std::uint16_t>;
 
 /// Inputs of a family, all their rows, and the right output in double precision.
 struct Case {

@@ -1,6 +1,7 @@
 #include "common/program/placement.h"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 
 #include "reference/parallel.h"
@@ -36,6 +37,15 @@ void for_each_row(const Tensor &tensor, F f) {
     const int head = static_cast<int>(i % heads);
     for (int row = 0; row < tensor.rows(element); row++)
       f((i * tensor.seqlen + row) * tensor.head_dim, element, head, row);
+  });
+}
+
+/// Calls f(first, last) for ranges that together are the whole buffer, on all cores.
+template <class Buffer, class F>
+void for_each_range(Buffer &buffer, F f) {
+  const std::size_t length = std::size_t{1} << 20;
+  parallel_for((buffer.size() + length - 1) / length, [&](std::size_t i) {
+    f(buffer.data() + i * length, buffer.data() + std::min((i + 1) * length, buffer.size()));
   });
 }
 
@@ -99,20 +109,34 @@ Placement place(const reference::Shape &shape, Layout layout, int page_size, std
   return {Q, K, K, Q, of_Q, of_K, of_K, of_Q};
 }
 
-void scatter(const Tensor &tensor, const std::vector<std::uint16_t> &dense,
-             std::vector<std::uint16_t> &buffer) {
+void scatter(const Tensor &tensor, const reference::Elements &dense, reference::Elements &buffer) {
   for_each_row(tensor, [&](std::size_t from, int element, int head, int row) {
     std::copy_n(&dense[from], tensor.head_dim, &buffer[tensor.offset(element, head, row)]);
   });
 }
 
-std::vector<std::uint16_t> gather(const Tensor &tensor, std::vector<std::uint16_t> &buffer) {
-  std::vector<std::uint16_t> dense(static_cast<std::size_t>(tensor.batch) * tensor.heads *
-                                   tensor.seqlen * tensor.head_dim);
+reference::Elements gather(const Tensor &tensor, reference::Elements &buffer) {
+  reference::Elements dense(static_cast<std::size_t>(tensor.batch) * tensor.heads * tensor.seqlen *
+                            tensor.head_dim);
+  if (!tensor.lengths.empty()) std::fill(dense.begin(), dense.end(), 0);
   for_each_row(tensor, [&](std::size_t to, int element, int head, int row) {
     std::uint16_t *from = &buffer[tensor.offset(element, head, row)];
     std::copy_n(from, tensor.head_dim, &dense[to]);
     std::fill_n(from, tensor.head_dim, kPoison);
   });
   return dense;
+}
+
+reference::Elements poisoned(std::size_t elements) {
+  reference::Elements buffer(elements);
+  for_each_range(buffer, [](auto *first, auto *last) { std::fill(first, last, kPoison); });
+  return buffer;
+}
+
+std::size_t not_poison(const reference::Elements &buffer) {
+  std::atomic<std::size_t> count = 0;
+  for_each_range(buffer, [&](const auto *first, const auto *last) {
+    count += static_cast<std::size_t>(last - first - std::count(first, last, kPoison));
+  });
+  return count;
 }

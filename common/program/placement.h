@@ -38,9 +38,12 @@ struct Placement {
 Placement place(const reference::Shape &shape, Layout layout, int page_size, std::uint64_t seed);
 
 /// Copies the rows that are there from a dense tensor into a buffer.
-void scatter(const Tensor &tensor, const std::vector<std::uint16_t> &dense,
-             std::vector<std::uint16_t> &buffer);
+void scatter(const Tensor &tensor, const reference::Elements &dense, reference::Elements &buffer);
 
 /// Copies them back and leaves kPoison behind: what else is left in the buffer are its gaps. Rows
 /// that are not there are 0.
-std::vector<std::uint16_t> gather(const Tensor &tensor, std::vector<std::uint16_t> &buffer);
+reference::Elements gather(const Tensor &tensor, reference::Elements &buffer);
+
+/// A buffer of nothing but kPoison, and how many elements of one are something else.
+reference::Elements poisoned(std::size_t elements);
+std::size_t not_poison(const reference::Elements &buffer);

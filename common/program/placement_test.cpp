@@ -8,7 +8,7 @@
 
 namespace {
 
-using Elements = std::vector<std::uint16_t>;
+using reference::Elements;
 
 reference::Shape small() {
   reference::Shape shape;

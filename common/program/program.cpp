@@ -71,8 +71,8 @@ Problem pose(const reference::Shape &shape, const Options &options) {
 }
 
 /// A copy in the memory of the device, null of nothing.
-template <class T>
-T *upload(Device &device, const std::vector<T> &values) {
+template <class T, class Allocator>
+T *upload(Device &device, const std::vector<T, Allocator> &values) {
   if (values.empty()) return nullptr;
   void *memory = device.allocate(values.size() * sizeof(T));
   device.upload(memory, values.data(), values.size() * sizeof(T));
@@ -85,17 +85,17 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
           Problem &problem) {
   struct Part {
     const Tensor &tensor;
-    const std::vector<std::uint16_t> &values;
+    const reference::Elements &values;
     std::size_t elements;
     const void *&first;
   };
   std::uint16_t *memory = nullptr;
-  std::vector<std::uint16_t> buffer;
+  reference::Elements buffer;
   const Part parts[] = {{placement.Q, inputs.Q, placement.Q_elements, problem.Q},
                         {placement.K, inputs.K, placement.K_elements, problem.K},
                         {placement.V, inputs.V, placement.V_elements, problem.V}};
   for (std::size_t i = 0; i < std::size(parts); i++) {
-    if (parts[i].elements) buffer.assign(parts[i].elements, kPoison);
+    if (parts[i].elements) buffer = poisoned(parts[i].elements);
     scatter(parts[i].tensor, parts[i].values, buffer);
     if (i + 1 < std::size(parts) && parts[i + 1].elements == 0) continue;  // the next one joins it
     memory = upload(device, buffer);
@@ -194,15 +194,14 @@ ExitStatus run(const Options &options) {
   const std::vector<reference::Place> places =
       reference::places_to_check(shape, step.tile, options.seed);
   const auto passes = [&](bool say) {
-    std::vector<std::uint16_t> buffer(placement.O_elements);
+    reference::Elements buffer(placement.O_elements);
     device->download(buffer.data(), problem.O, buffer.size() * sizeof(std::uint16_t));
-    const std::vector<std::uint16_t> O = gather(placement.O, buffer);
-    const auto strays = std::count_if(buffer.begin(), buffer.end(),
-                                      [](std::uint16_t bits) { return bits != kPoison; });
+    const reference::Elements O = gather(placement.O, buffer);
+    const std::size_t strays = not_poison(buffer);
     const reference::Verdict verdict = reference::judge(inputs, O, places);
     result.rms_error = verdict.rms_error;
     if (say || !verdict.passed() || strays)
-      print_verdict(verdict, static_cast<std::size_t>(strays), places.size(),
+      print_verdict(verdict, strays, places.size(),
                     O.size() / static_cast<std::size_t>(shape.head_dim));
     return verdict.passed() && strays == 0;
   };
