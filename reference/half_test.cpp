@@ -137,6 +137,21 @@ TEST_CASE("half: values at the ends of the range") {
   CHECK(bits_of(0x1.ffcp-15f) == 0x0400);  // tie between it and the smallest normal
 }
 
+// --- bf16 ----------------------------------------------------------------------------------------
+
+namespace {
+
+/// The nearest number that bf16 can hold, ties to even, or infinity.
+double slow_round_bf16(double value) {
+  if (value == 0 || std::isinf(value)) return value;
+  const int exponent = std::max(std::ilogb(value), -126);
+  const double step = std::ldexp(1.0, exponent - 7);  // between neighbours in bf16
+  const double rounded = std::nearbyint(value / step) * step;
+  return std::abs(rounded) > 0x1.fep127 ? std::copysign(kInfinity, value) : rounded;
+}
+
+}  // namespace
+
 TEST_CASE("bf16: every number has the value that its bits spell, and comes back") {
   int wrong = 0;
   for (unsigned bits = 0; bits < 0x10000; bits++) {

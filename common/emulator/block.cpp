@@ -72,6 +72,7 @@ void Block::run(std::uint64_t number) {
   ready_.clear();
   live_ = size_;
   for (unsigned i = 0; i < size_; i++) {
+    warps_[i / 32].lanes |= 1u << i % 32;
     warps_[i / 32].live |= 1u << i % 32;
     threads_[i].fiber.start([](void *self) { static_cast<Block *>(self)->run_thread(); }, this);
     make_ready(i);
@@ -173,7 +174,7 @@ bool Block::meet(const Collective &what, unsigned warp_index, std::uint32_t memb
   what.compute(operands);
   if (what.orders) clocks_.join_lanes(warp_index, lanes);
   if (settings.profile) {
-    if (lanes == warp.live)
+    if (lanes == warp.lanes)  // not `live`: that others exited before is the schedule's doing
       flush(warp_index);
     else
       requests_.meet(warp_index, lanes, site_of(threads_[running_].where));

@@ -63,8 +63,9 @@ class Block {
     void *lane = nullptr;
   };
   struct Warp {
-    std::uint32_t live = 0;     // lanes that have not exited
-    std::uint32_t waiting = 0;  // lanes in a collective
+    std::uint32_t lanes = 0;    // all that exist: the last warp may have fewer than 32
+    std::uint32_t live = 0;     // those that have not exited
+    std::uint32_t waiting = 0;  // those in a collective
   };
 
   void run_thread();

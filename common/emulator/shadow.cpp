@@ -162,9 +162,18 @@ std::string SharedShadow::check(std::size_t offset, const Access &access) {
 std::string SharedShadow::begin_copy(std::size_t offset, const Access &access) {
   Copy &copy = copies_[offset / kCopyBytes];
   if (copy.site) return under_way("cp.async to shared", "writing", copy.thread, copy.site);
-  for (std::size_t unit = offset / kUnit; unit < (offset + kCopyBytes) / kUnit; unit++)
-    if (!ordered_after_store(writes_[unit], access) || !ordered_after_loads(unit, access))
-      return race("cp.async", unit, access);
+  constexpr std::size_t kUnits = kCopyBytes / kUnit;
+  const std::size_t first = offset / kUnit;
+  // Mostly everybody knows of everything before: then nothing needs a closer look.
+  const Time known = access.clocks.known_by_all();
+  Time latest = 0;
+  for (std::size_t i = 0; i < kUnits; i++) latest = std::max<Time>(latest, writes_[first + i].time);
+  for (const std::vector<WarpReads> &reads : reads_)
+    for (std::size_t i = 0; i < kUnits && !reads.empty(); i++)
+      latest = std::max(latest, reads[first + i].time);
+  for (std::size_t i = 0; i < kUnits && latest >= known; i++)
+    if (!ordered_after_store(writes_[first + i], access) || !ordered_after_loads(first + i, access))
+      return race("cp.async", first + i, access);
   copy = {access.site, access.thread};
   copying_++;
   return {};
@@ -205,7 +214,7 @@ std::string GlobalShadow::check(std::size_t offset, const Access &access) {
       if (read.site)
         if (std::string error = race_with_loads(read, access); !error.empty()) return error;
       write_word.store(std::bit_cast<std::uint64_t>(stamp(access)), std::memory_order_relaxed);
-    } else {
+    } else if (!read.several || read.time) {  // loads of several blocks remain that
       read_word.store(std::bit_cast<std::uint64_t>(merge(read, access)), std::memory_order_relaxed);
     }
   }
@@ -229,7 +238,6 @@ GlobalShadow::Read GlobalShadow::merge(Read before, const Access &access) {
     Reader(access).add_to(set.of_warp[thread / 32]);
     return {sets_.size(), access.site, thread, 1};
   }
-  if (before.time == 0) return several_blocks;
   const std::lock_guard lock(mutex_);
   ReadSet &set = sets_[before.time - 1];
   if (set.block != clocks.begin()) return several_blocks;
