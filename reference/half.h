@@ -60,6 +60,27 @@ inline bf16 float_to_bf16(float value) {
   return bf16{static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
 }
 
+/// A double in fp32, made odd in its last bit when inexact: rounding that to fewer bits gives what
+/// rounding the double once would, and not twice.
+inline float round_to_odd(double value) {
+  const float narrow = static_cast<float>(value);
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(narrow);
+  if (static_cast<double>(narrow) == value || value != value || (bits & 1u)) return narrow;
+  const bool too_far = (narrow < 0 ? -static_cast<double>(narrow) : static_cast<double>(narrow)) >
+                       (value < 0 ? -value : value);
+  return std::bit_cast<float>(too_far ? bits - 1 : bits + 1);
+}
+
+/// A double rounded once to fp16.
+inline half double_to_half(double value) {
+  return float_to_half(round_to_odd(value));
+}
+
+/// A double rounded once to bf16.
+inline bf16 double_to_bf16(double value) {
+  return float_to_bf16(round_to_odd(value));
+}
+
 /// The value of an element of a type, and the element nearest to a value.
 inline float element_to_float(Type type, std::uint16_t bits) {
   return type == Type::kFp16 ? half_to_float(half{bits}) : bf16_to_float(bf16{bits});

@@ -1,4 +1,4 @@
-// fp16 and bf16 on the host, against a slow computation that shares nothing with it: ldexp builds the
+// fp16 on the host, against a slow computation that shares nothing with it: ldexp builds the
 // values, nearbyint does the rounding.
 #include "reference/half.h"
 
@@ -70,17 +70,20 @@ TEST_CASE("half: every number has the value that its bits spell") {
 }
 
 TEST_CASE("half: every number survives the way to float and back") {
-  int wrong = 0;
+  int wrong = 0, wrong_through_double = 0;
   for (unsigned bits = 0; bits < 0x10000; bits++) {
     const float value = half_to_float(of_bits(bits));
-    const unsigned back = float_to_half(value).bits;
+    const unsigned back = float_to_half(value).bits, back_double = double_to_half(value).bits;
     if ((bits & 0x7fff) > 0x7c00) {  // a NaN stays some NaN
       wrong += (back & 0x7fff) <= 0x7c00;
+      wrong_through_double += (back_double & 0x7fff) <= 0x7c00;
     } else {
       wrong += back != bits;
+      wrong_through_double += back_double != bits;
     }
   }
   CHECK(wrong == 0);
+  CHECK(wrong_through_double == 0);
 }
 
 TEST_CASE("half: float_to_half rounds random floats to nearest, ties to even") {
@@ -137,70 +140,47 @@ TEST_CASE("half: values at the ends of the range") {
   CHECK(bits_of(0x1.ffcp-15f) == 0x0400);  // tie between it and the smallest normal
 }
 
-// --- bf16 ----------------------------------------------------------------------------------------
-
-namespace {
-
-/// The nearest number that bf16 can hold, ties to even, or infinity.
-double slow_round_bf16(double value) {
-  if (value == 0 || std::isinf(value)) return value;
-  const int exponent = std::max(std::ilogb(value), -126);
-  const double step = std::ldexp(1.0, exponent - 7);  // between neighbours in bf16
-  const double rounded = std::nearbyint(value / step) * step;
-  return std::abs(rounded) > 0x1.fep127 ? std::copysign(kInfinity, value) : rounded;
+TEST_CASE("half: double_to_half rounds once where float_to_half of a float rounds twice") {
+  // Just above the middle of 1 and its upper neighbour, by less than a float can hold.
+  const double above = 1 + 0x1p-11 + 0x1p-40;
+  CHECK(double_to_half(above).bits == 0x3c01);
+  CHECK(double_to_half(-above).bits == 0xbc01);
+  CHECK(float_to_half(static_cast<float>(above)).bits == 0x3c00);
+  // Just below the middle of the next two.
+  const double below = 1 + 3 * 0x1p-11 - 0x1p-40;
+  CHECK(double_to_half(below).bits == 0x3c01);
+  CHECK(double_to_half(-below).bits == 0xbc01);
+  CHECK(float_to_half(static_cast<float>(below)).bits == 0x3c02);
 }
 
-}  // namespace
+TEST_CASE("half: double_to_half rounds to nearest, ties to even") {
+  Comparison beside_the_middle, any;
+  for (unsigned bits = 0; bits < 0x7bff; bits++) {
+    const double middle = (slow_value(bits) + slow_value(bits + 1)) / 2;
+    const double step = slow_value(bits + 1) - slow_value(bits);
+    for (const double offset : {0.0, 0x1p-8, 0x1p-14, 0x1p-20, 0x1p-30, 0x1p-40})
+      for (const double value : {middle + offset * step, middle - offset * step})
+        for (const double with_sign : {value, -value})
+          beside_the_middle.add(with_sign, double_to_half(with_sign));
+  }
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 200000; i++) {
+    const std::uint64_t bits = random();
+    // Exponents from 2^-30 to 2^17: from nothing to infinity in fp16.
+    const std::uint64_t exponent = 1023 - 30 + bits % 48;
+    const double value = std::bit_cast<double>((bits & 0x800fffffffffffffu) | exponent << 52);
+    any.add(value, double_to_half(value));
+  }
+  INFO("first wrong: ", beside_the_middle.first_wrong, " ", any.first_wrong);
+  CHECK(beside_the_middle.wrong == 0);
+  CHECK(any.wrong == 0);
 
-TEST_CASE("bf16: every number has the value that its bits spell, and comes back") {
-  int wrong = 0;
-  for (unsigned bits = 0; bits < 0x10000; bits++) {
-    const int exponent = static_cast<int>(bits >> 7 & 255), mantissa = static_cast<int>(bits & 127);
-    const float value = bf16_to_float(bf16{static_cast<std::uint16_t>(bits)});
-    if (exponent == 255) {
-      wrong += mantissa ? !std::isnan(value) : !std::isinf(value);
-    } else {
-      const double expected =
-          exponent == 0 ? std::ldexp(mantissa, -133) : std::ldexp(128 + mantissa, exponent - 134);
-      wrong += value != (bits & 0x8000 ? -expected : expected);
-    }
-    if (!std::isnan(value)) wrong += float_to_bf16(value).bits != bits;
-  }
-  CHECK(wrong == 0);
-  CHECK(std::isnan(bf16_to_float(float_to_bf16(std::numeric_limits<float>::quiet_NaN()))));
-  CHECK(std::isnan(bf16_to_float(float_to_bf16(std::bit_cast<float>(0x7f800001u)))));
-}
-
-TEST_CASE("bf16: floats are rounded once, to the nearest, ties to even") {
-  std::mt19937 random(1);
-  int wrong = 0;
-  const auto compare = [&](double value, bf16 converted) {
-    const double expected = slow_round_bf16(value), got = bf16_to_float(converted);
-    wrong += got != expected || std::signbit(got) != std::signbit(expected);
-  };
-  for (int i = 0; i < 1000000; i++) {
-    const float value = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
-    if (!std::isnan(value)) compare(value, float_to_bf16(value));
-  }
-  // At ties between neighbours, which a float holds exactly, and just beside them.
-  for (unsigned bits = 0; bits < 0x7f80; bits++) {
-    const double low = bf16_to_float(bf16{static_cast<std::uint16_t>(bits)});
-    const double high =
-        bits + 1 == 0x7f80 ? 0x1p128 : bf16_to_float(bf16{static_cast<std::uint16_t>(bits + 1)});
-    const auto tie = static_cast<float>((low + high) / 2);
-    compare(tie, float_to_bf16(static_cast<float>(tie)));
-    for (const float sign : {1.0f, -1.0f})
-      for (const float value : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, kInfinity)})
-        compare(sign * value, float_to_bf16(sign * value));
-  }
-  CHECK(wrong == 0);
-}
-
-TEST_CASE("elements: a type's own conversions") {
-  for (const float value : {1.0f, -0.3f, 65504.0f, 1e-7f, 3e38f}) {
-    CHECK(float_to_element(Type::kFp16, value) == float_to_half(value).bits);
-    CHECK(float_to_element(Type::kBf16, value) == float_to_bf16(value).bits);
-  }
-  CHECK(element_to_float(Type::kFp16, 0x3c00) == 1);
-  CHECK(element_to_float(Type::kBf16, 0x3f80) == 1);
+  CHECK(double_to_half(1e300).bits == 0x7c00);
+  CHECK(double_to_half(-1e300).bits == 0xfc00);
+  CHECK(double_to_half(1e-300).bits == 0x0000);
+  CHECK(double_to_half(-1e-300).bits == 0x8000);
+  CHECK(double_to_half(0x1p-25).bits == 0x0000);
+  CHECK(double_to_half(0x1p-25 + 0x1p-70).bits == 0x0001);
+  CHECK(double_to_half(65520 - 0x1p-30).bits == 0x7bff);
+  CHECK((double_to_half(std::numeric_limits<double>::quiet_NaN()).bits & 0x7fff) > 0x7c00);
 }

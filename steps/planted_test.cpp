@@ -188,7 +188,6 @@ const std::vector<Plant> kPlants = {
 
     // Step 05
     {"05", "O not rescaled", "x[e] *= alpha;", ";", kWrong, {"rising"}},
-<<<<<<< HEAD
     {"05", "l not rescaled", "l[mt][r] *= alpha;", "", kWrong, {"rising"}},
     {"05", "P packed in the wrong order",
      "cvt_rn_f16x2(left[0], left[1]), cvt_rn_f16x2(left[2], left[3])",
@@ -198,15 +197,6 @@ const std::vector<Plant> kPlants = {
     {"05", "left and right of P exchanged", "&left = s[mt][key / 8], &right = s[mt][key / 8 + 1]",
      "&left = s[mt][key / 8 + 1], &right = s[mt][key / 8]", kWrong},
     {"05", "the wrong V half", "smem.V(key + lane_row, col)", "smem.V(key + (lane_row ^ 8), col)",
-=======
-    {"05", "l not rescaled", "l[mt][h] *= alpha;", "", kWrong, {"rising"}},
-    {"05", "l not initialised", "float l[m_tiles][2] = {},", "float l[m_tiles][2],", kNotWritten},
-    {"05", "O not initialised", "FragmentC o[m_tiles][d / 8] = {};", "FragmentC o[m_tiles][d / 8];",
-     kNotWritten},
-    {"05", "P packed in the wrong order", "pack(left[0], left[1]), pack(left[2], left[3])",
-     "pack(left[2], left[3]), pack(left[0], left[1])", kWrong},
-    {"05", "pairs of P turned round", "pack(right[0], right[1])", "pack(right[1], right[0])",
->>>>>>> w-emulator
      kWrong},
     {"05", "fragments of K not sorted out", "{k[0], k[2]}", "{k[0], k[1]}", kWrong},
     {"05", "V without its transposition",
@@ -281,7 +271,6 @@ const std::vector<Plant> kPlants = {
 
     // Step 14
     {"14", "O not rescaled", "x[e] *= alpha;", ";", kWrong, {"rising"}},
-<<<<<<< HEAD
     {"14", "l not rescaled", "l[mt][r] *= alpha;", "", kWrong, {"rising"}},
     {"14",
      "a threshold beyond fp16",
@@ -296,12 +285,6 @@ const std::vector<Plant> kPlants = {
      kForEver,
      {"one-hot"}},
     {"14", "the new maximum not kept", "m[mt][r] = m_new;", "", kWrong, {"rising"}},
-=======
-    {"14", "l not rescaled", "l[mt][h] *= alpha;", "", kWrong, {"rising"}},
-    {"14", "more slack than fp16 has", "slack = 8", "slack = 100", kNotWritten, {"rising"}},
-    {"14", "each lane for itself", "__any_sync(kAllLanes, lags)", "lags", kForEver, {"one-hot"}},
-    {"14", "the new maximum not kept", "m[mt][h] = m_new;", "", kWrong, {"rising"}},
->>>>>>> w-emulator
 
     // Step 15
     {"15", "l not initialised", "float l[m_tiles][2] = {},", "float l[m_tiles][2],", kNotWritten},
