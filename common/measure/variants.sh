@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# make variants-NN: variants.sh NN NAME...: a step beside its variants. Each is checked; on a GPU
-# they are then measured in three rounds, one after the other in each, into
-# plots/results/GPU-variants-NN.csv. Without a GPU they are checked and counted on the emulator.
+# make variants-NN: variants.sh NN NAME...: a step beside its variants and the step before it. Each is
+# checked; on a GPU they are then measured in REPEAT rounds (default 3), one after the other in each,
+# into plots/results/GPU-variants-NN.csv. Without a GPU they are counted on the emulator.
 set -euo pipefail
 . common/measure/shell.sh
 n=$1
 shift
 [ $# -gt 0 ] || { echo "make variants-$n: step $n has no variants: steps/$n-*/variants/NAME.patch" >&2; exit 2; }
-programs=("./step-$n" "${@/#/./step-$n-}")
+# The step that this one builds on comes along: a variant may go half of the way.
+before=$(sed -nE 's|^// Before +step ([0-9]{2}).*|\1|p' steps/"$n"-*/attention.cu)
+[ -z "$before" ] || make -s "step-$before"
+programs=(${before:+"./step-$before"} "./step-$n" "${@/#/./step-$n-}")
 device=gpu
 [ -n "$GPU" ] && [ -n "$NVCC" ] || device=cpu
 failed=()
@@ -33,11 +36,12 @@ for program in "${failed[@]}"; do echo "WRONG: $program" >&2; done
 
 # Batch 1 where a launch at the default shape takes seconds.
 batch=
-case $n in 00 | 01 | 02 | 03) batch="--batch 1" ;; esac
+case $n in 00 | 02 | 03) batch="--batch 1" ;; esac
 csv=build/variants-$n.csv
 rm -f "$csv"
-for round in 1 2 3; do
-  echo "round $round of 3"
+rounds=${REPEAT:-3}
+for ((round = 1; round <= rounds; round++)); do
+  echo "round $round of $rounds"
   for program in "${programs[@]}"; do
     status=0
     $program --device gpu $batch --csv "$csv" || status=$?
