@@ -41,6 +41,10 @@ record() {
   # Bit 0x4 is SW Power Cap, 0x80 HW Power Brake: nvml.h, nvmlClocksEventReason.
   capped=$(awk -F', *' '{ bit = substr($3, length($3)); brake = substr($3, length($3) - 1, 1)
     n += bit ~ /[4-7c-fC-F]/ || brake ~ /[89a-fA-F]/ } END { if (NR) printf "%.0f", 100 * n / NR }' build/power-busy.csv)
+  if [ -z "$watts" ]; then
+    echo "$1: nvidia-smi gave no sample while the GPU was busy: left out" >&2
+    return
+  fi
   {
     echo "power-$1,$watts,W"
     echo "clock-$1,$mhz,MHz"
