@@ -137,16 +137,24 @@ Strings peers(const Request &r) {
   return markdown_table({"peer", ">TFLOP/s", ">ms", ">batch"}, table);
 }
 
-/// Steps and their variants, STEP:NAME. What one tries is the first sentence of its patch.
+/// A step, the step before it, and the step's variants, STEP:NAME. What one tries is the first
+/// sentence of its patch.
 Strings variants(const Request &r) {
   const Rows rows = r.rows();
+  const auto names = names_of(rows);
+  const auto of = std::find_if(names.begin(), names.end(), [](const std::string &name) {
+    return name.find(':') != name.npos;
+  });
+  if (of == names.end()) throw Error(r.file + ".csv has no variant, STEP:NAME");
+  const std::string base = split(*of, ":")[0];
   std::vector<Strings> table;
-  for (const std::string &name : names_of(rows)) {
+  for (const std::string &name : names) {
     const Strings parts = split(name, ":");
     if (!std::regex_search(name, std::regex("^[0-9]{2}-"))) continue;
-    const Speed s = speed(rows, name), step = speed(rows, parts[0]);
+    const Speed s = speed(rows, name), step = speed(rows, base);
     table.push_back({parts.back(), s.cells[0], s.cells[1], s.cells[2],
-                     against(s, step.tflops, times), "the step"});
+                     against(s, step.tflops, times),
+                     parts[0] == base ? "the step" : "the step before"});
     if (parts.size() == 1) continue;
     const fs::path patch = r.steps() / parts[0] / "variants" / (parts[1] + ".patch");
     const std::string what = capture(patch, "^([^.]*(?:\\.[^\\s][^.]*)*\\.)\\s");
@@ -254,10 +262,10 @@ Strings ceilings(const Request &r) {
   std::vector<Strings> table;
   for (const Row &row : r.results.read(r.file)) {
     const std::string &name = row.at("name");
-    if (name.starts_with("clock-")) continue;
-    const double mhz = r.results.named(r.file, "clock-" + name, 0);
+    if (name.ends_with("-clock")) continue;
+    const double ghz = r.results.named(r.file, name + "-clock", 0);
     table.push_back({name, significant(number(row, "value"), 3) + " " + row.at("unit"),
-                     mhz > 0 ? significant(mhz / 1000, 4) : kDash});
+                     ghz > 0 ? significant(ghz, 3) : kDash});
   }
   return markdown_table({"ceiling", ">measured", ">GHz"}, table);
 }

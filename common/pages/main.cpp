@@ -37,7 +37,7 @@ Regions, all of them HTML comments:
       counters COUNTERS STEP [filters]   each counter, emulator beside ncu
       truth COUNTERS [filters]           the same for all steps and shapes
       truth-sentence COUNTERS [filters]  and in a sentence
-      ceilings NAMED                     each value, and its clock, the value of clock-NAME
+      ceilings NAMED                     each value, and its clock, the value of NAME-clock
       power NAMED                        each run of `make power`
 
   <!--=EXPR:FORMAT-->text<!--/-->
