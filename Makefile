@@ -138,7 +138,7 @@ build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp)
 	@mkdir -p $(@D)
 	$(say)$(CXX) $^ -o $@
 tests:
-	@CXX="$(CXX)" common/testing/doctest.sh
+	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh
 	@echo "building the steps$(if $(NVCC), for $(ARCH)) and the tests"
 	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests build/host/bin/docs \
 		build/host/common/program/no_gpu.o
