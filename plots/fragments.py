@@ -106,7 +106,7 @@ def main():
     draw_c(axes, 27.2, 0, BLOCKS[:2])
     axes.text(36.2, 0, "In a cell: the lane, bold,\nand its registers.\n\n"
               f"Black: lane {LANE}.\n\n"
-              "A and B: two fp16\na register.\nC: one fp32 a register.\n\n"
+              "A and B: two fp16\nper register.\nC: one fp32\nper register.\n\n"
               "In a block of 8 × 8,\nlane 4 g + t has\npair t of row g;\nin B, of column g.",
               fontsize=12, va="top", linespacing=1.35)
 

@@ -54,7 +54,7 @@ def main():
          "a cell is 2 keys of a row:\nlane 4 g + t has those of\nrow g and of row g + 8"),
         (21.6, 3.2, 2, 2, lambda i, j: f"x[{2 * i + j}]", [(0, 0), (0, 1), (1, 0), (1, 1)],
          f"lane {LANE}\n2 × 2",
-         f"rows {g} and {g + 8} (h = 0, 1),\nkeys {2 * t} and {2 * t + 1}:\n4 floats, 4 registers"),
+         f"rows {g} and {g + 8} (r = 0, 1),\nkeys {2 * t} and {2 * t + 1}:\n4 floats, 4 registers"),
     ]
     corners = None
     for x, *rest in panels:
