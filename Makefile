@@ -179,7 +179,7 @@ power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIAN
 	@$(call measure,power.sh) $(GPU_STEPS)
 regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE
-	@$(call measure,sass.sh) $(call step_of,$*)
+	@$(call measure,sass.sh) $*
 bench-emulator: every-step
 	@common/measure/bench-emulator.sh $(NUMBERS)
 
@@ -196,4 +196,4 @@ docs: build/host/bin/docs $(QUOTED)
 plot: ; @GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
 format: ; clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 diff-%: FORCE
-	@common/measure/diff.sh $* $(NUMBERS)
+	@common/measure/diff.sh $*

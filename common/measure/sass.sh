@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# make sass-NN: the machine code of a step for ARCH, into build/sass/, and what its loops hold.
+# make sass-NN: sass.sh NN: the machine code of a step for ARCH, into build/sass/, and what its loops
+# hold.
 set -euo pipefail
 . common/measure/shell.sh
-step=$1
-command="make sass-$(number_of "$step")"
+command="make sass-$1"
+source=$(source_of "$1")
+step=$(basename "$(dirname "$source")")
 need_nvcc
 nvdisasm=$(command -v nvdisasm || ls "${NVCC%nvcc}nvdisasm" 2>/dev/null) ||
   { echo "$command: nvdisasm of the CUDA toolkit is not on the PATH" >&2; exit 3; }
-arch=$(awk -v arch="$ARCH" -f common/program/ladder.awk "steps/$step/attention.cu" | cut -d: -f4)
+arch=$(awk -v arch="$ARCH" -f common/program/ladder.awk "$source" | cut -d: -f4)
 mkdir -p build/sass
 "$NVCC" -std=c++20 -O3 -I. -arch="${arch:-$ARCH}" -DSTEP_NAME='""' -DSTEP_NEEDS='""' -DSTEP_TAKES='""' \
-  -cubin "steps/$step/attention.cu" -o "build/sass/$step.cubin"
+  -cubin "$source" -o "build/sass/$step.cubin"
 "$nvdisasm" -c "build/sass/$step.cubin" >"build/sass/$step.txt"
 awk -f common/measure/sass.awk "build/sass/$step.txt" | c++filt -p
 echo "the whole of it, for ${arch:-$ARCH}: build/sass/$step.txt"

@@ -1,5 +1,5 @@
 // What the Makefile and the measuring scripts decide by awk: ladder.awk, ncu.awk and truth.awk, given
-// small pieces of their input.
+// small pieces of their input. And what the scripts refuse.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -108,4 +108,19 @@ TEST_CASE("truth: equal, explained by the shape, or a failure") {
   CHECK(awk(truth, {both("13-lane-map", 64, "shared wavefronts, ideal", 42624, 43200)}).status ==
         0);
   CHECK(awk(truth, {both("09-v-pairs", 64, "cp.async requests", 2016, 2160)}).status == 1);
+}
+
+TEST_CASE("scripts: what is not there is refused in one line") {
+  const auto refusal = [](const std::string &script) {
+    const Finished finished = run_command("common/measure/" + script);
+    CHECK(finished.status == 2);
+    CHECK(finished.out == "");
+    CHECK(lines_of(finished.err).size() == 1);
+    return finished.err;
+  };
+  CHECK(refusal("sass.sh 99").starts_with("make sass-99: no such step; there are 00 01"));
+  CHECK(refusal("sass.sh 15-padded").starts_with("make sass-15-padded: no such step;"));
+  CHECK(refusal("diff.sh 99").starts_with("make diff-99: no such step; there are 00 01"));
+  CHECK(refusal("truth.sh no-such-gpu")
+            .starts_with("make truth: plots/results/no-such-gpu-counters.csv: "));
 }

@@ -29,11 +29,20 @@ value() { tr ' ' '\n' <<<"$1" | sed -n "s/^$2=//p"; }
 
 number_of() { echo "${1%%-*}"; } # 15-early-k: 15
 
+# source_of NN: this step's source. Ends the script where there is no such step.
+source_of() {
+  ls steps/"$1"-*/attention.cu 2>/dev/null || {
+    echo "$command: no such step; there are" \
+      "$(ls steps | sed -nE 's/^([0-9]+)-.*/\1/p' | paste -sd' ')" >&2
+    exit 2
+  }
+}
+
 # finish NAME...: build/NAME.csv has been measured to the end and becomes this GPU's result.
 finish() {
   local name
   for name; do
-    mv "build/$name.csv" "$results/$GPU${name:+-$name}.csv"
+    mv "build/$name.csv" "$results/$GPU-$name.csv"
     echo "written: $results/$GPU-$name.csv"
   done
 }

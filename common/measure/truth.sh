@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
 # make truth: truth.sh GPU: the emulator's counts against ncu's, in the committed results of every
-# GPU, or of this one. Exit status 1 if they differ where truth.awk has no explanation.
+# GPU, or of this one. Exit status 1 if they differ where truth.awk has no explanation, 2 if
+# there is nothing to compare.
 set -euo pipefail
 files=(plots/results/${1:-*}-counters.csv)
-status=0
+status=0 compared=
 for file in "${files[@]}"; do
   grep -q ',ncu,' "$file" 2>/dev/null && grep -q ',emulator,' "$file" || continue
   echo "$file"
+  compared=yes
   # For what is explained: the tiles of each step and its warps.
   for source in steps/*/attention.cu; do
     sed -nE "s/^constexpr int (Br|Bc|warps|num_warps) = ([0-9]+);.*/tile $(basename "$(dirname "$source")") \1 \2/p" "$source"
   done | sed 's/ num_warps / warps /' | awk -f common/measure/truth.awk - "$file" || status=1
 done
+[ "$compared" ] || {
+  echo "make truth: ${files[*]}: no counts of both the emulator and ncu; make counters measures them" >&2
+  exit 2
+}
 exit $status

@@ -3,8 +3,14 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
+#include <regex>
 #include <sstream>
+#include <string>
+#include <vector>
+
+#include "common/testing/process.h"
 
 namespace fs = std::filesystem;
 
@@ -453,4 +459,25 @@ TEST_CASE("docs: an error in one file leaves all files as they were") {
   has(err.str(), "none.md");
   CHECK(r.read("good.md") == "a <!--=1:0-->?<!--/-->\n");
   CHECK(r.read("bad.md") == "a <!--=1:0-->?<!--/--> and <!--=[gpu]-->?<!--/-->\n");
+}
+
+TEST_CASE("pages: the files that a page links to are there") {
+  std::vector<fs::path> pages = {"README.md", "common/emulator/README.md"};
+  for (const fs::directory_entry &entry : fs::recursive_directory_iterator("steps"))
+    if (entry.path().extension() == ".md") pages.push_back(entry.path());
+  int links = 0;
+  for (const fs::path &page : pages) {
+    const std::string text = read_text(page);
+    // A link's target has no space, unlike the parameters of a lambda.
+    const std::regex link(R"(\]\(([^)#\s]+)(#[^)\s]*)?\))");
+    for (std::sregex_iterator i(text.begin(), text.end(), link), end; i != end; i++) {
+      const std::string target = (*i)[1];
+      if (target.find("://") != std::string::npos) continue;
+      CAPTURE(page);
+      CAPTURE(target);
+      CHECK(fs::exists(page.parent_path() / target));
+      links++;
+    }
+  }
+  CHECK(links > 50);
 }
