@@ -133,7 +133,7 @@ build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_
 	@mkdir -p $(@D)
 	$(say)$(CXX) -pthread $^ -o $@
 DOCUMENTS := README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
-QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[0-9]+) .*|\1|p' $(DOCUMENTS)))
+QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[-a-z0-9]+) .*|\1|p' $(DOCUMENTS)))
 build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp)
 	@mkdir -p $(@D)
 	$(say)$(CXX) $^ -o $@

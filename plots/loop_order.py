@@ -62,7 +62,7 @@ def main():
         2, 2, figsize=(13, 10), height_ratios=[2.1, 1])
 
     grid(left, "Algorithm 1: K/V outside, Q inside",
-         "One block a head walks down each column in turn.\n"
+         "One block per head walks down each column in turn.\n"
          "Every cell of a row is a separate visit to the row's O.",
          lambda i, j: j * TILES + i + 1)
     for j in range(TILES):
@@ -77,14 +77,14 @@ def main():
         arrow(right, (0, i + 0.5), (TILES - 0.12, i + 0.5), KEPT, 3)
 
     traffic(left_below, [
-        (0.7, "$K_j, V_j$", "once a column", ["down"], style.INK, 1.5),
+        (0.7, "$K_j, V_j$", "once per column", ["down"], style.INK, 1.5),
         (3.5, "$Q_i$", "every cell", ["down"], style.INK, 3.5),
         (6.2, r"$\mathbf{O_i, l_i, m_i}$", "read and written\nat every cell", ["down", "up"], MOVED,
          3.5)], "$K_j, V_j$")
     traffic(right_below, [
         (0.7, "$K_j, V_j$", "every cell", ["down"], style.INK, 3.5),
-        (3.5, "$Q_i$", "once a row", ["down"], style.INK, 1.5),
-        (6.2, r"$O_i$", "written once a row,\nand $l_i$, $m_i$ never", ["up"], KEPT, 1.5)],
+        (3.5, "$Q_i$", "once per row", ["down"], style.INK, 1.5),
+        (6.2, r"$O_i$", "written once per row,\nand $l_i$, $m_i$ never", ["up"], KEPT, 1.5)],
         "$Q_i$, and $O_i, l_i, m_i$ in registers")
     figure.suptitle("Swap the loops, and O stops travelling", x=0.023, y=1.01, ha="left",
                     fontsize=20, fontweight="bold")

@@ -8,9 +8,8 @@ from style import pyplot
 LEFT, RIGHT, BOTTOM, TOP = 0.5, 16384, 3, 2000  # FLOP/byte and TFLOP/s
 FP32, FP16 = style.RED, style.ORANGE  # what the scores are stored as
 
-# Bytes of HBM traffic for a score. S is written and read, then P is written and read: four
-# crossings. PyTorch's lines have six: a division by sqrt(d) between them has a pass of its own.
-FP32_SCORES, FP16_SCORES, PYTORCH = 4 * 4, 4 * 2, 6 * 2
+# Bytes of HBM traffic per score. S is written and read, then P is written and read: four crossings.
+FP32_SCORES, FP16_SCORES = 4 * 4, 4 * 2
 
 
 def standard(head_dim, bytes_per_score):
@@ -84,12 +83,12 @@ def main():
                   xytext=(14, 0), textcoords="offset points", color=FP16, fontweight="bold",
                   fontsize=11, zorder=4, **inside)
     if measured := style.speed(rows, "pytorch-materialised"):
-        intensity = standard(style.HEAD_DIM, PYTORCH)
+        intensity = standard(style.HEAD_DIM, FP16_SCORES)
         point(axes, intensity, measured[0],
-              f"PyTorch's lines, fp16, six crossings, d = {style.HEAD_DIM}:\nmeasured "
+              f"PyTorch, a kernel per line, S, P in fp16, d = {style.HEAD_DIM}:\nmeasured "
               f"{style.three_digits(measured[0])} of "
               f"{style.three_digits(min(matmul, intensity * copy))} at most",
-              style.BLACK, marker="X", xytext=(14, 1), **inside)
+              style.BLACK, marker="X", xytext=(14, -8), **inside)
     point(axes, flash(style.SEQLEN), matmul,
           f"flash attention,\nN = {style.SEQLEN}, any d:\n4 N² d FLOP for 8 N d bytes,\n"
           f"N / 2 = {flash(style.SEQLEN):,.0f} FLOP/byte", style.GREEN, xytext=(-12, -14),

@@ -68,7 +68,7 @@ def main():
     grid(scores, KEYS, owner_of_score, 1,
          f"S: lane {LANE} has 8 × 4 scores, rows {row} + 2 r, keys {key} + 16 c", "key of the tile")
     grid(outputs, HEAD_DIM, owner_of_output, 4,
-         f"O: lane {LANE} has 8 × 8 elements, the same rows, columns {col} + 64 h + e",
+         f"O: lane {LANE} has 8 × 8 elements, the same rows, columns {col} + 64 n + e",
          "column of O, head dim 128")
     loads.set_title("Lanes of equal colour ask for the same 16 bytes",
                     fontsize=14, pad=10)

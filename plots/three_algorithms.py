@@ -17,7 +17,7 @@ ARITHMETIC = [
 ]
 FP16_SCORES = "tensor-cores-fp16"
 
-# Bytes of HBM traffic a score at head dim 128 (see chapters 00 and 01), and the step's variants.
+# Bytes of HBM traffic per score at head dim 128 (see chapters 00 and 01), and the step's variants.
 STANDARD, STANDARD_FP16, FLASH_1 = 16, 8, 10
 INVERTED = 8 * style.HEAD_DIM / style.SEQLEN  # Q, K, V and O once
 
