@@ -53,9 +53,11 @@ clean:
 	rm -rf build $(wildcard step-[0-9][0-9]*)
 
 # --- building --------------------------------------------------------------------------------------
-# What the code cannot do without, before CXXFLAGS and NVCCFLAGS.
+# What the code cannot do without, before CXXFLAGS and NVCCFLAGS. The emulator tells the copies that the
+# compiler makes of a short loop's iterations apart (Profile::mixed): g++ shall make them, and keep them.
 HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
-	$(if $(findstring clang,$(CXX)),,-Wno-restrict) $(if $(WERROR),-Werror) -MMD -MP -I. -Ibuild/host $(CXXFLAGS)
+	$(if $(findstring clang,$(CXX)),,-Wno-restrict -fpeel-loops -fno-tree-tail-merge \
+	-fno-crossjumping) $(if $(WERROR),-Werror) -MMD -MP -I. -Ibuild/host $(CXXFLAGS)
 CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall $(if $(WERROR),-Werror all-warnings) -MMD -MP -I. $(NVCCFLAGS)
 # A GPU may be newer than ARCH: PTX goes along (not for sm_90a and its like, which are one chip's).
 gencode = $(foreach a,$(1),-gencode \

@@ -36,25 +36,45 @@ std::size_t first_key(const Shape &shape, Place place) {
   return (static_cast<std::size_t>(place.batch) * shape.kv_heads + kv_head) * shape.seqlen_k;
 }
 
-Row attention_row(const Inputs &inputs, Place place) {
+KeyValues key_values(const Inputs &inputs, Place place, Keys keys) {
+  const auto d = static_cast<std::size_t>(inputs.shape.head_dim);
+  const std::size_t first = (first_key(inputs.shape, place) + keys.first) * d;
+  const std::size_t n = (keys.end - keys.first) * d;
+  KeyValues head{keys, std::vector<float>(n), std::vector<float>(n)};
+  for (std::size_t i = 0; i < n; i++) {
+    head.K[i] = element_to_float(inputs.type, inputs.K[first + i]);
+    head.V[i] = element_to_float(inputs.type, inputs.V[first + i]);
+  }
+  return head;
+}
+
+Row attention_row(const Inputs &inputs, const KeyValues &head, Place place) {
   const Shape &shape = inputs.shape;
   const int d = shape.head_dim;
-  const std::size_t head = static_cast<std::size_t>(place.batch) * shape.heads + place.head;
-  const std::uint16_t *q = &inputs.Q[(head * shape.seqlen_q + place.row) * d];
-  const std::uint16_t *K = &inputs.K[first_key(shape, place) * d];
-  const std::uint16_t *V = &inputs.V[first_key(shape, place) * d];
-  const auto value = [&](const std::uint16_t *row, int k) {
-    return static_cast<double>(element_to_float(inputs.type, row[k]));
-  };
+  const std::size_t query =
+      (static_cast<std::size_t>(place.batch) * shape.heads + place.head) * shape.seqlen_q +
+      place.row;
+  std::vector<double> q(d);
+  for (int k = 0; k < d; k++) q[k] = element_to_float(inputs.type, inputs.Q[query * d + k]);
 
   const Keys keys = keys_seen(shape, place.batch, place.row);
   Row row{keys, {}, {}, std::vector<double>(d)};
   if (keys.first == keys.end) return row;
 
-  for (int j = keys.first; j < keys.end; j++) {
-    double s = 0;
-    for (int k = 0; k < d; k++) s += value(q, k) * value(K + static_cast<std::size_t>(j) * d, k);
-    row.scores.push_back(s / std::sqrt(static_cast<double>(d)));
+  // Four keys at a time, since a sum alone waits for each of its additions. The last ones may be the
+  // same key.
+  const int n = keys.end - keys.first;
+  const std::size_t first = static_cast<std::size_t>(keys.first - head.keys.first) * d;
+  row.scores.resize(n);
+  for (int j = 0; j < n; j += 4) {
+    const float *key[4];
+    for (int i = 0; i < 4; i++)
+      key[i] = &head.K[first + static_cast<std::size_t>(std::min(j + i, n - 1)) * d];
+    double s[4] = {};
+    for (int k = 0; k < d; k++)
+      for (int i = 0; i < 4; i++) s[i] += q[k] * key[i][k];
+    for (int i = 0; i < 4 && j + i < n; i++)
+      row.scores[j + i] = s[i] / std::sqrt(static_cast<double>(d));
   }
 
   // e^s overflows a double from s = 710 on (and fp32 from 89). The softmax does not change when the
@@ -64,9 +84,9 @@ Row attention_row(const Inputs &inputs, Place place) {
   for (const double s : row.scores) l += row.weights.emplace_back(std::exp(s - m));
   for (double &p : row.weights) p /= l;
 
-  for (int j = keys.first; j < keys.end; j++)
-    for (int k = 0; k < d; k++)
-      row.output[k] += row.weights[j - keys.first] * value(V + static_cast<std::size_t>(j) * d, k);
+  const float *v = &head.V[first];
+  for (const double p : row.weights)
+    for (int k = 0; k < d; k++) row.output[k] += p * *v++;
   return row;
 }
 

@@ -94,8 +94,19 @@ struct Row {
   std::vector<double> output;           // [head_dim]
 };
 
+/// Some keys of a head and their values as numbers, for all queries that see none but these.
+struct KeyValues {
+  Keys keys;
+  std::vector<float> K, V;  // [keys.end - keys.first, head_dim]
+};
+KeyValues key_values(const Inputs &inputs, Place place, Keys keys);
+
 /// Attention for one query.
-Row attention_row(const Inputs &inputs, Place place);
+Row attention_row(const Inputs &inputs, const KeyValues &head, Place place);
+inline Row attention_row(const Inputs &inputs, Place place) {
+  const Keys keys = keys_seen(inputs.shape, place.batch, place.row);
+  return attention_row(inputs, key_values(inputs, place, keys), place);
+}
 
 /// The row of K and V, [batch * kv_heads * seqlen_k, head_dim], that holds key 0 of a query's head.
 std::size_t first_key(const Shape &shape, Place place);

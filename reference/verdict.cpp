@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <numeric>
 #include <random>
+#include <span>
 
 #include "reference/parallel.h"
 
@@ -51,8 +52,8 @@ struct Element {
   double at_most = 0;
 };
 
-std::vector<Element> elements_of(const Inputs &inputs, Place place) {
-  const Row row = attention_row(inputs, place);
+std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Place place) {
+  const Row row = attention_row(inputs, head, place);
   const int d = inputs.shape.head_dim;
   std::vector<Element> elements(d);
   for (int k = 0; k < d; k++) elements[k].expected = row.output[k];
@@ -62,7 +63,7 @@ std::vector<Element> elements_of(const Inputs &inputs, Place place) {
   const std::vector<bool> fully = keys_that_count_fully(row.weights);
   const double largest = *std::max_element(row.weights.begin(), row.weights.end());
   const double fp32 = 0x1p-23 * (d + static_cast<double>(row.weights.size()) / 16);
-  const std::uint16_t *v = &inputs.V[(first_key(inputs.shape, place) + row.keys.first) * d];
+  const float *v = &head.V[static_cast<std::size_t>(row.keys.first - head.keys.first) * d];
   for (std::size_t j = 0; j < row.weights.size(); j++) {
     const double w = row.weights[j];
     const double a = std::max(rounding.u * w, rounding.f * largest);
@@ -70,12 +71,34 @@ std::vector<Element> elements_of(const Inputs &inputs, Place place) {
     const double e = fp32 * w;
     const double squares = (a * a + b * b) * (fully[j] ? 1 : 1 / 3.0) + e * e;
     for (int k = 0; k < d; k++) {
-      const double value = element_to_float(inputs.type, *v++);
+      const double value = *v++;
       elements[k].c_squared += squares * value * value;
       elements[k].at_most += (a + b + e) * std::abs(value);
     }
   }
   return elements;
+}
+
+/// Where to cut the places such that those from one cut to the next, at most 32, share a head's keys.
+std::vector<std::size_t> cuts_by_head(const Shape &shape, const std::vector<Place> &places) {
+  std::vector<std::size_t> cuts;
+  for (std::size_t i = 0; i < places.size(); i++)
+    if (i == 0 || i - cuts.back() == 32 ||
+        first_key(shape, places[i]) != first_key(shape, places[i - 1]))
+      cuts.push_back(i);
+  cuts.push_back(places.size());
+  return cuts;
+}
+
+/// The keys that any of these places sees, and those between them.
+Keys keys_of_all(const Shape &shape, std::span<const Place> places) {
+  Keys all{shape.seqlen_k, 0};
+  for (const Place &place : places) {
+    const Keys keys = keys_seen(shape, place.batch, place.row);
+    if (keys.first == keys.end) continue;
+    all = {std::min(all.first, keys.first), std::max(all.end, keys.end)};
+  }
+  return all.first < all.end ? all : Keys{0, 0};
 }
 
 }  // namespace
@@ -85,7 +108,13 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
   const int d = shape.head_dim;
   const Rounding rounding = rounding_of(inputs.type);
   std::vector<std::vector<Element>> rows(places.size());
-  parallel_for(places.size(), [&](std::size_t i) { rows[i] = elements_of(inputs, places[i]); });
+  const std::vector<std::size_t> cuts = cuts_by_head(shape, places);
+  parallel_for(cuts.size() - 1, [&](std::size_t run) {
+    const std::span some = std::span(places).subspan(cuts[run], cuts[run + 1] - cuts[run]);
+    const KeyValues head = key_values(inputs, some[0], keys_of_all(shape, some));
+    for (std::size_t i = 0; i < some.size(); i++)
+      rows[cuts[run] + i] = elements_of(inputs, head, some[i]);
+  });
 
   const double n = static_cast<double>(places.size()) * d;
   const double deviations = std::sqrt(2 * std::log(2 * n / kFailureOfARightKernel));

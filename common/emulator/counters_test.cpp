@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <fstream>
 #include <functional>
 #include <set>
@@ -543,24 +544,47 @@ TEST_CASE(
   CHECK(counts_at(profile, also_at) == global_loads(2, 8));
 }
 
+/// Lanes that a branch parts, which call the same function: two requests on a GPU.
+__global__ void call_from_both_sides(const Matrix<const float> &m) {
+  const auto access = [&](int row) {  // four loads: too much for the compiler to copy unasked
+    at = __LINE__, read(m(row, lane_id())), read(m(row + 2, lane_id())),
+    read(m(row + 4, lane_id())), read(m(row + 6, lane_id()));
+  };
+  if (lane_id() < 16)
+    access(0);
+  else
+    access(1);
+}
+
+/// Even and odd lanes take turns, and nothing else is counted: a request for each iteration on a GPU.
+__global__ void take_turns(const Matrix<const float> &m) {
+  for (int i = 0; i < 8; i++)
+    if (lane_id() % 2 == i % 2) at = __LINE__, read(m(i, lane_id()));
+}
+
+/// Lanes that part only where they access no memory, or that stay away.
+__global__ void part_between_accesses(const Matrix<const float> &m) {
+  float sum = 0;
+  for (int i = 0; i < 8; i++) {
+    float x = m(i, lane_id());
+    if (lane_id() % 2 == i % 2) x = std::exp(x);
+    if (lane_id() == 0) read(m(i + 8, lane_id()));
+    sum += x * m(i + 16, lane_id());
+  }
+  if (sum > 0) read(m(31, lane_id()));
+}
+
 TEST_CASE("counters: lanes that come to one place by other code are noted") {
   const Global memory(1024);
   const Matrix<const float> m{memory.data, 32, 32};
-  // A function that each side of a branch has its own copy of, as nvcc makes one: two requests on a
-  // GPU. Nothing but the copy tells the sides apart, so they are counted as one, and noted.
-  const auto access = [&](int row) __attribute__((always_inline)) {
-    at = __LINE__, read(m(row, lane_id()));
-  };
-  Profile profile = profile_of(dim3(1), dim3(32), [&] {
-    if (lane_id() < 16) {
-      access(0);
-      asm volatile("# or the compiler makes one copy for both");
-    } else {
-      access(1);
-    }
-  });
+  // Nothing but where in the compiled code they are tells the lanes apart, so they are counted as
+  // one, and noted.
+  Profile profile = profile_of(dim3(1), dim3(32), [&] { call_from_both_sides(m); });
   CHECK(profile.mixed.count(Line{__FILE__, static_cast<unsigned>(at)}) == 1);
-  profile = profile_of(dim3(1), dim3(32), [&] { also_at = __LINE__, read(m(0, lane_id())); });
+  profile = profile_of(dim3(1), dim3(32), [&] { take_turns(m); });
+  CHECK(profile.mixed.count(Line{__FILE__, static_cast<unsigned>(at)}) == 1);
+
+  profile = profile_of(dim3(1), dim3(32), [&] { part_between_accesses(m); });
   CHECK(profile.mixed.empty());
 }
 

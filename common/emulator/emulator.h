@@ -11,7 +11,9 @@
 #include "common/emulator/runtime.h"
 #include "reference/half.h"
 
-#define __global__
+// Each call within a kernel becomes a copy of the function, as nvcc makes one: what two sides of a
+// branch call is told apart (Profile::mixed).
+#define __global__ __attribute__((flatten))
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)

@@ -15,12 +15,13 @@ namespace emulator {
 /// The emulator runs lanes one after the other and sees what they ask for, not how they branch. From
 /// one point where the warp is together to the next it notes what each lane asks for, and then
 /// groups it as a GPU would issue it: lanes wait at a place for those that are still to come there.
-/// Where they would wait in a circle (even
-/// lanes come by A and then B, odd lanes by B and then A), they have come apart, and one place goes
-/// first with the lanes that are there: the one that some lanes come by more often than others (an
-/// inner loop that some have left), else the one that the warp comes by less often (a branch in a
-/// loop), else the one earlier in the text. Lanes between whose branches nothing else happens look
-/// as if they were together; if their way there differs in the compiled code, the line is mixed.
+/// Where they would wait in a circle (even lanes come by A and then B, odd lanes by B and then A),
+/// they have come apart, and one place goes first with the lanes that are there: the one that some
+/// lanes come by more often than others (an inner loop that some have left), else the one that the
+/// warp comes by less often (a branch in a loop), else the one earlier in the text. Lanes between
+/// whose branches nothing else happens look as if they were together; if their way there differs in
+/// the compiled code, the line is mixed.
+/// README.md, 'What is counted', says what this finds and what it assumes.
 class Requests {
  public:
   explicit Requests(unsigned warps) : warps_(warps) {}
