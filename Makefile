@@ -180,10 +180,8 @@ ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceiling
 power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS)))
 	@$(call measure,power.sh) $(GPU_STEPS)
 regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
-sass-%: FORCE
-	@$(call measure,sass.sh) $*
-bench-emulator: every-step
-	@common/measure/bench-emulator.sh $(NUMBERS)
+sass-%: FORCE ; @$(call measure,sass.sh) $*
+bench-emulator: every-step ; @common/measure/bench-emulator.sh $(NUMBERS)
 
 #? Write
 #?   make docs                   the measured numbers into README.md and the chapters
@@ -197,5 +195,4 @@ docs: build/host/bin/docs $(QUOTED)
 	build/host/bin/docs $(DOCUMENTS)
 plot: ; @GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
 format: ; clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
-diff-%: FORCE
-	@common/measure/diff.sh $*
+diff-%: FORCE ; @common/measure/diff.sh $*
