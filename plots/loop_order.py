@@ -77,7 +77,7 @@ def main():
         arrow(right, (0, i + 0.5), (TILES - 0.12, i + 0.5), KEPT, 3)
 
     traffic(left_below, [
-        (0.7, "$K_j, V_j$", "once per column", ["down"], style.INK, 1.5),
+        (0.7, "$K_j, V_j$", "once per\ncolumn", ["down"], style.INK, 1.5),
         (3.5, "$Q_i$", "every cell", ["down"], style.INK, 3.5),
         (6.2, r"$\mathbf{O_i, l_i, m_i}$", "read and written\nat every cell", ["down", "up"], MOVED,
          3.5)], "$K_j, V_j$")
