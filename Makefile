@@ -53,7 +53,7 @@ clean:
 	rm -rf build $(wildcard step-[0-9][0-9]*)
 
 # --- building --------------------------------------------------------------------------------------
-# What the code cannot do without, before CXXFLAGS and NVCCFLAGS.
+# What the code cannot do without, before CXXFLAGS and NVCCFLAGS. (Tests get -O0: compiling them takes longer.)
 HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
 	$(if $(findstring clang,$(CXX)),,-Wno-restrict) $(if $(WERROR),-Werror) -MMD -MP -I. -Ibuild/host $(CXXFLAGS)
 CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall $(if $(WERROR),-Werror all-warnings) -MMD -MP -I. $(NVCCFLAGS)
@@ -100,7 +100,7 @@ $(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
 	$(say)$(CUDA) $(call gencode,$(call field,$(step),4)) $(step_flags) -c $< -o $@
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	@mkdir -p $(@D)
-	$(say)$(HOST) -c $< -o $@
+	$(say)$(HOST) $(if $(filter %_test.cpp common/testing/%,$<),-O0 -g0) -c $< -o $@
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(or $(call field,$(*F),4),$(ARCH))) -c $< -o $@
