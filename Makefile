@@ -53,8 +53,8 @@ clean:
 	rm -rf build $(wildcard step-[0-9][0-9]*)
 
 # --- building --------------------------------------------------------------------------------------
-# What the code cannot do without, before CXXFLAGS and NVCCFLAGS. The emulator tells the copies that the
-# compiler makes of a short loop's iterations apart (Profile::mixed): g++ shall make them, and keep them.
+# What the code cannot do without, before CXXFLAGS and NVCCFLAGS. (-fpeel-loops and the two after it: the
+# emulator tells the copies apart that g++ makes of a short loop's iterations, Profile::mixed.)
 HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
 	$(if $(findstring clang,$(CXX)),,-Wno-restrict -fpeel-loops -fno-tree-tail-merge \
 	-fno-crossjumping) $(if $(WERROR),-Werror) -MMD -MP -I. -Ibuild/host $(CXXFLAGS)
@@ -102,7 +102,7 @@ $(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
 	$(say)$(CUDA) $(call gencode,$(call field,$(step),4)) $(step_flags) -c $< -o $@
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	@mkdir -p $(@D)
-	$(say)$(HOST) -c $< -o $@
+	$(say)$(HOST) $(if $(filter common/pages/%_test.cpp common/program/%_test.cpp common/testing/% steps/%,$<),-O0 -g0) -c $< -o $@
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(or $(call field,$(*F),4),$(ARCH))) -c $< -o $@

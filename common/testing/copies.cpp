@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <fstream>
 #include <mutex>
+#include <stdexcept>
 
 #include "reference/parallel.h"
 
@@ -12,22 +13,39 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string compiler() {
-  // Not optimised further: most of the time goes into the compiler, not into the programs.
-  return environment("CXX", "g++") + " -std=c++20 -O1 -w -pthread";
+const std::string kFolder = "build/copies/";
+
+/// The compiler, optimising as much as is least to wait for: a run of steps 00 to 03 takes longer
+/// than their compilation, a run of the others does not.
+std::string compiler(bool slow_to_run) {
+  return environment("CXX", "g++") + " -std=c++20 -w -pthread " + (slow_to_run ? "-O1" : "-O0");
 }
 
 /// A folder that has kernel.h and all that it includes, precompiled: most of a step's compilation.
 /// (g++ looks for NAME.gch where it looks for NAME. Another compiler passes it by.)
-fs::path precompiled() {
-  static const fs::path folder = [] {
-    const fs::path header = "common/kernel/kernel.h", to = "build/copies" / header;
-    fs::create_directories(to.parent_path());
-    run_command(compiler() + " -I. -x c++-header " + header.string() + " -o " + to.string() +
-                ".gch");
-    return fs::path("build/copies");
-  }();
+fs::path precompile(bool slow_to_run) {
+  const fs::path folder = kFolder + (slow_to_run ? "slow-to-run" : "quick-to-run");
+  const fs::path header = "common/kernel/kernel.h", to = folder / header;
+  fs::create_directories(to.parent_path());
+  run_command(compiler(slow_to_run) + " -I. -x c++-header " + header.string() + " -o " +
+              to.string() + ".gch");
   return folder;
+}
+
+/// What every copy is linked with, as one object without debug information: half of a link's time.
+std::string link_common() {
+  fs::create_directories(kFolder);
+  const std::string all = kFolder + "common.o";
+  std::string command = environment("CXX", "g++") + " -r -nostdlib -Wl,-S -o " + all;
+  const fs::path objects = environment("HOST_OBJECTS", "build/host");
+  for (const char *folder : {"common/emulator", "common/program", "reference"})
+    for (const auto &entry : fs::directory_iterator(objects / folder))
+      if (const std::string object = entry.path();
+          object.ends_with(".o") && !object.ends_with("_test.o"))
+        command += " " + shell_word(object);
+  if (const Finished finished = run_command(command); finished.status != 0)
+    throw std::runtime_error(command + "\n" + finished.err);
+  return all;
 }
 
 /// The words after "// Needs" or "// Takes" in a step's header, without commas; Needs has one.
@@ -55,14 +73,11 @@ Finished compile_step(const fs::path &program, const std::string &step) {
         << "#line " << i + 2 << " \"" << source << "\"\n";
   }
   out.close();
-  std::string command = compiler() + " -I" + precompiled().string() + " -I. " + shell_word(unit);
-  const fs::path objects = environment("HOST_OBJECTS", "build/host");
-  for (const char *folder : {"common/emulator", "common/program", "reference"})
-    for (const auto &entry : fs::directory_iterator(objects / folder))
-      if (const std::string object = entry.path();
-          object.ends_with(".o") && !object.ends_with("_test.o"))
-        command += " " + shell_word(object);
-  return run_command(command + " -o " + shell_word(program));
+  static const std::string common = link_common();
+  static const fs::path precompiled[] = {precompile(false), precompile(true)};
+  const bool slow_to_run = step < "04";
+  return run_command(compiler(slow_to_run) + " -I" + precompiled[slow_to_run].string() + " -I. " +
+                     shell_word(unit) + " " + common + " -o " + shell_word(program));
 }
 
 void do_all(std::vector<Job> &jobs) {
