@@ -461,6 +461,8 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
   do_all(jobs);
 }
 
+namespace {
+
 /// A layout that costs nothing but time, in a copy of a step; or none, in a step as it is.
 struct Layout {
   std::string step, name, find, replace;
@@ -492,6 +494,8 @@ std::map<std::string, std::uint64_t> totals(const std::string &file) {
     }
   return values;
 }
+
+}  // namespace
 
 TEST_CASE("a layout with bank conflicts gives the right answer, and the counts tell") {
   std::vector<Job> jobs;
