@@ -142,9 +142,8 @@ Strings peers(const Request &r) {
 Strings variants(const Request &r) {
   const Rows rows = r.rows();
   const auto names = names_of(rows);
-  const auto of = std::find_if(names.begin(), names.end(), [](const std::string &name) {
-    return name.find(':') != name.npos;
-  });
+  const auto of = std::find_if(names.begin(), names.end(),
+                               [](const std::string &name) { return name.find(':') != name.npos; });
   if (of == names.end()) throw Error(r.file + ".csv has no variant, STEP:NAME");
   const std::string base = split(*of, ":")[0];
   std::vector<Strings> table;
