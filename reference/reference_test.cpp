@@ -192,29 +192,29 @@ TEST_CASE("reference: who sees whom: no mask, causal, a window, lengths, drawn")
   const auto picture = [](const Shape &shape, int batch) {
     std::vector<std::string> rows(shape.seqlen_q);
     for (int i = 0; i < shape.seqlen_q; i++)
-      for (int j = 0; j < shape.seqlen_k; j++) rows[i] += sees(shape, batch, i, j) ? 'x' : '.';
+      for (int j = 0; j < shape.seqlen_k; j++) rows[i] += sees(shape, batch, i, j) ? '#' : '.';
     return rows;
   };
   using Picture = std::vector<std::string>;
-  CHECK(picture({.seqlen_q = 2, .seqlen_k = 3}, 0) == Picture{"xxx", "xxx"});
-  CHECK(picture({.seqlen_q = 3, .seqlen_k = 3, .causal = true}, 0) == Picture{"x..", "xx.", "xxx"});
+  CHECK(picture({.seqlen_q = 2, .seqlen_k = 3}, 0) == Picture{"###", "###"});
+  CHECK(picture({.seqlen_q = 3, .seqlen_k = 3, .causal = true}, 0) == Picture{"#..", "##.", "###"});
   // The last query stands where the last key stands.
-  CHECK(picture({.seqlen_q = 2, .seqlen_k = 5, .causal = true}, 0) == Picture{"xxxx.", "xxxxx"});
+  CHECK(picture({.seqlen_q = 2, .seqlen_k = 5, .causal = true}, 0) == Picture{"####.", "#####"});
   CHECK(picture({.seqlen_q = 5, .seqlen_k = 2, .causal = true}, 0) ==
-        Picture{"..", "..", "..", "x.", "xx"});
+        Picture{"..", "..", "..", "#.", "##"});
   CHECK(picture({.seqlen_q = 4, .seqlen_k = 4, .causal = true, .window = 2}, 0) ==
-        Picture{"x...", "xx..", ".xx.", "..xx"});
+        Picture{"#...", "##..", ".##.", "..##"});
   CHECK(picture({.seqlen_q = 4, .seqlen_k = 4, .window = 1}, 0) ==
-        Picture{"x...", ".x..", "..x.", "...x"});
-  CHECK(picture({.seqlen_q = 4, .seqlen_k = 2, .window = 1}, 0) == Picture{"..", "..", "x.", ".x"});
+        Picture{"#...", ".#..", "..#.", "...#"});
+  CHECK(picture({.seqlen_q = 4, .seqlen_k = 2, .window = 1}, 0) == Picture{"..", "..", "#.", ".#"});
   const Shape ragged{.batch = 2,
                      .seqlen_q = 3,
                      .seqlen_k = 4,
                      .causal = true,
                      .lengths_q = {3, 2},
                      .lengths_k = {2, 4}};
-  CHECK(picture(ragged, 0) == Picture{"....", "x...", "xx.."});
-  CHECK(picture(ragged, 1) == Picture{"xxx.", "xxxx", "...."});
+  CHECK(picture(ragged, 0) == Picture{"....", "#...", "##.."});
+  CHECK(picture(ragged, 1) == Picture{"###.", "####", "...."});
   CHECK(picture({.seqlen_q = 2, .seqlen_k = 2, .lengths_k = {0}}, 0) == Picture{"..", ".."});
 }
 
