@@ -367,20 +367,24 @@ void Block::begin_copy(void *shared, const void *global, const Where &where, con
   const SiteId site = site_of(where);
   const std::string error = shadow_.begin_copy(offset, {clocks_, running_, site, true, kCopyBytes});
   if (!error.empty()) fail(error, where);
-  access_global({clocks_, running_, site, false, kCopyBytes, global}, where);
+  if (global) access_global({clocks_, running_, site, false, kCopyBytes, global}, where);
   copies_.begin(running_, offset, global, site);
-  if (settings.profile) {
-    requests_.add(running_, Kind::kCopy, kCopyBytes, offset, site, caller);
+  if (!settings.profile) return;
+  requests_.add(running_, Kind::kCopy, kCopyBytes, offset, site, caller);
+  if (global)
     requests_.add(running_, Kind::kGlobalLoad, kCopyBytes, reinterpret_cast<std::uintptr_t>(global),
                   site, caller);
-  }
 }
 
 void Block::wait_for_copies(int groups) {
   Copy copy;
   while (copies_.end_one(running_, groups, copy)) {
-    std::memcpy(shared_.get() + copy.offset, copy.global, kCopyBytes);
+    if (copy.global)
+      std::memcpy(shared_.get() + copy.offset, copy.global, kCopyBytes);
+    else
+      std::memset(shared_.get() + copy.offset, 0, kCopyBytes);
     shadow_.end_copy(copy.offset, {clocks_, running_, copy.site, true, kCopyBytes});
+    if (!copy.global) continue;
     // It read its source until now.
     Allocation &source = *find_allocation(copy.global);
     (void)source.shadow.check(copy.global - source.memory,

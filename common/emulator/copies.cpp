@@ -36,7 +36,7 @@ std::string Copies::check_store(const void *global, int bytes) const {
   for (unsigned thread = 0; thread < threads_.size(); thread++)
     for (std::size_t i = threads_[thread].first; i < threads_[thread].copies.size(); i++)
       if (const Copy &copy = threads_[thread].copies[i];
-          begin < copy.global + kCopyBytes && copy.global < begin + bytes)
+          copy.global && begin < copy.global + kCopyBytes && copy.global < begin + bytes)
         return under_way("store to global", "reading", thread, copy.site);
   return {};
 }

@@ -122,6 +122,11 @@ inline void cp_async_16(const Reference<half> &shared, const Reference<const hal
   emulator::begin_copy(shared.checked(), global.checked(), where);
 }
 
+inline void cp_async_16_or_zeros(const Reference<half> &shared, const Reference<const half> &global,
+                                 bool there, Where where = Where::current()) {
+  emulator::begin_copy(shared.checked(), there ? global.checked() : nullptr, where);
+}
+
 inline void cp_async_commit() {
   emulator::commit_copies();
 }

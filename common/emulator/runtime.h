@@ -83,8 +83,9 @@ void collective(const Collective &what, std::uint32_t members, const Where &wher
 /// from within a collective.
 void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where);
 
-/// Begins to copy 16 bytes from global to shared memory, closes the thread's group of copies, and
-/// waits until at most `groups` of them are under way. The bytes arrive as late as that allows.
+/// Begins to copy 16 bytes from global to shared memory (null: 16 bytes of zeros), closes the
+/// thread's group of copies, and waits until at most `groups` of them are under way. The bytes
+/// arrive as late as that allows.
 void begin_copy(void *shared, const void *global, const Where &where);
 void commit_copies();
 void wait_for_copies(int groups);

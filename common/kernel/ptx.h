@@ -69,6 +69,14 @@ __device__ __forceinline__ void cp_async_16(half &shared, const half &global) {
                : "memory");
 }
 
+/// The same where `there`. Elsewhere 16 bytes of zeros arrive and `global` is not read: the
+/// instruction's operand src-size says how many of the bytes come from it.
+__device__ __forceinline__ void cp_async_16_or_zeros(half &shared, const half &global, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ptx::shared_address(&shared)),
+               "l"(&global), "r"(there ? 16 : 0)
+               : "memory");
+}
+
 /// Makes one group of the copies that the thread has started since its last commit.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -14,12 +14,17 @@ struct Strides {
   std::int64_t batch, head, row;
 };
 
+/// Which elements of a row are a pair, of head_dim / 2 pairs: c and c + head_dim / 2, or 2 c and
+/// 2 c + 1.
+enum class Rope { kNone, kHalves, kNeighbours };
+
 /// One forward pass of attention: O = softmax(Q K^T / sqrt(head_dim)) V for each of batch * heads
 /// independent heads. A step takes the plain problem, and of the rest what its header's 'Takes'
 /// names. Plain: fp16, dense [batch, heads, seqlen, head_dim], as many keys as queries and as many
 /// key heads as query heads, and every query sees every key.
 struct Problem {
-  const void *Q, *K, *V;  // in the memory of the device
+  const void *Q;  // in the memory of the device, as are all that follow
+  void *K, *V;    // written only where K_new is given
   void *O;
   void *workspace;  // what Step::workspace_bytes asked for
   Strides Q_strides, K_strides, V_strides, O_strides;
@@ -29,14 +34,31 @@ struct Problem {
   int seqlen_q, seqlen_k, head_dim;
   bool causal;  // query i sees keys up to i + seqlen_k - seqlen_q, of its sequence's lengths
   int window;   // it sees the last so many of those keys; 0: all of them
+  int sinks;    // with a window: it sees the first so many of those keys, too
   // Where the sequences differ in length: [batch], null if all are full. Rows beyond are not there:
   // those of Q, K and V are not to be read, those of O not to be written.
   const int *lengths_q, *lengths_k;
+  // Where the sequences follow each other without a gap: row i of batch element b is row
+  // cu_seqlens[b] + i of a tensor that has no batch (strides.batch is 0). [batch + 1], the lengths
+  // added up; null if they do not. The lengths are given then, too.
+  const int *cu_seqlens_q, *cu_seqlens_k;
   // Where K and V are cut into pages: row i of batch element b is row i % page_size of page
   // page_table[b, i / page_size], and K_strides.batch leads from a page to the next. A sequence's
   // entries beyond its last key are -1.
   const int *page_table;  // [batch, ceil(seqlen_k / page_size)], null if K and V are not paged
   int page_size;
+  // Where K and V are a cache that lacks each sequence's last seqlen_new keys: these keys and their
+  // values, dense [batch, kv_heads, seqlen_new, head_dim]. The step stores them in K and V, at
+  // their rows, and their queries see them. Null if K and V have all.
+  const void *K_new, *V_new;
+  int seqlen_new;
+  // Rotary embedding (Su et al. 2021, 'RoFormer', equation 34) of Q and K before the scores: the
+  // pair c of the row at position t turns by the angle whose cosine and sine these hold. Key j is
+  // at position j, query i at i + seqlen_k - seqlen_q (of its sequence's lengths). In a cache that
+  // K_new is added to, the keys are rotated already.
+  Rope rope;
+  const float *rope_cos, *rope_sin;  // [seqlen_k or more, head_dim / 2], null without
+  int splits;                        // the keys are shared among so many blocks; 0: the step decides
 };
 
 /// This device does not take the step at this shape.

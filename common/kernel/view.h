@@ -85,6 +85,21 @@ struct Matrix {
   }
 };
 
+/// A matrix in global memory whose rows begin `stride` elements apart: a head of a tensor, in
+/// whatever order the tensor has its batch, its heads and its rows.
+template <class T>
+struct StridedMatrix {
+  T *data;
+  int rows, cols;
+  std::int64_t stride;
+
+  __device__ __forceinline__ Reference<T> operator()(int row, int col,
+                                                     Where where = Where::current()) const {
+    return element(data + row * stride + col,
+                   unsigned(row) < unsigned(rows) && unsigned(col) < unsigned(cols), where);
+  }
+};
+
 /// The layout of a tile whose rows follow each other.
 template <int Rows, int Cols>
 struct RowMajor {

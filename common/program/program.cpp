@@ -87,13 +87,13 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
     const Tensor &tensor;
     const reference::Elements &values;
     std::size_t elements;
-    const void *&first;
+    std::uint16_t *first = nullptr;
   };
   std::uint16_t *memory = nullptr;
   reference::Elements buffer;
-  const Part parts[] = {{placement.Q, inputs.Q, placement.Q_elements, problem.Q},
-                        {placement.K, inputs.K, placement.K_elements, problem.K},
-                        {placement.V, inputs.V, placement.V_elements, problem.V}};
+  Part parts[] = {{placement.Q, inputs.Q, placement.Q_elements},
+                  {placement.K, inputs.K, placement.K_elements},
+                  {placement.V, inputs.V, placement.V_elements}};
   for (std::size_t i = 0; i < std::size(parts); i++) {
     if (parts[i].elements) buffer = poisoned(parts[i].elements);
     scatter(parts[i].tensor, parts[i].values, buffer);
@@ -102,6 +102,9 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
     for (std::size_t j = 0; j <= i; j++)
       if (!parts[j].first) parts[j].first = memory + parts[j].tensor.first;
   }
+  problem.Q = parts[0].first;
+  problem.K = parts[1].first;
+  problem.V = parts[2].first;
   problem.O = device.allocate(placement.O_elements * sizeof(std::uint16_t));
   problem.Q_strides = placement.Q.strides;
   problem.K_strides = placement.K.strides;
