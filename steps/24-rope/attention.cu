@@ -12,6 +12,7 @@
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
 #include "common/kernel/swizzle.h"
+#include "steps/24-rope/rotate.h"
 
 namespace {
 
@@ -43,48 +44,7 @@ __device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const h
     cp_async_16_or_zeros(tile(row + i, col), part(i, 0), !ragged || i < part.rows);
 }
 
-/// Turns a tile's first rows by the angles of their positions, pair by pair. Rows before the first key
-/// see none and stay as they are.
-template <int d, Rope rope, class From, class To>
-__device__ void rotate_tile(From &from, To &to, int rows, const Problem &problem,
-                            int first_position) {
-  const Matrix<const float> gCos{problem.rope_cos, problem.seqlen_k, d / 2};
-  const Matrix<const float> gSin{problem.rope_sin, problem.seqlen_k, d / 2};
-  // 8 consecutive lanes have 8 rows, which the swizzle keeps in all banks.
-  for (int i = threadIdx.x / 32 * 8 + threadIdx.x % 8; i < min(rows, Br); i += num_warps * 8)
-    for (int col = threadIdx.x / 8 % 4 * 8; col < d / 2; col += 32) {
-      if (first_position + i < 0) continue;
-      // 8 elements each from col and from col + d / 2 on: 8 pairs, whichever way.
-      Vector<half, 8> x[2] = {load<8>(from(i, col)), load<8>(from(i, col + d / 2))};
-      for (int n = 0; n < 2; n++) {
-        const int pair = rope == Rope::kHalves ? col + 4 * n : col / 2 + d / 4 * n;  // to pair + 3
-        const auto cos = load<4>(gCos(first_position + i, pair));
-        const auto sin = load<4>(gSin(first_position + i, pair));
-        for (int e = 0; e < 4; e++) {
-          half &a = rope == Rope::kHalves ? x[0][4 * n + e] : x[n][2 * e];
-          half &b = rope == Rope::kHalves ? x[1][4 * n + e] : x[n][2 * e + 1];
-          const float a_before = __half2float(a), b_before = __half2float(b);
-          a = __float2half(a_before * cos[e] - b_before * sin[e]);
-          b = __float2half(a_before * sin[e] + b_before * cos[e]);
-        }
-      }
-      store<8>(to(i, col), x[0]);
-      store<8>(to(i, col + d / 2), x[1]);
-    }
-}
-
-/// Rotates K, a tile of Br rows per block.
-template <int d, Rope rope>
-__global__ void rotate_keys(const Problem problem, const Strides rotated_strides) {
-  const int first_row = blockIdx.x * Br, h = blockIdx.y, b = blockIdx.z;
-  const int rows = of_batch(problem.lengths_k, problem, b, problem.seqlen_k) - first_row;
-  const int start = of_batch(problem.cu_seqlens_k, problem, b, 0) + first_row;
-  const auto gK = head_of<const half, d>(problem.K, problem.K_strides, b, h, start, rows);
-  const auto rotated = head_of<half, d>(problem.workspace, rotated_strides, b, h, start, rows);
-  rotate_tile<d, rope>(gK, rotated, rows, problem, first_row);
-}
-
-template <int d, Rope rope>
+template <int d, bool rope>
 __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, blocks per SM
     attention(const Problem problem, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
@@ -115,17 +75,17 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);
 
   load_tile<Br, d, true>(smem.Q, gQ, first_row);
-  if constexpr (rope != Rope::kNone) cp_async_commit();
+  if constexpr (rope) cp_async_commit();
   if (last >= 0) {
     load_tile<Bc, d, true>(smem.K, gK, last);
     load_tile<Bc, d, true>(smem.V, gV, last);  // zeros, too: a weight of 0 times NaN is NaN
   }
   cp_async_commit();
-  if constexpr (rope != Rope::kNone) {
+  if constexpr (rope) {
     cp_async_wait<1>();
     __syncthreads();  // Q is there for all warps; K and V are on their way
-    rotate_tile<d, rope>(smem.Q, smem.Q, seqlen_q - first_row, problem,
-                         first_row + seqlen_k - seqlen_q);
+    rotate_rows<d>(smem.Q, smem.Q, min(Br, seqlen_q - first_row), problem,
+                   first_row + seqlen_k - seqlen_q);
   }
 
   // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
@@ -242,30 +202,12 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   }
 }
 
-template <int d, Rope rope>
-void run(Problem p) {
-  if constexpr (rope != Rope::kNone) {
-    // [kv_heads, batch, seqlen_k, d]; of packed sequences [kv_heads, all rows, d].
-    const std::int64_t rows = p.seqlen_k * d;
-    const Strides rotated{p.cu_seqlens_k ? 0 : rows, p.batch * rows, d};
-    const dim3 tiles((p.seqlen_k + Br - 1) / Br, p.kv_heads, p.batch);
-    launch<void>(rotate_keys<d, rope>, tiles, dim3(num_warps * 32), p, rotated);
-    p.K = p.workspace, p.K_strides = rotated;
-  }
-  const dim3 grid((p.seqlen_q + Br - 1) / Br, p.heads, p.batch);
-  launch<SharedStorage<d>>(attention<d, rope>, grid, dim3(num_warps * 32), p,
-                           1.44269504f / sqrtf(d));
-}
-
 template <int d>
-void run(const Problem &p) {
-  p.rope == Rope::kNone     ? run<d, Rope::kNone>(p)
-  : p.rope == Rope::kHalves ? run<d, Rope::kHalves>(p)
-                            : run<d, Rope::kNeighbours>(p);
-}
-
-std::size_t workspace_bytes(const Problem &p) {  // K, rotated
-  return sizeof(half) * p.kv_heads * p.batch * p.seqlen_k * p.head_dim * (p.rope != Rope::kNone);
+void run(Problem p) {
+  if (p.rope != Rope::kNone) rotate_keys_beforehand<d>(p);
+  const dim3 grid((p.seqlen_q + Br - 1) / Br, p.heads, p.batch);
+  launch<SharedStorage<d>>(p.rope == Rope::kNone ? attention<d, false> : attention<d, true>, grid,
+                           dim3(num_warps * 32), p, 1.44269504f / sqrtf(d));
 }
 
 }  // namespace
@@ -274,5 +216,5 @@ EXPORT_STEP({
     .tile = 1,
     .default_batch = 16,
     .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
-    .workspace_bytes = workspace_bytes,
+    .workspace_bytes = rotated_keys_bytes,
 });
