@@ -121,13 +121,15 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
 // --- the run -------------------------------------------------------------------------------------
 
 /// Times launches: as many as --iters says, else 20, or fewer if they would take over two seconds.
+/// Those of a tenth of a millisecond or less ten at a time: an event costs microseconds.
 void time_launches(Device &device, const std::function<void()> &launch, const Options &options,
                    Result &result) {
-  const float estimate = device.time(launch, 0, 1)[0];
+  const float estimate = device.time(launch, 0, 1, 1)[0];
   const int iterations =
       options.iters.value_or(std::clamp(static_cast<int>(2000 / std::max(estimate, 1e-3f)), 3, 20));
   const int warm_up = estimate < 100 ? 3 : 0;  // as peers.py does; a long launch was its own
-  std::vector<float> ms = device.time(launch, warm_up, iterations);
+  const int each = estimate < 0.1f ? 10 : 1;
+  std::vector<float> ms = device.time(launch, warm_up, iterations, each);
   std::sort(ms.begin(), ms.end());
   const std::size_t half = ms.size() / 2;
   result.median_ms = ms.size() % 2 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
