@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -29,6 +30,10 @@ inline unsigned lane_number() {
   return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
 }
 }  // namespace emulator
+
+// CUDA has them for integers without a namespace.
+using std::max;
+using std::min;
 
 inline float __half2float(half h) {
   return half_to_float(h);

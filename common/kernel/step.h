@@ -58,7 +58,7 @@ struct Problem {
   // K_new is added to, the keys are rotated already.
   Rope rope;
   const float *rope_cos, *rope_sin;  // [seqlen_k or more, head_dim / 2], null without
-  int splits;                        // the keys are shared among so many blocks; 0: the step decides
+  int splits;  // the keys are shared among so many blocks; 0: the step decides
 };
 
 /// This device does not take the step at this shape.

@@ -9,6 +9,7 @@
 // Prediction  At 8192 keys a Q tile needs 65 of the 128 tiles on average, not 128, and 64 would be
 //             without waste: step 15's speed but for 2%, 385 to 395 TFLOP/s of visible pairs.
 #include "common/kernel/kernel.h"
+#include "common/kernel/swizzle.h"
 
 namespace {
 
@@ -17,19 +18,6 @@ constexpr int Bc = 64;   // rows of K and V in a tile
 constexpr int num_warps = 4;
 constexpr int m_tiles = Br / num_warps / 16;  // a warp's rows, in units of mma's 16
 constexpr float rescale_threshold = 8;        // P is at most 2^8 then: far from fp16's 65504
-
-/// Rows of d elements, in swizzle atoms of 64 (128 bytes: each bank once). Within an atom the
-/// chunks of 8 (16 bytes: 4 banks) are permuted: 8 consecutive rows keep a column in all banks.
-template <int Rows, int d>
-struct Swizzled {
-  static constexpr int size = Rows * d;
-  __device__ static constexpr int offset(int row, int col) {
-    return row * d + col / 64 * 64 + (col % 64 ^ row % 8 * 8);
-  }
-};
-
-template <int Rows, int d>
-using SharedTile = Tile<half, Rows, d, Swizzled<Rows, d>>;
 
 template <int d>
 struct SharedStorage {
