@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# make bench: bench.sh STEP...: every step and its peers, into plots/results/GPU.csv. REPEAT rounds
-# (default 3) of the steps and their peers follow each other: a GPU that grows warm or slow does so
-# for all. The last step is where the book has come to.
+# make bench: bench.sh STEP...: every step of the plain problem and its peers, into
+# plots/results/GPU.csv. REPEAT rounds (default 3) of the steps and their peers follow each other: a GPU
+# that grows warm or slow does so for all. The last step is where the book has come to.
 set -euo pipefail
 . common/measure/shell.sh
 need_gpu
-begin_rows build/bench.csv "$@"
+plain=()
+for step; do ! is_plain "$step" || plain+=("$step"); done
+begin_rows build/bench.csv "${plain[@]}"
 last=${steps[-1]}
 repeat=${REPEAT:-3}
 shape=$(describe "$last" gpu)                           # what is measured where nothing is said

@@ -27,6 +27,9 @@ options() {
 # value "batch=16 head-dim=128" head-dim: 128
 value() { tr ' ' '\n' <<<"$1" | sed -n "s/^$2=//p"; }
 
+# is_plain STEP: whether this step takes no more than the plain problem, as those of Parts I and II.
+is_plain() { [ -z "$(describe "$(number_of "$1")" takes)" ]; }
+
 number_of() { echo "${1%%-*}"; } # 15-early-k: 15
 
 # source_of NN: this step's source. Ends the script where there is no such step.
