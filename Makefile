@@ -6,9 +6,9 @@ CXXFLAGS ?= -O2 -g
 NVCCFLAGS ?= -O3 -lineinfo
 CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
 	sed -nE '1s/^([0-9]+)\.([0-9]+)$$/\1\2/p')
-ifeq ($(strip $(ARCH)),)
-override ARCH := sm_$(or $(CAPABILITY),80)
-endif
+override ARCH := $(or $(strip $(ARCH)),sm_$(or $(CAPABILITY),80))
+$(if $(shell echo '$(ARCH)' | grep -vxE 'sm_[0-9]+[af]?( +sm_[0-9]+[af]?)*'),\
+	$(error ARCH=$(ARCH): sm_NN is allowed, as in ARCH=sm_90a, or several: ARCH="sm_80 sm_90"))
 # GPU: the name of its results: "NVIDIA H200" becomes h200.
 GPU ?= $(if $(CAPABILITY),$(shell nvidia-smi --query-gpu=name --format=csv,noheader | \
 	sed -nE '1{s/^NVIDIA //; s/^GeForce //; s/ /-/g; p}' | tr A-Z a-z))

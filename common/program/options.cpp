@@ -186,6 +186,12 @@ void check_together(const Options &options) {
                      "measure with `make counters`");
   if (!counting.empty() && options.check_only)
     throw UsageError(counting + " with --check-only: one of the two is allowed; only one counts");
+  const std::string untimed = options.check_only                     ? "--check-only"
+                              : options.device == DeviceChoice::kCpu ? "--device cpu"
+                                                                     : counting;
+  if (options.iters && !untimed.empty())
+    throw UsageError("--iters with " + untimed +
+                     ": launches are timed on a GPU only; one of the two is allowed");
   const std::vector<std::pair<std::string, std::string>> files = {
       {"--csv", options.csv},
       {"--profile-csv", options.profile_csv},
