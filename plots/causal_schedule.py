@@ -10,8 +10,8 @@ import style
 from style import pyplot
 
 SLOTS = 10
-PANELS = [("20-causal:in-order", "in order, a head's longest block last"),
-          ("20-causal", "step 20, a head's longest block first")]
+PANELS = [("20-causal:in-order", "in order, the longest blocks last"),
+          ("20-causal", "step 20, the longest blocks first")]
 
 
 def schedule(work):
@@ -25,11 +25,16 @@ def schedule(work):
     return places, max(end for end, _ in free)
 
 
+def head(block, rows):
+    """A section of heads is side by side in x; z counts the sections."""
+    return int(block["z"]) * (1 + max(int(r["x"]) for r in rows)) + int(block["x"])
+
+
 def main():
     arguments = style.results_parser(__doc__).parse_args()
     rows = style.read_measured(arguments.results / "blocks-20.csv", "counters")
     figure, axes = pyplot.subplots(len(PANELS), 1, figsize=(12, 6.4), sharex=True)
-    heads = sorted({int(r["y"]) for r in rows})
+    heads = sorted({head(r, rows) for r in rows})
     colours = [style.SKY, style.ORANGE, style.GREEN, style.PINK][:len(heads)]
     last = 0
     for one, (name, title) in zip(axes, PANELS):
@@ -40,7 +45,7 @@ def main():
         last = max(last, end / unit)
         for block, amount, (slot, begin) in zip(blocks, work, places):
             one.add_patch(pyplot.Rectangle((begin / unit, slot - 0.4), amount / unit, 0.8,
-                                           facecolor=colours[heads.index(int(block["y"]))],
+                                           facecolor=colours[heads.index(head(block, rows))],
                                            edgecolor="white", linewidth=1.5))
             if amount >= 2 * unit:
                 one.text((begin + amount / 2) / unit, slot, f"{amount // unit}", ha="center",
@@ -54,7 +59,7 @@ def main():
         one.set_yticks(range(SLOTS), [f"slot {i}" for i in range(SLOTS)])
         one.tick_params(axis="y", length=0)
     axes[-1].set_xlim(0, 1.02 * last)
-    axes[-1].set_xlabel("time, in units of the shortest block; the number in a block is its work")
+    axes[-1].set_xlabel("time, in units of the shortest block; a number is the work of its block; dashed: evenly shared work")
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=c) for c in colours]
     axes[0].legend(handles, [f"head {h}" for h in heads], ncols=len(heads), loc="lower right",
                    bbox_to_anchor=(1, 1.1), borderpad=0)
