@@ -20,6 +20,12 @@ struct Dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
 
+/// The place in its grid of the block that starts after so many others.
+inline Dim3 block_index(Dim3 grid, std::uint64_t number) {
+  return {static_cast<unsigned>(number % grid.x), static_cast<unsigned>(number / grid.x % grid.y),
+          static_cast<unsigned>(number / grid.x / grid.y)};
+}
+
 /// What a launch throws when a kernel did something that a GPU would have let pass or hung on. The
 /// message names the line, the block and the thread.
 struct KernelError : std::runtime_error {
@@ -89,6 +95,14 @@ void load_rows(const std::array<const void *, 32> &rows, int count, const Where 
 void begin_copy(void *shared, const void *global, const Where &where);
 void commit_copies();
 void wait_for_copies(int groups);
+
+/// Checks that there is an unsigned in global memory at this address, and gives it this value of what
+/// it was, at once for all blocks of the launch; returns what it was. Atomics do not race.
+unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
+                const Where &where);
+
+/// __threadfence.
+void fence();
 
 /// __syncthreads.
 void block_barrier(const Where &where);

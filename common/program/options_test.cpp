@@ -21,7 +21,7 @@ const Step kTakesAll = {.name = "23-strides",
                         .needs = "sm_80",
                         .takes =
                             "--causal --seqlen-k --kv-heads --window --type --layout "
-                            "--page-size --lengths",
+                            "--page-size --lengths --sinks --append --rope --splits",
                         .tile = 1,
                         .default_batch = 16,
                         .launch = nullptr,
@@ -90,7 +90,9 @@ TEST_CASE("options: every option, in both ways of writing it") {
       {"--inputs", "one-hot"},  {"--seed", "99"},           {"--csv", "a.csv"},
       {"--trace-csv", "c.csv"}, {"--profile-csv", "b.csv"}, {"--seqlen-k", "100"},
       {"--kv-heads", "1"},      {"--window", "17"},         {"--type", "bf16"},
-      {"--layout", "bnhd"},     {"--page-size", "16"},      {"--lengths", "5,6:7"}};
+      {"--layout", "bnhd"},     {"--page-size", "16"},      {"--lengths", "5,6:7"},
+      {"--sinks", "4"},         {"--append", "2"},          {"--rope", "halves"},
+      {"--splits", "3"}};
   std::vector<std::string> two_words = {"--profile", "--causal"},
                            one_word = {"--causal", "--profile"};
   for (const auto &[option, value] : all) {
@@ -119,6 +121,10 @@ TEST_CASE("options: every option, in both ways of writing it") {
     CHECK(options.type == Type::kBf16);
     CHECK(options.layout == Layout::kBnhd);
     CHECK(options.page_size == 16);
+    CHECK(options.sinks == 4);
+    CHECK(options.append == 2);
+    CHECK(options.rope == Rope::kHalves);
+    CHECK(options.splits == 3);
     REQUIRE(options.lengths.size() == 2);
     CHECK(options.lengths[0].q == 5);
     CHECK(options.lengths[0].k == 5);
@@ -131,7 +137,8 @@ TEST_CASE("options: what a step does not take is refused, with the steps that do
   const std::string not_taken = ": this step does not take it; ";
   CHECK(error_of({"--causal"}) == "--causal" + not_taken + "steps 20 to 23 take it");
   for (const std::string option :
-       {"--seqlen-k", "--kv-heads", "--window", "--type", "--layout", "--page-size", "--lengths"}) {
+       {"--seqlen-k", "--kv-heads", "--window", "--type", "--layout", "--page-size", "--lengths",
+        "--sinks", "--append", "--rope", "--splits"}) {
     CHECK(error_of({option, "1"}) == option + not_taken + "step 23 takes it");
     CHECK(error_of({option + "=nonsense"}) == option + not_taken + "step 23 takes it");
     CHECK(!contains(error_of({option, "1"}, kTakesAll), "take"));
@@ -159,6 +166,34 @@ TEST_CASE("options: lengths, of queries and keys") {
     CHECK(error_of({"--lengths", list}, kTakesAll) ==
           "--lengths " + list +
               ": a length N or N:M for each batch element is allowed, with commas between");
+  }
+}
+
+TEST_CASE("options: splits, and that the step decides on them") {
+  CHECK(parse({}, kTakesAll).splits == 0);
+  CHECK(parse({"--splits", "auto"}, kTakesAll).splits == 0);
+  CHECK(parse({"--splits", "1"}, kTakesAll).splits == 1);
+  CHECK(parse({"--splits", "2147483647"}, kTakesAll).splits == 2147483647);
+  for (const std::string value : {"0", "-1", "2147483648", "", "Auto", "4x"})
+    CHECK(error_of({"--splits", value}, kTakesAll) ==
+          "--splits " + value + ": auto or a whole number from 1 to 2147483647 is allowed");
+}
+
+TEST_CASE("options: what means nothing without another is refused") {
+  CHECK(error_of({"--sinks", "4"}, kTakesAll) ==
+        "--sinks 4: with --window only; without one a query sees the first keys anyway");
+  CHECK(error_of({"--sinks", "4", "--window", "5"}, kTakesAll) == "");
+  CHECK(error_of({"--layout", "packed"}, kTakesAll) ==
+        "--layout packed: with --lengths only, which says where a sequence ends");
+  CHECK(error_of({"--layout", "packed", "--lengths", "5"}, kTakesAll) == "");
+  for (const std::string &family : reference::family_names()) {
+    const bool well_posed = family == "normal" || family == "one-hot" || family == "equal-keys";
+    CHECK(error_of({"--inputs", family}, kTakesAll) == "");
+    CHECK(error_of({"--inputs", family, "--rope", "halves"}, kTakesAll) ==
+          (well_posed ? ""
+                      : "--inputs " + family +
+                            ": with --rope normal, one-hot and equal-keys are allowed: these "
+                            "scores hang on how a kernel rounds what it rotates"));
   }
 }
 
@@ -203,6 +238,10 @@ TEST_CASE("options: every word of each list, by its name") {
   CHECK(parse({"--layout", "bhnd"}, kTakesAll).layout == Layout::kBhnd);
   CHECK(parse({"--layout", "bnhd"}, kTakesAll).layout == Layout::kBnhd);
   CHECK(parse({"--layout", "interleaved"}, kTakesAll).layout == Layout::kInterleaved);
+  CHECK(parse({"--layout", "packed", "--lengths", "1"}, kTakesAll).layout == Layout::kPacked);
+  CHECK(parse({}, kTakesAll).rope == Rope::kNone);
+  CHECK(parse({"--rope", "halves"}, kTakesAll).rope == Rope::kHalves);
+  CHECK(parse({"--rope", "neighbours"}, kTakesAll).rope == Rope::kNeighbours);
 }
 
 TEST_CASE("options: numbers up to the ends of their ranges") {
@@ -214,8 +253,8 @@ TEST_CASE("options: numbers up to the ends of their ranges") {
 }
 
 TEST_CASE("options: a number out of range, or none, is refused with the range") {
-  for (const std::string option :
-       {"--batch", "--heads", "--seqlen", "--seqlen-k", "--kv-heads", "--window", "--page-size"})
+  for (const std::string option : {"--batch", "--heads", "--seqlen", "--seqlen-k", "--kv-heads",
+                                   "--window", "--page-size", "--sinks", "--append"})
     for (const std::string value : {"0", "-1", "+1", " 1", "2147483648", "99999999999999999999",
                                     "x", "", "12x", "1e3", "0x10", "1.5", "1 "}) {
       CAPTURE(option);
@@ -236,7 +275,7 @@ TEST_CASE("options: a number is read well whatever went wrong before") {
 }
 
 TEST_CASE("options: a path that is empty, or given twice, is refused") {
-  for (const std::string option : {"--csv", "--profile-csv", "--trace-csv"})
+  for (const std::string option : {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv"})
     CHECK(error_of({option, ""}) == option + " : the path of a file is allowed, not nothing");
   CHECK(error_of({"--csv", "a.csv", "--profile-csv", "a.csv"}) ==
         "--profile-csv a.csv: --csv writes to it; another file is allowed");
@@ -244,6 +283,8 @@ TEST_CASE("options: a path that is empty, or given twice, is refused") {
         "--trace-csv a.csv: --csv writes to it; another file is allowed");
   CHECK(error_of({"--trace-csv", "a.csv", "--profile-csv", "a.csv"}) ==
         "--trace-csv a.csv: --profile-csv writes to it; another file is allowed");
+  CHECK(error_of({"--blocks-csv", "a.csv", "--csv", "a.csv"}) ==
+        "--blocks-csv a.csv: --csv writes to it; another file is allowed");
   CHECK(error_of({"--csv", "a.csv", "--profile-csv", "./a.csv"}) ==
         "--profile-csv ./a.csv: --csv writes to it; another file is allowed");
   CHECK(error_of({"--trace-csv", "a.csv", "--profile-csv", "b.csv", "--csv", "c.csv"}) == "");
@@ -259,14 +300,15 @@ TEST_CASE("options: a word that is not on the list is refused with the list") {
   CHECK(error_of({"--head-dim", "64"}, kTakesAll) == "--head-dim 64: allowed are 32, 80, 256");
   CHECK(error_of({"--type", "fp8"}, kTakesAll) == "--type fp8: allowed are fp16, bf16");
   CHECK(error_of({"--layout", "thd"}, kTakesAll) ==
-        "--layout thd: allowed are bhnd, bnhd, interleaved");
+        "--layout thd: allowed are bhnd, bnhd, interleaved, packed");
 }
 
 TEST_CASE("options: a value that is missing") {
   for (const std::string option :
-       {"--device", "--batch", "--heads", "--seqlen", "--head-dim", "--iters", "--inputs", "--csv",
-        "--profile-csv", "--trace-csv", "--seed", "--seqlen-k", "--kv-heads", "--window", "--type",
-        "--layout", "--page-size", "--lengths"})
+       {"--device",   "--batch",    "--heads",       "--seqlen",    "--head-dim",   "--iters",
+        "--inputs",   "--csv",      "--profile-csv", "--trace-csv", "--blocks-csv", "--seed",
+        "--seqlen-k", "--kv-heads", "--window",      "--type",      "--layout",     "--page-size",
+        "--lengths",  "--sinks",    "--append",      "--rope",      "--splits"})
     CHECK(error_of({"--check-only", option}) ==
           option + ": a value is missing; --help lists the options");
 }
@@ -308,6 +350,7 @@ TEST_CASE("options: counting on a GPU is refused, and the option is named") {
   CHECK(error_of({"--profile-csv", "a.csv", "--device", "gpu"}) ==
         "--profile-csv" + emulator_counts);
   CHECK(error_of({"--trace-csv", "a.csv", "--device", "gpu"}) == "--trace-csv" + emulator_counts);
+  CHECK(error_of({"--blocks-csv", "a.csv", "--device", "gpu"}) == "--blocks-csv" + emulator_counts);
   CHECK(error_of({"--csv", "a.csv", "--device", "gpu"}) == "");
   CHECK(error_of({"--device", "cpu", "--profile"}) == "");
   CHECK(error_of({"--profile"}) == "");
@@ -342,12 +385,21 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
                                           "--csv FILE",
                                           "--profile-csv FILE",
                                           "--trace-csv FILE",
+                                          "--blocks-csv FILE",
                                           "--describe ",
                                           "--help "};
-  const std::vector<std::string> beyond = {"--causal ",        "--seqlen-k N",
-                                           "--kv-heads N",     "--window N",
-                                           "--type fp16|bf16", "--layout bhnd|bnhd|interleaved\n",
-                                           "--page-size N",    "--lengths LIST"};
+  const std::vector<std::string> beyond = {"--causal ",
+                                           "--seqlen-k N",
+                                           "--kv-heads N",
+                                           "--window N",
+                                           "--type fp16|bf16",
+                                           "--layout bhnd|bnhd|interleaved|packed\n",
+                                           "--page-size N",
+                                           "--lengths LIST",
+                                           "--sinks N",
+                                           "--append N",
+                                           "--rope halves|neighbours\n",
+                                           "--splits N|auto"};
   const std::string help = help_text("./step-02", kStep), all = help_text("./step-23", kTakesAll);
   CHECK(help.starts_with("usage: ./step-02 [options]\n"));
   CHECK(all.starts_with("usage: ./step-23 [options]\n"));
@@ -370,6 +422,18 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
   CHECK(contains(help, "\nExit status: 0 passed; "));
 }
 
+TEST_CASE("options: a step that decodes has one query per head by default, and a long cache") {
+  Step decodes = kTakesAll;
+  decodes.decodes = true;
+  CHECK(contains(describe_text(decodes),
+                 "\ngpu batch=16 heads=64 seqlen=1 head-dim=256 kv-heads=8 seqlen-k=65536\n"
+                 "emulator batch=1 heads=8 seqlen=1 head-dim=32 kv-heads=2 seqlen-k=256\n"));
+  const std::string help = help_text("./step-25", decodes);
+  CHECK(contains(help, "\n  --seqlen N             default 1 on the emulator, 1 on a GPU\n"));
+  CHECK(contains(help, "of K and V; default: --seqlen; without it 256 and 65536\n"));
+  CHECK(contains(help, "of K and V; default: --heads; without it 2 and 8\n"));
+}
+
 TEST_CASE("options: --describe says all that scripts ask for, a line for each thing") {
   CHECK(describe_text(kStep) ==
         "step 02-loop-inverted\n"
@@ -382,8 +446,9 @@ TEST_CASE("options: --describe says all that scripts ask for, a line for each th
         "gpu batch=12 heads=16 seqlen=8192 head-dim=128\n"
         "emulator batch=1 heads=2 seqlen=256 head-dim=64\n"
         "csv step,device,batch,heads,seqlen,head_dim,options,median_ms,min_ms,tflops,rms_error\n"
-        "profile-csv step,source,batch,heads,seqlen,head_dim,line,counter,value\n"
-        "trace-csv line,op,request,lane,address,bytes,bank,wavefront\n");
+        "profile-csv step,source,batch,heads,seqlen,head_dim,options,line,counter,value\n"
+        "trace-csv line,op,request,lane,address,bytes,bank,wavefront\n"
+        "blocks-csv step,batch,heads,seqlen,head_dim,options,launch,block,x,y,z,mma\n");
   const std::string all = describe_text(kTakesAll);
   CHECK(contains(all, "\ntakes " + std::string(kTakesAll.takes) + "\n"));
   CHECK(contains(all, "\ntypes fp16 bf16\n"));

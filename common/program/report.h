@@ -27,11 +27,15 @@ std::string one_line(const std::string &text);
 void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::size_t places,
                    std::size_t rows);
 
+/// Of the keys or values of a cache, after the new ones were stored; `strays` as above.
+void print_cache_verdict(const reference::CacheVerdict &verdict, std::size_t strays, bool keys);
+
 /// The emulator's counts, in total and by line of the source.
 void print_totals(const emulator::Profile &profile);
 void print_lines(const emulator::Profile &profile);
 
-/// The rows of --csv, --profile-csv and --trace-csv.
+/// The rows of --csv, --profile-csv, --trace-csv and --blocks-csv.
 std::string csv_row(const Result &result);
 std::vector<std::string> profile_rows(const Result &result, const emulator::Profile &profile);
 std::vector<std::string> trace_rows(const emulator::Profile &profile);
+std::vector<std::string> block_rows(const Result &result, const emulator::Profile &profile);

@@ -1,0 +1,230 @@
+// Step 26: split KV. The keys of a sequence are shared among blocks; the last to finish adds up.
+//
+// Needs       sm_80: cp.async, mma.m16n8k16
+// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --page-size, --append, --splits
+// Before      step 25: a block has all keys of a sequence and a head of K and V.
+// Bottleneck  Bytes under way: of batch 1 and 8 key heads 8 SMs of 132 work.
+// Change      The loop over keys is cut into splits, a block for each. A block leaves its part in
+//             memory and counts itself; the last one of a tile adds up the parts.
+// Prediction  The bandwidth of a full GPU at any batch: 131,072 keys of 8 heads are 112 us at 4.8
+//             TB/s, and some 8 us to begin and to end: 4.5 TB/s. 1024 keys: 5 to 7 us of latency.
+#include <algorithm>
+#include <cmath>
+
+#include "common/kernel/heads.h"
+#include "common/kernel/kernel.h"
+#include "common/kernel/kv_cache.h"
+#include "common/kernel/parts.h"
+#include "common/kernel/swizzle.h"
+
+namespace {
+
+constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
+constexpr int keys = 16;  // of K and V in a warp's tile
+constexpr int num_warps = 8, stages = 3;
+constexpr int threads = num_warps * 32;
+
+template <int d>
+struct SharedStorage {
+  union {
+    struct {
+      SharedTile<keys, d> K, V;
+    } stage[stages];
+    Tile<float, rows, d + 8> part;  // of O; columns d and d + 1 are m and l
+  } warp[num_warps];
+  SharedTile<rows, d> Q;
+  Tile<bool, 1, 8> is_last;
+};
+
+template <int d>
+__global__ void __launch_bounds__(threads)
+    attention(const Problem p, int splits, float scale_log2) {
+  auto &smem = shared_storage<SharedStorage<d>>();
+  const int warp = warp_index(), lane = threadIdx.x % 32;
+  const int split = blockIdx.x % splits, kv_h = blockIdx.y, b = blockIdx.z;
+  const int first_row = blockIdx.x / splits * rows;
+  const int seqlen_q = of_batch(p.lengths_q, p, b, p.seqlen_q);
+  const int seqlen_k = of_batch(p.lengths_k, p, b, p.seqlen_k);
+  const int q_start = of_batch(p.cu_seqlens_q, p, b, 0);
+  // Row r of the group's heads is query r / group of its head r % group.
+  const int group = p.heads / p.kv_heads, rows_there = min(rows, seqlen_q * group - first_row);
+  const auto row_of = [=]<class T>(T *tensor, const Strides &strides, int row) {
+    const int head = kv_h * group + (first_row + row) % group;
+    return head_of<T, d>(tensor, strides, b, head, q_start + (first_row + row) / group, 1);
+  };
+  const auto keys_seen = [=](int row) {  // by a row of the tile: key 0 and so many in all
+    return p.causal ? (first_row + row) / group + 1 + seqlen_k - seqlen_q : seqlen_k;
+  };
+  // Of the tiles of keys that any row sees, each split has as many as another, or one more.
+  const int seen = rows_there > 0 ? max(0, keys_seen(rows_there - 1)) : 0;
+  const std::int64_t tiles = (seen + keys - 1) / keys;
+  const int keys_begin = tiles * split / splits * keys;
+  const int keys_end = tiles * (split + 1) / splits * keys;
+
+  for (int i = threadIdx.x * 8; i < rows * d; i += threads * 8)
+    cp_async_16_or_zeros(smem.Q(i / d, i % d),
+                         row_of(static_cast<const half *>(p.Q), p.Q_strides, i / d)(0, i % d),
+                         i / d < rows_there);
+
+  // A key's place is looked up a tile before its copy begins: the page table is memory, too.
+  auto *const stage = smem.warp[warp].stage;
+  int next = keys_begin + warp * keys;  // the first key of the tile to load
+  const auto find_next = [&] {
+    const int key = next + lane % keys;
+    return key < seqlen_k ? place_of<d>(p, b, kv_h, key, seqlen_k - p.seqlen_new) : Place{};
+  };
+  Place place = find_next();
+  const auto load_next = [&](int to) {
+    if (next < keys_end) load_keys<keys, d>(stage[to], place, seqlen_k - next);
+    cp_async_commit();
+    next += num_warps * keys;
+    place = find_next();
+  };
+  for (int i = 0; i < stages - 1; i++) load_next(i);
+  if (blockIdx.x == 0) append<d>(p, b, kv_h, seqlen_k);
+
+  cp_async_wait<stages - 2>();
+  __syncthreads();  // Q is there for all warps
+  const int lane_row = lane % 16, lane_col = lane / 16 * 8;
+  const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
+  FragmentA q[d / 16];
+#pragma unroll
+  for (int col = 0; col < d; col += 16) q[col / 16] = ldmatrix_x4(smem.Q(lane_row, col + lane_col));
+
+  FragmentC o[d / 8] = {};
+  float l[2] = {}, m[2] = {no_maximum, no_maximum};
+  for (int j = keys_begin + warp * keys, now = 0; j < keys_end; j += num_warps * keys) {
+    cp_async_wait<stages - 2>();
+    __syncwarp();  // the tile is there for all lanes, and the one before it has been read by all
+    load_next(now == 0 ? stages - 1 : now - 1);
+
+    FragmentC s[keys / 8] = {};
+#pragma unroll
+    for (int col = 0; col < d; col += 16)
+      for (int key = 0; key < keys; key += 16) {
+        const auto k = ldmatrix_x4(stage[now].K(key + lane_key, col + lane_key_col));
+        mma(s[key / 8], q[col / 16], {k[0], k[1]});
+        mma(s[key / 8 + 1], q[col / 16], {k[2], k[3]});
+      }
+    if (j + keys > keys_seen(0))
+      for (int key = 0; key < keys; key += 8)
+        for (int e = 0; e < 4; e++)
+          if (j + key + lane % 4 * 2 + e % 2 >= keys_seen(lane / 4 + e / 2 * 8))
+            s[key / 8][e] = -INFINITY;
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {  // not lazily, as step 14 has it: instructions do not matter
+      float m_new = -INFINITY;
+      for (FragmentC &x : s) m_new = fmaxf(m_new, fmaxf(x[2 * r], x[2 * r + 1]));
+      for (int mask = 1; mask < 4; mask *= 2)
+        m_new = fmaxf(m_new, __shfl_xor_sync(kAllLanes, m_new, mask));
+      m_new = fmaxf(m[r], m_new * scale_log2);
+      const float alpha = ex2(m[r] - m_new);
+      m[r] = m_new;
+      l[r] *= alpha;
+      for (FragmentC &x : o)
+        for (int e = 2 * r; e < 2 * r + 2; e++) x[e] *= alpha;
+      for (FragmentC &x : s)
+        for (int e = 2 * r; e < 2 * r + 2; e++) l[r] += x[e] = ex2(fmaf(x[e], scale_log2, -m[r]));
+    }
+
+#pragma unroll
+    for (int key = 0; key < keys; key += 16) {
+      const FragmentC &left = s[key / 8], &right = s[key / 8 + 1];
+      const FragmentA weights = {cvt_rn_f16x2(left[0], left[1]), cvt_rn_f16x2(left[2], left[3]),
+                                 cvt_rn_f16x2(right[0], right[1]),
+                                 cvt_rn_f16x2(right[2], right[3])};
+      for (int col = 0; col < d; col += 16) {
+        const auto v = ldmatrix_x4_trans(stage[now].V(key + lane_row, col + lane_col));
+        mma(o[col / 8], weights, {v[0], v[1]});
+        mma(o[col / 8 + 1], weights, {v[2], v[3]});
+      }
+    }
+    now = now == stages - 1 ? 0 : now + 1;
+  }
+
+  __syncwarp();  // the last V has been read by all lanes; the part lies over it
+  for (int r = 0; r < 2; r++) {
+    auto &part = smem.warp[warp].part;
+    const int row = lane / 4 + 8 * r;
+    for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
+    if (lane % 4 == 0) store<2>(part(row, d), Vector<float, 2>{m[r], l[r]});
+    for (int col = 0; col < d; col += 8)
+      store<2>(part(row, col + lane % 4 * 2),
+               Vector<float, 2>{o[col / 8][2 * r], o[col / 8][2 * r + 1]});
+  }
+  __syncthreads();  // the parts of all warps are there
+
+  // The workspace of the tile: a part for each split, and the number of those that are missing.
+  const std::int64_t tile = (b * p.kv_heads + kv_h) * (gridDim.x / splits) + blockIdx.x / splits;
+  float *const workspace = static_cast<float *>(p.workspace) + tile * (splits * rows + 1) * (d + 4);
+  const Matrix<float> parts{workspace, splits * rows, d + 4};
+  const Matrix<unsigned> missing{reinterpret_cast<unsigned *>(workspace + splits * rows * (d + 4)),
+                                 1, 1};
+  if (splits > 1) {
+    for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
+      Part sum;
+      for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
+      store<4>(parts(split * rows + i / d, i % d), sum.O);
+      store<2>(parts(split * rows + i / d, d), Vector<float, 2>{sum.m, sum.l});
+    }
+    __syncthreads();  // the part is there, for this block
+    if (threadIdx.x == 0) {
+      __threadfence();  // and for every block that finds it counted
+      smem.is_last(0, 0) = atomic_dec(missing(0, 0), splits - 1) == 1;
+      __threadfence();  // and if it is the last, the parts of all others are there for it
+    }
+    __syncthreads();
+    if (!smem.is_last(0, 0)) return;
+  }
+  for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
+    Part sum;
+    if (splits == 1)
+      for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
+    else
+#pragma unroll 8
+      for (int j = 0; j < splits; j++) sum.add(part_at<d>(parts, j * rows + i / d, i % d));
+    Vector<half, 4> O;  // of a row that saw no key it is 0
+    for (int e = 0; e < 4; e++) O[e] = __float2half(sum.l > 0 ? sum.O[e] / sum.l : 0);
+    store<4>(row_of(static_cast<half *>(p.O), p.O_strides, i / d)(0, i % d), O);
+  }
+}
+
+int row_tiles(const Problem &p) {
+  return (p.seqlen_q * (p.heads / p.kv_heads) + rows - 1) / rows;
+}
+
+/// The fewest splits whose blocks fill the GPU's last wave as well as any number does, within 5%.
+int num_splits(const Problem &p) {
+  if (p.splits) return p.splits;
+  const int slots = p.head_dim == 64 ? resident_blocks<SharedStorage<64>>(attention<64>, threads)
+                                     : resident_blocks<SharedStorage<128>>(attention<128>, threads);
+  const int most = std::clamp(p.seqlen_k / (num_warps * keys), 1, 128);
+  int best = 1;
+  double filled = 0;  // of the waves of the best
+  for (int splits = 1; splits <= most; splits++) {
+    const double waves = double(row_tiles(p)) * p.kv_heads * p.batch * splits / slots;
+    if (waves / std::ceil(waves) > 1.05 * filled) filled = waves / std::ceil(waves), best = splits;
+  }
+  return best;
+}
+
+template <int d>
+void run(const Problem &p) {
+  const int splits = num_splits(p);
+  launch<SharedStorage<d>>(attention<d>, dim3(row_tiles(p) * splits, p.kv_heads, p.batch),
+                           dim3(threads), p, splits, 1.44269504f / sqrtf(d));
+}
+
+}  // namespace
+
+EXPORT_STEP({
+    .tile = 1,
+    .default_batch = 16,
+    .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
+    .workspace_bytes =
+        [](const Problem &p) {
+          return sizeof(float) * row_tiles(p) * p.kv_heads * p.batch * (num_splits(p) * rows + 1) *
+                 (p.head_dim + 4);
+        },
+});
