@@ -29,15 +29,16 @@ struct SharedStorage {
   SharedTile<tiling<d>.Bc, d, T> K, V;
 };
 
-/// Starts the copies of Rows x d elements. Of a ragged tile, rows after the matrix' last become zeros.
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
+/// may go on after the matrix' last row, the rows that are not there become zeros.
 template <bool ragged = false, class T, int Rows, int d>
 __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
                           int first_row) {
   // Eight threads, or as many as divide d, copy 128 bytes of a row, then the next: one address.
   constexpr int threads = d % 64 == 0 ? 8 : d % 32 == 0 ? 4 : 2;
-  const int row = threadIdx.x / threads, col = threadIdx.x % threads * 8, first = first_row + row;
-  const StridedMatrix<const T> part{&matrix.data[first * matrix.stride + col], matrix.rows - first,
-                                    d - col, matrix.stride};
+  const int row = threadIdx.x / threads, col = threadIdx.x % threads * 8;
+  const StridedMatrix<const T> part{&matrix.data[(first_row + row) * matrix.stride + col],
+                                    matrix.rows - first_row - row, d - col, matrix.stride};
 #pragma unroll
   for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads)
     for (int c = 0; c < d; c += threads * 8)
@@ -47,10 +48,11 @@ __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<cons
 template <class T, int d>
 __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per_SM)
     attention(const Problem problem, float scale_log2) {
-  constexpr int Br = tiling<d>.Br, Bc = tiling<d>.Bc, m_tiles = Br / tiling<d>.num_warps / 16;
+  constexpr int Br = tiling<d>.Br, Bc = tiling<d>.Bc;
+  constexpr int m_tiles = Br / tiling<d>.num_warps / 16;  // a warp's rows, in units of mma's 16
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
-  // x first: of heads that share the L2 cache the last rows start, then the rows before them.
+  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
   const int head = blockIdx.z * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   const int b = head / problem.heads, h = head % problem.heads;
@@ -73,9 +75,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
   // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
-
-  // Keys before this one are seen by all of the warp's rows.
-  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);
+  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // keys before it
 
   load_tile<true>(smem.Q, gQ, first_row);
   if (last >= 0) {
@@ -205,6 +205,7 @@ void run(const Problem &p) {
                               dim3(tiling<d>.num_warps * 32), p, 1.44269504f / sqrtf(d));
 }
 
+/// Runs the one of the kernels that is for the problem's head dim and type.
 template <int... d>
 void run_one_of(const Problem &p) {
   ((p.head_dim != d ? void() : p.type == Type::kBf16 ? run<bf16, d>(p) : run<half, d>(p)), ...);
