@@ -376,7 +376,7 @@ const std::vector<Plant> kPlants = {
      "sequence",
      kNoMemory,
      {"normal"},
-     "--seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
+     "--heads 1 --seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
     {"24",
      "keys of the first sequence",
      "of_batch(problem.cu_seqlens_k, problem, b, 0) + first_row;",
