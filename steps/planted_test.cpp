@@ -558,6 +558,106 @@ const std::vector<Plant> kPlants = {
      {"normal"},
      "--seqlen 100 --heads 6 --kv-heads 3"},
 
+    // Step 24
+    {"24",
+     "the angles of the wrong pairs",
+     "halves ? col + 4 * n",
+     "halves ? col + 4 * (1 - n)",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "halves for neighbours",
+     "problem.rope == Rope::kHalves",
+     "problem.rope != Rope::kNone",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope neighbours"},
+    {"24",
+     "an element of each half for neighbours",
+     "x[n][2 * e + 1]",
+     "x[1 - n][2 * e + 1]",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope neighbours"},
+    {"24",
+     "half of the pairs backwards",
+     "sin[e] + b_before * cos[e]",
+     "sin[e] - b_before * cos[e]",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "position off by one",
+     "first_row + seqlen_k - seqlen_q);",
+     "first_row + seqlen_k - seqlen_q - 1);",
+     kWrong,
+     {"normal"},
+     "--seqlen 150 --seqlen-k 250 --rope halves"},
+    {"24",
+     "Q rotated by its row",
+     "first_row + seqlen_k - seqlen_q);",
+     "first_row);",
+     kWrong,
+     {"normal"},
+     "--seqlen 150 --seqlen-k 250 --rope halves"},
+    {"24",
+     "K rotated by the position of the query in its place",
+     "problem, first_row);\n}",
+     "problem, first_row + problem.seqlen_k - problem.seqlen_q);\n}",
+     kOutside,
+     {"normal"},
+     "--seqlen 150 --seqlen-k 250 --rope halves"},
+    {"24",
+     "K rotated by its row in the tile",
+     "rotated_rows), problem, first_row);",
+     "rotated_rows), problem, 0);",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "only Q rotated",
+     "if (p.rope != Rope::kNone) rotate_keys_beforehand<d>(p);",
+     "",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "only K rotated",
+     "min(Br, seqlen_q - first_row)",
+     "0",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "rotated keys where packed keys begin",
+     "p.cu_seqlens_k ? 0 : sequence",
+     "sequence",
+     kNoMemory,
+     {"normal"},
+     "--seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
+    {"24",
+     "keys of the first sequence",
+     "of_batch(problem.cu_seqlens_k, problem, b, 0) + first_row;",
+     "first_row;",
+     kGlobalRace,
+     {"normal"},
+     "--seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
+    {"24",
+     "one head of keys rotated",
+     "rotated_rows, p.kv_heads, p.batch)",
+     "rotated_rows, 1, p.batch)",
+     kNotWritten,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "Q rotated before it is there",
+     "cp_async_wait<1>();",
+     "",
+     kStillWriting,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+
     // Step 27
     {"27",
      "a window one key too long",
@@ -659,6 +759,57 @@ const std::vector<Plant> kPlants = {
      kWrong,
      {"normal"},
      "--seqlen 300 --window 50 --sinks 100"},
+
+    // Step 28
+    {"28",
+     "P of bf16 rounded as fp16",
+     "cvt_rn_x2<T>(left[0], left[1])",
+     "cvt_rn_f16x2(left[0], left[1])",
+     kWrong,
+     {"normal"},
+     "--type bf16 --seqlen 130"},
+    {"28",
+     "half of the products of bf16 as of fp16",
+     "mma<T>(s[mt][key / 8], q",
+     "mma<half>(s[mt][key / 8], q",
+     kWrong,
+     {"normal", "rising"},
+     "--type bf16 --seqlen 130 --causal"},
+    {"28",
+     "the last columns of Q K^T missed where they are 16",
+     "col < d; col += 16) {\n      FragmentA",
+     "col < d / 32 * 32; col += 16) {\n      FragmentA",
+     kWrong,
+     {"normal"},
+     "--head-dim 80 --seqlen 130"},
+    {"28",
+     "the last columns of O missed where they are 16",
+     "col < d; col += 16) {\n        const",
+     "col < d / 32 * 32; col += 16) {\n        const",
+     kWrong,
+     {"normal", "equal-keys"},
+     "--head-dim 80 --seqlen 130"},
+    {"28",
+     "rows of 96 written as if they were of 128",
+     "tile(row + i, col + c)",
+     "tile(row + i, (col + c) ^ (row / 2 ^ row) % 4 * 8)",
+     kWrong,
+     {"normal", "one-hot"},
+     "--head-dim 96 --seqlen 130"},
+    {"28",
+     "copies by 8 threads of rows that 8 do not divide",
+     "d % 64 == 0 ? 8 : d % 32 == 0 ? 4 : 2",
+     "8",
+     kOutside,
+     {"normal"},
+     "--head-dim 80 --seqlen 130"},
+    {"28",
+     "the rows of 4 warps for 8",
+     "Br / tiling<d>.num_warps / 16",
+     "Br / 4 / 16",
+     kOutside,
+     {"normal"},
+     "--head-dim 192 --seqlen 130"},
 };
 
 std::string step_name(const std::string &number) {
@@ -667,8 +818,18 @@ std::string step_name(const std::string &number) {
   return number;
 }
 
+/// A step's source; with a header of its own where that is included.
 std::string source_of(const std::string &step) {
-  return read_text("steps/" + step + "/attention.cu");
+  std::string source = read_text("steps/" + step + "/attention.cu");
+  const std::string include = "#include \"steps/" + step + "/";
+  for (std::size_t at; (at = source.find(include)) != std::string::npos;) {
+    const std::size_t end = source.find('\n', at);
+    const std::string line = source.substr(at, end - at), quoted = line.substr(line.find('"') + 1);
+    std::string header = read_text(quoted.substr(0, quoted.size() - 1));
+    header.replace(header.find("#pragma once"), 12, "");
+    source.replace(at, end - at, header);
+  }
+  return source;
 }
 
 /// `text` with the one `find` in it replaced; empty if there is none, or another.
@@ -805,8 +966,13 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
                const std::string program = build(step, name, without, failures);
                if (program.empty()) return failures;
                const Description help = describe(program);
+               // A step that rotates has barriers for it.
+               const bool rotates = std::count(help.takes.begin(), help.takes.end(), "--rope");
+               std::string options = help.tile == 1 ? "--seqlen 256" : "";
+               if (rotates) options += " --rope halves";
                for (const int seed : {1, 2}) {  // one head: a barrier is of one block
-                 const std::string line = command(program, help.tile, {2, seed, "normal", ""}, 1);
+                 const std::string line =
+                     command(program, help.tile, {2, seed, "normal", options}, 1);
                  const Finished finished = run_command(line);
                  if (!reports(finished, kRace) && !reports(finished, kGlobalRace) &&
                      !reports(finished, kNobodyWrote) && !reports(finished, kStillWriting))
@@ -872,20 +1038,23 @@ TEST_CASE("a layout with bank conflicts gives the right answer, and the counts t
                layout.find.empty() ? "./step-" + layout.step : build(step, name, source, failures);
            if (program.empty()) return failures;
            const std::string csv = kFolder + name + ".csv";
-           std::filesystem::remove(csv);
-           const std::string line =
-               program + " --device cpu --batch 1 --heads 1 --head-dim 128 --seqlen " +
-               std::to_string(describe(program).tile) + " --profile-csv " + csv;
-           const Finished finished = run_command(line);
-           std::map<std::string, std::uint64_t> counts = totals(csv);
-           std::uint64_t wavefronts = 0;
-           for (const char *kind : {"shared load", "shared store", "cp.async"})
-             wavefronts += counts[kind + std::string(" wavefronts")];
-           const std::uint64_t ideal = counts["shared wavefronts, ideal"];
-           if (finished.status != 0 || ideal == 0 || (wavefronts > ideal) != layout.conflicts)
-             failures += show(line, finished) + std::to_string(wavefronts) + " wavefronts, ideal " +
-                         std::to_string(ideal) + ": expected " +
-                         (layout.conflicts ? "conflicts" : "no conflicts");
+           const Description help = describe(program);
+           for (const std::string &head_dim : help.head_dims) {
+             std::filesystem::remove(csv);
+             const std::string line = program + " --device cpu --batch 1 --heads 1 --head-dim " +
+                                      head_dim + " --seqlen " + std::to_string(help.tile) +
+                                      " --profile-csv " + csv;
+             const Finished finished = run_command(line);
+             std::map<std::string, std::uint64_t> counts = totals(csv);
+             std::uint64_t wavefronts = 0;
+             for (const char *kind : {"shared load", "shared store", "cp.async"})
+               wavefronts += counts[kind + std::string(" wavefronts")];
+             const std::uint64_t ideal = counts["shared wavefronts, ideal"];
+             if (finished.status != 0 || ideal == 0 || (wavefronts > ideal) != layout.conflicts)
+               failures += show(line, finished) + std::to_string(wavefronts) +
+                           " wavefronts, ideal " + std::to_string(ideal) + ": expected " +
+                           (layout.conflicts ? "conflicts" : "no conflicts");
+           }
            return failures;
          },
          ""});
