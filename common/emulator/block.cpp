@@ -1,7 +1,9 @@
 #include "common/emulator/block.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -32,6 +34,12 @@ std::string text(const Dim3 &d) {
   return "(" + std::to_string(d.x) + "," + std::to_string(d.y) + "," + std::to_string(d.z) + ")";
 }
 
+std::string hex(std::uint32_t mask) {
+  char buffer[11];
+  std::snprintf(buffer, sizeof buffer, "0x%08x", mask);
+  return buffer;
+}
+
 std::byte *allocate_shared(std::size_t bytes) {
   const std::size_t padded = std::max<std::size_t>(1024, (bytes + 1023) / 1024 * 1024);
   void *memory = std::aligned_alloc(1024, padded);
@@ -43,13 +51,19 @@ std::byte *allocate_shared(std::size_t bytes) {
 
 namespace {
 
-std::mutex atomics;                                  // guards what follows, and is the atomics' order
+std::mutex atomics;  // guards what follows, and is the atomics' order
 std::map<const unsigned *, Knowledge> told_by_atomics;  // by address
+std::atomic<bool> abandoned = false;
 
 }  // namespace
 
-void forget_atomics() {
+void begin_atomics() {
   told_by_atomics.clear();
+  abandoned = false;
+}
+
+void abandon_atomics() {
+  abandoned = true;
 }
 
 Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<void()> &thread)
@@ -75,6 +89,7 @@ void Block::run(std::uint64_t number) {
   random_ = settings.seed * 0x2545f4914f6cdd1du + number;
   in_block_barrier_ = 0;
   error_.clear();
+  abandoned_ = false;
   std::memset(shared_.get(), 0xff, shared_bytes_);  // NaN as fp16 and as fp32
   clocks_.begin_block();
   shadow_.reset();
@@ -93,15 +108,19 @@ void Block::run(std::uint64_t number) {
   blockIdx = index_;
   blockDim = dim_;
   gridDim = grid_;
-  while (!ready_.empty() && error_.empty()) {
+  while (!ready_.empty() && error_.empty() && !abandoned_) {
     const std::uint64_t drawn = (next_random(random_) >> 32) * ready_.size() >> 32;
     running_ = std::exchange(ready_[drawn], ready_.back());
     ready_.pop_back();
     threadIdx = threads_[running_].index;
-    threads_[running_].fiber.resume();
+    Fiber &fiber = threads_[running_].fiber;
+    fiber.resume();
+    if (fiber.overflowed())
+      report("its stack is full: a GPU allows 512 KB of local memory per thread");
   }
-  if (error_.empty()) report_stuck();
+  if (error_.empty() && !abandoned_) report_stuck();
   current = nullptr;
+  if (abandoned_) throw Abandoned();
   if (!error_.empty()) throw KernelError(error_);
 }
 
@@ -247,12 +266,29 @@ void Block::count_each_place(unsigned warp, std::uint32_t lanes, Counter counter
   }
 }
 
+/// Of a lane that waits for one that waits for others than it does: what to say; else "".
+std::string Block::other_mask(unsigned thread) const {
+  const Thread &self = threads_[thread];
+  if (self.state != State::kInWarp) return "";
+  const unsigned first = thread / 32 * 32;
+  for (unsigned lane = 0; lane < 32; lane++)
+    if (self.members & warps_[thread / 32].waiting & 1u << lane)
+      if (const Thread &other = threads_[first + lane]; other.members != self.members)
+        return "; lane " + std::to_string(thread - first) + "'s mask is " + hex(self.members) +
+               ", that of lane " + std::to_string(lane) + ", which it names, " + hex(other.members);
+  return "";
+}
+
 void Block::report_stuck() {
   unsigned exited = 0;
   const Thread *first = nullptr;
+  std::string masks;
   for (const Thread &thread : threads_) {
     exited += thread.state == State::kExited;
-    if (thread.state != State::kExited && !first) first = &thread;
+    if (thread.state == State::kExited || !masks.empty()) continue;
+    if (!first) first = &thread;
+    masks = other_mask(static_cast<unsigned>(&thread - threads_.data()));
+    if (!masks.empty()) first = &thread;  // more likely the cause than who else waits
   }
   if (!first) return;
   unsigned with_first = 0;
@@ -266,7 +302,7 @@ void Block::report_stuck() {
   }
   running_ = static_cast<unsigned>(first - threads_.data());
   std::string what = std::to_string(with_first) + " of " + std::to_string(size_) +
-                     " threads wait for ever in " + first->waits_in;
+                     " threads wait for ever in " + first->waits_in + masks;
   if (exited) what += "; " + std::to_string(exited) + " have exited without reaching it";
   if (other)
     what += std::string("; others wait in ") + other->waits_in + " at " + describe(other->where);
@@ -348,6 +384,10 @@ void Block::access_global(const Access &access, const Where &where) {
 
 unsigned Block::atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
                        const Where &where) {
+  if (abandoned) {
+    abandoned_ = true;
+    for (;;) Fiber::yield();
+  }
   if (reinterpret_cast<std::uintptr_t>(address) % sizeof *address)
     fail("atomic at an address that is not a multiple of 4", where);
   const auto *byte = reinterpret_cast<const std::byte *>(address);

@@ -20,7 +20,12 @@
 namespace emulator {
 
 /// A launch begins: nothing has been told by its atomics.
-void forget_atomics();
+void begin_atomics();
+
+/// A block has failed: others may wait for its atomics, and must not for ever. Their next atomics end
+/// them, and run() throws this.
+void abandon_atomics();
+struct Abandoned {};
 
 /// Runs the blocks of a launch one after the other. A thread runs until it waits for others; then
 /// one that can go on is drawn at random.
@@ -84,12 +89,14 @@ class Block {
   void end_block_barrier();
   void count_each_place(unsigned warp, std::uint32_t lanes, Counter counter);
   void flush(unsigned warp) { requests_.flush(warp, number_ == 0 && warp == 0); }
+  std::string other_mask(unsigned thread) const;
   void report_stuck();
   void report(const std::string &what);
   void report(const std::string &line, const std::string &what);
   std::size_t shared_offset(const void *address) const;
   void access_global(const Access &access, const Where &where);
 
+  const SignalStack signal_stack_;
   const Dim3 grid_, dim_;
   const unsigned size_;
   const std::function<void()> &entry_;
@@ -109,6 +116,7 @@ class Block {
   unsigned in_block_barrier_ = 0;
   std::uint64_t random_ = 0;
   std::string error_;
+  bool abandoned_ = false;
 };
 
 }  // namespace emulator

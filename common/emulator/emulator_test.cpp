@@ -242,9 +242,40 @@ TEST_CASE("emulator: an access outside of every allocation is an error") {
   // A vector that begins inside.
   const Global<half> ten(10);
   error = error_of<void>(dim3(32), [&] {
-    if (is_thread(3)) at = __LINE__, (void)load<8>(Matrix<half>{ten.data, 1, 10}(0, 8));
+    if (is_thread(3)) at = __LINE__, (void)load<8>(Matrix<half>{ten.data, 1, 16}(0, 8));
   });
   CHECK(error == error_in_thread(at, 3, "load outside of every allocation"));
+}
+
+TEST_CASE("emulator: a vector that goes on past the end of its row is an error") {
+  const Setup setup;
+  const Global<half> memory(128);
+  struct Shared {
+    Tile<half, 2, 12> x;
+  };
+  const auto row = [&](int col) { return at = __LINE__, Matrix<half>{memory.data, 4, 20}(1, col); };
+  const auto strided = [&](int col) {
+    return at = __LINE__, StridedMatrix<half>{memory.data, 4, 20, 24}(1, col);
+  };
+  const auto shared = [](int col) { return at = __LINE__, shared_storage<Shared>().x(1, col); };
+  const auto check_store = [](auto to, int col, const std::string &what) {
+    const std::string error = error_of<Shared>(dim3(32), [=] {
+      if (is_thread(3)) store(to(col), Vector<half, 4>{});
+    });
+    CHECK(error == (what.empty() ? "" : error_in_thread(at, 3, what)));
+  };
+  const std::string past = "4 elements, and the row has only 2 from there on";
+  check_store(row, 16, "");
+  check_store(strided, 16, "");
+  check_store(shared, 8, "");
+  check_store(row, 18, past);
+  check_store(strided, 18, past);
+  check_store(shared, 10, past);
+  check_store(strided, 20, "row or column out of bounds");
+  const std::string error = error_of<void>(dim3(32), [&] {
+    if (is_thread(3)) (void)load<8>(strided(16));
+  });
+  CHECK(error == error_in_thread(at, 3, "8 elements, and the row has only 4 from there on"));
 }
 
 TEST_CASE("emulator: a store past the end of shared memory is an error") {
@@ -253,7 +284,7 @@ TEST_CASE("emulator: a store past the end of shared memory is an error") {
     half x[4];
   };
   const std::string error = error_of<Small>(dim3(32), [] {
-    const Matrix<half> m{shared_storage<Small>().x, 1, 4};
+    const Matrix<half> m{shared_storage<Small>().x, 1, 8};
     if (is_thread(4)) at = __LINE__, store(m(0, 0), Vector<half, 8>{});
   });
   CHECK(error == error_in_thread(at, 4, "store past the end of shared memory"));
@@ -262,7 +293,7 @@ TEST_CASE("emulator: a store past the end of shared memory is an error") {
 TEST_CASE("emulator: a vector that is not aligned to its size is an error") {
   const Setup setup;
   const Global<half> memory(64);
-  const Matrix<half> m{memory.data, 8, 8};
+  const Matrix<half> m{memory.data, 4, 16};
   const std::string where = " at an address that is not a multiple of ";
 
   std::string error = error_of<void>(dim3(32), [&] {
@@ -481,7 +512,8 @@ TEST_CASE("emulator: threads of two blocks race in global memory") {
   const Matrix<float> m{memory.data, 1, 64};
   const auto in_block_2 = [](unsigned thread, const std::string &what) {
     return file_and(also_at) + ": block (2,0,0) thread (" + std::to_string(thread) +
-           ",0,0): " + what + " (the other is of another block; no fences and atomics order the two)";
+           ",0,0): " + what +
+           " (the other is of another block; no fences and atomics order the two)";
   };
   std::string error = error_of<void>(dim3(3), dim3(64), [&] {
     if (blockIdx.x == 1 && is_thread(2)) at = __LINE__, m(0, 5) = 1.0f;
@@ -851,7 +883,20 @@ TEST_CASE("emulator: what is wrong with a mask") {
   error = error_of<void>(dim3(32), [] {
     if (threadIdx.x < 2) at = __LINE__, __any_sync(threadIdx.x ? 0x7u : 0x3u, 1);
   });
-  CHECK(contains(error, "wait for ever in __any_sync"));
+  CHECK(error == error_in_thread(at, 0,
+                                 "2 of 32 threads wait for ever in __any_sync; lane 0's mask is "
+                                 "0x00000003, that of lane 1, which it names, 0x00000007; 30 have "
+                                 "exited without reaching it"));
+  // The second warp's; the first waits for it.
+  error = error_of<void>(dim3(64), [] {
+    if (threadIdx.x >= 32) at = __LINE__, __syncwarp(threadIdx.x < 48 ? 0x1ffffu : 0xffff8000u);
+    also_at = __LINE__, __syncthreads();
+  });
+  CHECK(error == error_in_thread(at, 32,
+                                 "32 of 64 threads wait for ever in __syncwarp; lane 0's mask is "
+                                 "0x0001ffff, that of lane 16, which it names, 0xffff8000; others "
+                                 "wait in __syncthreads at " +
+                                     file_and(also_at)));
 }
 
 TEST_CASE("emulator: a block whose last warp is not whole") {
@@ -1366,6 +1411,36 @@ TEST_CASE("emulator: a thread may use 100 KB of stack") {
       wrong += stack[i] != static_cast<unsigned char>(threadIdx.x + i / 64);
   });
   CHECK(wrong == 0);
+}
+
+/// Uses a local array of so many KB. (A function of its own: only who calls it has the array.)
+template <int KB>
+[[gnu::noinline]] int use_local_memory() {
+  volatile unsigned char array[KB * 1024];
+  for (int i = 0; i < KB * 1024; i += 64) array[i] = 1;
+  __syncwarp(1u << threadIdx.x);
+  return array[KB * 512];
+}
+
+TEST_CASE("emulator: a thread has the 512 KB of local memory that a GPU allows") {
+  const Setup setup;
+  int used = 0;
+  const auto error_with = [&](int (*use)()) {
+    return error_of<void>(dim3(2), dim3(32), [&] {
+      if (blockIdx.x == 1 && threadIdx.x == 5) used += use();
+    });
+  };
+  for (const int host_threads : {1, 2}) {
+    emulator::settings.host_threads = host_threads;
+    const std::string full =
+        "block (1,0,0) thread (5,0,0): its stack is full: a GPU allows 512 KB of local memory per "
+        "thread";
+    CHECK(error_with(use_local_memory<3 * 1024>) == full);
+    CHECK(error_with(use_local_memory<100 * 1024>) == full);
+    // The thread is gone; the next launch is as good as any.
+    CHECK(error_with(use_local_memory<512>) == "");
+  }
+  CHECK(used == 2);
 }
 
 TEST_CASE("emulator: three threads of the host compute and count what one does") {

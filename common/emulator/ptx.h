@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <thread>
 #include <vector>
 
 #include "common/kernel/view.h"
@@ -38,10 +39,14 @@ inline std::uint32_t pair_of(std::uint16_t low, std::uint16_t high) {
 template <int N, bool Transposed, class T>
 Vector<std::uint32_t, N> ldmatrix(const Reference<T> &row, const Where &where) {
   struct Lane {
+<<<<<<< HEAD
+    const half *row;  // null: not all within its tile, which is no error in a lane that is not read
+=======
     const T *row;  // null: outside of its tile, which is no error in a lane that is not read
+>>>>>>> w-types
     const Where *where;
     Vector<std::uint32_t, N> result;
-  } lane{row.inside() ? row.pointer() : nullptr, &where, {}};
+  } lane{row.left() >= 8 ? row.pointer() : nullptr, &where, {}};
   constexpr const char *kName = N == 2       ? "ldmatrix.x2.trans"
                                 : Transposed ? "ldmatrix.x4.trans"
                                              : "ldmatrix.x4";
@@ -123,6 +128,16 @@ Vector<std::uint32_t, 2> ldmatrix_x2_trans(const Reference<T> &row,
   return emulator::ldmatrix<2, true>(row, where);
 }
 
+<<<<<<< HEAD
+inline void cp_async_16(const Reference<half> &shared, const Reference<const half> &global,
+                        Where where = Where::current()) {
+  emulator::begin_copy(shared.checked(8), global.checked(8), where);
+}
+
+inline void cp_async_16_or_zeros(const Reference<half> &shared, const Reference<const half> &global,
+                                 bool there, Where where = Where::current()) {
+  emulator::begin_copy(shared.checked(8), there ? global.checked(8) : nullptr, where);
+=======
 template <class T>
 void cp_async_16(const Reference<T> &shared, const Reference<const T> &global,
                  Where where = Where::current()) {
@@ -133,6 +148,7 @@ template <class T>
 void cp_async_16_or_zeros(const Reference<T> &shared, const Reference<const T> &global, bool there,
                           Where where = Where::current()) {
   emulator::begin_copy(shared.checked(), there ? global.checked() : nullptr, where);
+>>>>>>> w-types
 }
 
 inline void cp_async_commit() {
@@ -164,4 +180,10 @@ inline unsigned atomic_dec(const Reference<unsigned> &counter, unsigned limit) {
       counter.checked(),
       [limit](unsigned before) { return before == 0 || before > limit ? limit : before - 1; },
       counter.where());
+}
+
+inline unsigned atomic_read(const Reference<unsigned> &counter) {
+  std::this_thread::yield();  // a block that waits for another lets its host thread go on
+  return emulator::atomic(
+      counter.checked(), [](unsigned before) { return before; }, counter.where());
 }

@@ -127,6 +127,15 @@ TEST_CASE("truth: equal, explained by the shape, or a failure") {
       "    22-x, shared wavefronts, ideal: emulator 6, ncu 7: NOT EXPLAINED\n");
 }
 
+TEST_CASE("scripts: what measures says so where there is nothing to measure with") {
+  for (const std::string script : {"bench", "bench-models", "ceilings", "power"}) {
+    const Finished finished = run_command("GPU= NVCC= common/measure/" + script + ".sh 00-x");
+    CHECK(finished.status == 3);
+    CHECK(finished.out == "");
+    CHECK(finished.err == "make " + script + ": no GPU here\n");
+  }
+}
+
 TEST_CASE("scripts: what is not there is refused in one line") {
   const auto refusal = [](const std::string &script) {
     const Finished finished = run_command("common/measure/" + script);
@@ -140,4 +149,20 @@ TEST_CASE("scripts: what is not there is refused in one line") {
   CHECK(refusal("diff.sh 99").starts_with("make diff-99: no such step; there are 00 01"));
   CHECK(refusal("truth.sh no-such-gpu")
             .starts_with("make truth: plots/results/no-such-gpu-counters.csv: "));
+}
+
+TEST_CASE("make: an ARCH that is none is refused in one line") {
+  const auto dry_run = [](const std::string &arch) {
+    return run_command("env -u MAKEFLAGS -u MAKELEVEL make --dry-run help ARCH=" +
+                       shell_word(arch));
+  };
+  for (const std::string arch : {"bogus", "80", "sm_", "sm_80,sm_90", "sm_90x", "sm_80 bogus"}) {
+    const Finished finished = dry_run(arch);
+    CHECK(finished.status == 2);
+    CHECK(finished.out == "");
+    CHECK(lines_of(finished.err).size() == 1);
+    CHECK(finished.err.find("ARCH=" + arch + ": sm_NN is allowed") != std::string::npos);
+  }
+  for (const std::string arch : {"", "sm_75", "sm_90a", " sm_80  sm_100f "})
+    CHECK(dry_run(arch).status == 0);
 }

@@ -38,7 +38,10 @@ case $n in
       measured+=("--batch $batch --seqlen-k $keys $decode")
     done
     ;;
-  27) also_checked="--window 100" measured=("--batch 2 --seqlen 16384 --window 1024") ;;
+  27)
+    also_checked="--window 100"
+    measured=("--batch 2 --seqlen 16384 --window 1024" "--batch 2 --seqlen 16384 --window 256")
+    ;;
   28)
     checked=("--batch 1 --heads 2 --seqlen 500 --head-dim "{64,192,256})
     measured=("--batch 4 --head-dim "{64,192,256})

@@ -7,7 +7,6 @@
 // TESTS_SEED    draws the shapes that nobody chose; default: another each time
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -15,7 +14,7 @@
 #include <vector>
 
 #include "common/testing/copies.h"
-#include "reference/random.h"
+#include "common/testing/problems.h"
 
 namespace {
 
@@ -106,45 +105,6 @@ const std::vector<std::string> kProblems = {
     "--seqlen 5 --seqlen-k 40 --append 5 --rope halves --causal --batch 2",
     "--lengths 1:40,1:16,1:17 --append 1 --rope neighbours --page-size 16 --type bf16",
 };
-
-/// A problem that nobody chose.
-std::string draw_problem(std::uint64_t &state) {
-  const auto one_to = [&](int n) { return 1 + static_cast<int>(next_random(state) % n); };
-  const auto coin = [&] { return next_random(state) % 2 == 0; };
-  const auto option = [](const std::string &name, int value) {
-    return " --" + name + " " + std::to_string(value);
-  };
-  const int batch = one_to(3), kv_heads = one_to(3), group = one_to(3), seqlen = one_to(80);
-  const bool rope = one_to(3) == 1, interleaved = one_to(4) == 1;
-  // A rotated query is not before the first key.
-  const int seqlen_k = interleaved || coin() ? seqlen : rope ? seqlen + one_to(80) : one_to(80);
-  std::string text = "--batch " + std::to_string(batch) + option("heads", kv_heads * group) +
-                     option("kv-heads", kv_heads) + option("seqlen", seqlen) +
-                     option("seqlen-k", seqlen_k) + option("head-dim", coin() ? 64 : 32) +
-                     option("seed", one_to(1000000));
-  if (coin()) text += " --causal";
-  if (one_to(3) == 1) {
-    text += option("window", one_to(60));
-    if (coin()) text += option("sinks", one_to(10));
-  }
-  if (coin()) text += " --type bf16";
-  if (rope) text += coin() ? " --rope halves" : " --rope neighbours";
-  const bool lengths = coin(), packed = lengths && !interleaved && coin();
-  if (interleaved || packed || coin())
-    text += interleaved ? " --layout interleaved" : packed ? " --layout packed" : " --layout bnhd";
-  const bool paged = !interleaved && coin();
-  if (paged) text += option("page-size", one_to(40));
-  int fewest = seqlen_k;
-  for (int i = 0; lengths && i < batch; i++) {
-    const int k = one_to(seqlen_k + 1) - 1,
-              q = one_to((rope ? std::min(seqlen, k) : seqlen) + 1) - 1;
-    text += (i ? "," : " --lengths ") + std::to_string(q) + ":" + std::to_string(k);
-    fewest = std::min(fewest, k);
-  }
-  if (!interleaved && (paged || !packed) && fewest > 0 && coin())
-    text += option("append", one_to(fewest));
-  return text;
-}
 
 struct Plant {
   std::string name, find, replace, options;
@@ -278,7 +238,7 @@ TEST_CASE("every problem is posed and checked, by a plain kernel that takes them
   std::vector<std::string> problems = kProblems;
   std::uint64_t state = tests_seed();
   if (prefix.empty())
-    for (int i = 0; i < 40; i++) problems.push_back(draw_problem(state));
+    for (int i = 0; i < 40; i++) problems.push_back(draw_problem(describe(program), 80, state));
   if (gpu && contains(run_command(shell_word(program) + " --device gpu --seqlen 1").err, "no GPU"))
     return void(std::puts("SKIP: no GPU"));
   const auto check = [&](const std::string &problem) -> std::string {
