@@ -52,10 +52,9 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
     return p.causal ? (first_row + row) / group + 1 + seqlen_k - seqlen_q : seqlen_k;
   };
   // Of the tiles of keys that any row sees, each split has as many as another, or one more.
-  const int seen = rows_there > 0 ? keys_seen(rows_there - 1) : 0;
-  const std::int64_t tiles = max(0, seen + keys - 1) / keys;
-  const int keys_begin = tiles * split / splits * keys;
-  const int keys_end = tiles * (split + 1) / splits * keys;
+  const int tiles = rows_there > 0 ? max(0, keys_seen(rows_there - 1) + keys - 1) / keys : 0;
+  const int keys_begin = (tiles / splits * split + min(split, tiles % splits)) * keys;
+  const int keys_end = keys_begin + (tiles / splits + (split < tiles % splits)) * keys;
 
   for (int i = threadIdx.x * 8; i < rows * d; i += threads * 8)
     cp_async_16_or_zeros(smem.Q(i / d, i % d),
@@ -188,17 +187,20 @@ int row_tiles(const Problem &p) {
   return (p.seqlen_q * (p.heads / p.kv_heads) + rows - 1) / rows;
 }
 
-/// The fewest splits whose blocks fill the GPU's last wave as well as any number does, within 5%.
+/// The fewest splits whose blocks fill, within 5%, as much of their last wave as more would. Half of
+/// the GPU is a wave: so many blocks have enough bytes under way.
 int num_splits(const Problem &p) {
   if (p.splits) return p.splits;
-  const int slots = p.head_dim == 64 ? resident_blocks<SharedStorage<64>>(attention<64>, threads)
-                                     : resident_blocks<SharedStorage<128>>(attention<128>, threads);
   const int most = min(128, p.seqlen_k / (num_warps * keys));
+  const int wave =
+      max(1, (p.head_dim == 64 ? resident_blocks<SharedStorage<64>>(attention<64>, threads)
+                               : resident_blocks<SharedStorage<128>>(attention<128>, threads)) /
+                 2);
   int best = 1;
-  float best_filled = 0;  // of the slots of its waves
+  float best_filled = 0;
   for (int splits = 1; splits <= most; splits++) {
-    const int blocks = row_tiles(p) * p.kv_heads * p.batch * splits;
-    const float filled = float(blocks) / ((blocks + slots - 1) / slots * slots);
+    const std::int64_t blocks = std::int64_t{splits} * row_tiles(p) * p.kv_heads * p.batch;
+    const float filled = float(blocks) / ((blocks + wave - 1) / wave * wave);
     if (filled > 1.05f * best_filled) best = splits, best_filled = filled;
   }
   return best;
