@@ -326,7 +326,7 @@ const std::vector<Plant> kPlants = {
      "new keys stored in the wrong row",
      "append<d>(p, b, kv_h, seqlen_k)",
      "append<d>(p, b, kv_h, seqlen_k - 1)",
-     kWrong,
+     kStillReading,
      {"normal"},
      "--seqlen 1 --seqlen-k 100 --append 2"},
     {"25",
