@@ -410,8 +410,8 @@ const std::vector<Plant> kPlants = {
     // Step 26
     {"26",
      "a split skipped",
-     "int j = 0; j < splits;",
-     "int j = 1; j < splits;",
+     "int j = 0; j < splits",
+     "int j = 1; j < splits",
      kWrong,
      {"normal"},
      "--seqlen 1 --seqlen-k 200 --splits 3"},
