@@ -6,9 +6,9 @@ CXXFLAGS ?= -O2 -g
 NVCCFLAGS ?= -O3 -lineinfo
 CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
 	sed -nE '1s/^([0-9]+)\.([0-9]+)$$/\1\2/p')
-ifeq ($(strip $(ARCH)),)
-override ARCH := sm_$(or $(CAPABILITY),80)
-endif
+override ARCH := $(or $(strip $(ARCH)),sm_$(or $(CAPABILITY),80))
+$(if $(shell echo '$(ARCH)' | grep -vxE 'sm_[0-9]+[af]?( +sm_[0-9]+[af]?)*'),\
+	$(error ARCH=$(ARCH): sm_NN is allowed, as in ARCH=sm_90a, or several: ARCH="sm_80 sm_90"))
 # GPU: the name of its results: "NVIDIA H200" becomes h200.
 GPU ?= $(if $(CAPABILITY),$(shell nvidia-smi --query-gpu=name --format=csv,noheader | \
 	sed -nE '1{s/^NVIDIA //; s/^GeForce //; s/ /-/g; p}' | tr A-Z a-z))
@@ -55,7 +55,7 @@ clean:
 # --- building --------------------------------------------------------------------------------------
 # What the code cannot do without, before CXXFLAGS and NVCCFLAGS. (-fpeel-loops and the two after it: the
 # emulator tells the copies apart that g++ makes of a short loop's iterations, Profile::mixed.)
-HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
+HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas -fstack-clash-protection \
 	$(if $(findstring clang,$(CXX)),,-Wno-restrict -fpeel-loops -fno-tree-tail-merge \
 	-fno-crossjumping) $(if $(WERROR),-Werror) -MMD -MP -I. -Ibuild/host $(CXXFLAGS)
 CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall $(if $(WERROR),-Werror all-warnings) -MMD -MP -I. $(NVCCFLAGS)
@@ -77,7 +77,7 @@ PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/progra
 	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o,build/host/common/program/no_gpu.o)
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench counters \
+.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench bench-models counters \
 	ceilings power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
@@ -158,6 +158,7 @@ truth: ; @common/measure/truth.sh $(GPU)
 
 #? Measure (into plots/results)
 #?   make bench                  every step and PyTorch's attention on this GPU, interleaved
+#?   make bench-models           the same for the problems of Part III
 #?   make variants-15            a step beside its variants (no GPU: check them)
 #?   make counters               count on the emulator and, with a GPU and ncu, measure beside it
 #?   make ceilings               what this GPU can do at most
@@ -166,8 +167,8 @@ truth: ; @common/measure/truth.sh $(GPU)
 #?   make sass-15                the machine code of step 15, and the instructions of its loops
 #?   make bench-emulator         time the emulator, checking only and counting
 measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" PYTHON="$(PYTHON)" BUILD="$(BUILD)" common/measure/$(1)
-bench: $(call on_gpu,$(PROGRAMS))
-	@$(call measure,bench.sh) $(GPU_STEPS)
+bench bench-models: $(call on_gpu,$(PROGRAMS))
+	@$(call measure,$@.sh) $(GPU_STEPS)
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
 counters: every-step

@@ -300,6 +300,106 @@ const std::vector<Plant> kPlants = {
     {"15", "O begins with anything", "o[m_tiles][d / 8] = {}", "o[m_tiles][d / 8]", kNotWritten},
     {"15", "l begins with anything", "l[m_tiles][2] = {}", "l[m_tiles][2]", kNotWritten},
 
+    // Step 24
+    {"24",
+     "the angles of the wrong pairs",
+     "halves ? col + 4 * n",
+     "halves ? col + 4 * (1 - n)",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "halves for neighbours",
+     "problem.rope == Rope::kHalves",
+     "problem.rope != Rope::kNone",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope neighbours"},
+    {"24",
+     "an element of each half for neighbours",
+     "x[n][2 * e + 1]",
+     "x[1 - n][2 * e + 1]",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope neighbours"},
+    {"24",
+     "half of the pairs backwards",
+     "sin[e] + b_before * cos[e]",
+     "sin[e] - b_before * cos[e]",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "position off by one",
+     "first_row + seqlen_k - seqlen_q);",
+     "first_row + seqlen_k - seqlen_q - 1);",
+     kWrong,
+     {"normal"},
+     "--seqlen 150 --seqlen-k 250 --rope halves"},
+    {"24",
+     "Q rotated by its row",
+     "first_row + seqlen_k - seqlen_q);",
+     "first_row);",
+     kWrong,
+     {"normal"},
+     "--seqlen 150 --seqlen-k 250 --rope halves"},
+    {"24",
+     "K rotated by the position of the query in its place",
+     "problem, first_row);\n}",
+     "problem, first_row + problem.seqlen_k - problem.seqlen_q);\n}",
+     kOutside,
+     {"normal"},
+     "--seqlen 150 --seqlen-k 250 --rope halves"},
+    {"24",
+     "K rotated by its row in the tile",
+     "rotated_rows), problem, first_row);",
+     "rotated_rows), problem, 0);",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "only Q rotated",
+     "if (p.rope != Rope::kNone) rotate_keys_beforehand<d>(p);",
+     "",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "only K rotated",
+     "min(Br, seqlen_q - first_row)",
+     "0",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "rotated keys where packed keys begin",
+     "p.cu_seqlens_k ? 0 : sequence",
+     "sequence",
+     kNoMemory,
+     {"normal"},
+     "--seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
+    {"24",
+     "keys of the first sequence",
+     "of_batch(problem.cu_seqlens_k, problem, b, 0) + first_row;",
+     "first_row;",
+     kGlobalRace,
+     {"normal"},
+     "--seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
+    {"24",
+     "one head of keys rotated",
+     "rotated_rows, p.kv_heads, p.batch)",
+     "rotated_rows, 1, p.batch)",
+     kNotWritten,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "Q rotated before it is there",
+     "cp_async_wait<1>();",
+     "",
+     kStillWriting,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+
     // Step 25
     {"25",
      "pages of another sequence",
@@ -472,6 +572,159 @@ const std::vector<Plant> kPlants = {
      kGlobalRace,
      {"normal"},
      "--seqlen 1 --seqlen-k 200 --splits 3"},
+
+    // Step 27
+    {"27",
+     "a window one key too long",
+     "(k < sees - window &&",
+     "(k < sees - window - 1 &&",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --window 100"},
+    {"27",
+     "a window one key too short",
+     "(k < sees - window &&",
+     "(k < sees - window + 1 &&",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --window 100"},
+    {"27",
+     "a window that goes on after the query",
+     "problem.causal || problem.window ?",
+     "problem.causal ?",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --window 100"},
+    {"27",
+     "the edge of the window not masked",
+     "(j < in_all_windows &&",
+     "(false &&",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --window 100"},
+    {"27",
+     "the edge of the warp's first row",
+     "warp_row + m_tiles * 16 - 1 + query_0_sees - window",
+     "warp_row + query_0_sees - window",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --window 100"},
+    {"27",
+     "the window of the tile's last row",
+     "max(0, first_row + query_0_sees - window)",
+     "max(0, first_row + Br - 1 + query_0_sees - window)",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --window 100"},
+    {"27",
+     "the sinks masked",
+     " && k >= problem.sinks)",
+     ")",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --window 100 --sinks 4"},
+    {"27",
+     "one sink more",
+     "k >= problem.sinks)",
+     "k > problem.sinks)",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --window 100 --sinks 4"},
+    {"27",
+     "a tile with a sink not masked",
+     "&& j + Bc > problem.sinks)",
+     "&& j >= problem.sinks)",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --window 100 --sinks 4"},
+    {"27",
+     "the sinks' tiles not visited",
+     "min(j - Bc, sinks_last)",
+     "-Bc",
+     kWrong,
+     {"normal"},
+     "--seqlen 300 --window 50 --sinks 100"},
+    {"27",
+     "a tile of sinks jumped over",
+     "min(problem.sinks, seqlen_k) + Bc - 1",
+     "min(problem.sinks, seqlen_k)",
+     kWrong,
+     {"normal"},
+     "--seqlen 300 --window 50 --sinks 100"},
+    {"27",
+     "the jump a tile early",
+     "next = j == window_first ?",
+     "next = j == window_first + Bc ?",
+     kWrong,
+     {"normal"},
+     "--seqlen 300 --window 50 --sinks 100"},
+    {"27",
+     "tiles of sinks in the window visited twice",
+     "for (int j = last, next; j >= 0; j = next) {\n    next = j == window_first ? min(j - Bc, "
+     "sinks_last) :",
+     "for (int j = last, next, jumped = 0; j >= 0; j = next) {\n    next = j == window_first && "
+     "!jumped++ ? sinks_last :",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --window 100 --sinks 100"},
+    {"27",
+     "K of the tile before the window",
+     "load_tile<Bc, d>(smem.K, gK, next)",
+     "load_tile<Bc, d>(smem.K, gK, max(0, j - Bc))",
+     kWrong,
+     {"normal"},
+     "--seqlen 300 --window 50 --sinks 100"},
+
+    // Step 28
+    {"28",
+     "P of bf16 rounded as fp16",
+     "cvt_rn_x2<T>(left[0], left[1])",
+     "cvt_rn_f16x2(left[0], left[1])",
+     kWrong,
+     {"normal"},
+     "--type bf16 --seqlen 130"},
+    {"28",
+     "half of the products of bf16 as of fp16",
+     "mma<T>(s[mt][key / 8], q",
+     "mma<half>(s[mt][key / 8], q",
+     kWrong,
+     {"normal", "rising"},
+     "--type bf16 --seqlen 130 --causal"},
+    {"28",
+     "the last columns of Q K^T missed where they are 16",
+     "col < d; col += 16) {\n      FragmentA",
+     "col < d / 32 * 32; col += 16) {\n      FragmentA",
+     kWrong,
+     {"normal"},
+     "--head-dim 80 --seqlen 130"},
+    {"28",
+     "the last columns of O missed where they are 16",
+     "col < d; col += 16) {\n        const",
+     "col < d / 32 * 32; col += 16) {\n        const",
+     kWrong,
+     {"normal", "equal-keys"},
+     "--head-dim 80 --seqlen 130"},
+    {"28",
+     "rows of 96 written as if they were of 128",
+     "tile(row + i, col + c)",
+     "tile(row + i, (col + c) ^ (row / 2 ^ row) % 4 * 8)",
+     kWrong,
+     {"normal", "one-hot"},
+     "--head-dim 96 --seqlen 130"},
+    {"28",
+     "copies by 8 threads of rows that 8 do not divide",
+     "d % 64 == 0 ? 8 : d % 32 == 0 ? 4 : 2",
+     "8",
+     kOutside,
+     {"normal"},
+     "--head-dim 80 --seqlen 130"},
+    {"28",
+     "the rows of 4 warps for 8",
+     "Br / tiling<d>.num_warps / 16",
+     "Br / 4 / 16",
+     kOutside,
+     {"normal"},
+     "--head-dim 192 --seqlen 130"},
 };
 
 std::string step_name(const std::string &number) {
@@ -480,8 +733,18 @@ std::string step_name(const std::string &number) {
   return number;
 }
 
+/// A step's source; with a header of its own where that is included.
 std::string source_of(const std::string &step) {
-  return read_text("steps/" + step + "/attention.cu");
+  std::string source = read_text("steps/" + step + "/attention.cu");
+  const std::string include = "#include \"steps/" + step + "/";
+  for (std::size_t at; (at = source.find(include)) != std::string::npos;) {
+    const std::size_t end = source.find('\n', at);
+    const std::string line = source.substr(at, end - at), quoted = line.substr(line.find('"') + 1);
+    std::string header = read_text(quoted.substr(0, quoted.size() - 1));
+    header.replace(header.find("#pragma once"), 12, "");
+    source.replace(at, end - at, header);
+  }
+  return source;
 }
 
 /// `text` with the one `find` in it replaced; empty if there is none, or another.
@@ -611,24 +874,28 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
             step.substr(0, 2) + "-no-barrier-in-line-" + std::to_string(line_number);
         std::string without = source;
         without.replace(at, barrier.size(), ";");
-        jobs.push_back(
-            {name,
-             [step, name, without] {
-               std::string failures;
-               const std::string program = build(step, name, without, failures);
-               if (program.empty()) return failures;
-               const Description help = describe(program);
-               for (const int seed : {1, 2}) {  // one head: a barrier is of one block
-                 const std::string line = command(program, help.tile, {2, seed, "normal", ""}, 1);
-                 const Finished finished = run_command(line);
-                 if (!reports(finished, kRace) && !reports(finished, kGlobalRace) &&
-                     !reports(finished, "memory that nobody wrote") &&
-                     !reports(finished, kStillWriting))
-                   failures += show(line, finished);
-               }
-               return failures;
-             },
-             ""});
+        jobs.push_back({name,
+                        [step, name, without] {
+                          std::string failures;
+                          const std::string program = build(step, name, without, failures);
+                          if (program.empty()) return failures;
+                          const Description help = describe(program);
+                          // A step that rotates has barriers for it.
+                          const bool rotates =
+                              std::count(help.takes.begin(), help.takes.end(), "--rope");
+                          const std::string options = rotates ? "--seqlen 256 --rope halves" : "";
+                          for (const int seed : {1, 2}) {  // one head: a barrier is of one block
+                            const std::string line =
+                                command(program, help.tile, {2, seed, "normal", options}, 1);
+                            const Finished finished = run_command(line);
+                            if (!reports(finished, kRace) && !reports(finished, kGlobalRace) &&
+                                !reports(finished, "memory that nobody wrote") &&
+                                !reports(finished, kStillWriting))
+                              failures += show(line, finished);
+                          }
+                          return failures;
+                        },
+                        ""});
       }
   }
   REQUIRE(!jobs.empty());
@@ -686,20 +953,23 @@ TEST_CASE("a layout with bank conflicts gives the right answer, and the counts t
                layout.find.empty() ? "./step-" + layout.step : build(step, name, source, failures);
            if (program.empty()) return failures;
            const std::string csv = kFolder + name + ".csv";
-           std::filesystem::remove(csv);
-           const std::string line =
-               program + " --device cpu --batch 1 --heads 1 --head-dim 128 --seqlen " +
-               std::to_string(describe(program).tile) + " --profile-csv " + csv;
-           const Finished finished = run_command(line);
-           std::map<std::string, std::uint64_t> counts = totals(csv);
-           std::uint64_t wavefronts = 0;
-           for (const char *kind : {"shared load", "shared store", "cp.async"})
-             wavefronts += counts[kind + std::string(" wavefronts")];
-           const std::uint64_t ideal = counts["shared wavefronts, ideal"];
-           if (finished.status != 0 || ideal == 0 || (wavefronts > ideal) != layout.conflicts)
-             failures += show(line, finished) + std::to_string(wavefronts) + " wavefronts, ideal " +
-                         std::to_string(ideal) + ": expected " +
-                         (layout.conflicts ? "conflicts" : "no conflicts");
+           const Description help = describe(program);
+           for (const std::string &head_dim : help.head_dims) {
+             std::filesystem::remove(csv);
+             const std::string line = program + " --device cpu --batch 1 --heads 1 --head-dim " +
+                                      head_dim + " --seqlen " + std::to_string(help.tile) +
+                                      " --profile-csv " + csv;
+             const Finished finished = run_command(line);
+             std::map<std::string, std::uint64_t> counts = totals(csv);
+             std::uint64_t wavefronts = 0;
+             for (const char *kind : {"shared load", "shared store", "cp.async"})
+               wavefronts += counts[kind + std::string(" wavefronts")];
+             const std::uint64_t ideal = counts["shared wavefronts, ideal"];
+             if (finished.status != 0 || ideal == 0 || (wavefronts > ideal) != layout.conflicts)
+               failures += show(line, finished) + std::to_string(wavefronts) +
+                           " wavefronts, ideal " + std::to_string(ideal) + ": expected " +
+                           (layout.conflicts ? "conflicts" : "no conflicts");
+           }
            return failures;
          },
          ""});

@@ -989,7 +989,20 @@ TEST_CASE("emulator: what is wrong with a mask") {
   error = error_of<void>(dim3(32), [] {
     if (threadIdx.x < 2) at = __LINE__, __any_sync(threadIdx.x ? 0x7u : 0x3u, 1);
   });
-  CHECK(contains(error, "wait for ever in __any_sync"));
+  CHECK(error == error_in_thread(at, 0,
+                                 "2 of 32 threads wait for ever in __any_sync; lane 0's mask is "
+                                 "0x00000003, that of lane 1, which it names, 0x00000007; 30 have "
+                                 "exited without reaching it"));
+  // The second warp's; the first waits for it.
+  error = error_of<void>(dim3(64), [] {
+    if (threadIdx.x >= 32) at = __LINE__, __syncwarp(threadIdx.x < 48 ? 0x1ffffu : 0xffff8000u);
+    also_at = __LINE__, __syncthreads();
+  });
+  CHECK(error == error_in_thread(at, 32,
+                                 "32 of 64 threads wait for ever in __syncwarp; lane 0's mask is "
+                                 "0x0001ffff, that of lane 16, which it names, 0xffff8000; others "
+                                 "wait in __syncthreads at " +
+                                     file_and(also_at)));
 }
 
 TEST_CASE("emulator: a block whose last warp is not whole") {
@@ -1504,6 +1517,36 @@ TEST_CASE("emulator: a thread may use 100 KB of stack") {
       wrong += stack[i] != static_cast<unsigned char>(threadIdx.x + i / 64);
   });
   CHECK(wrong == 0);
+}
+
+/// Uses a local array of so many KB. (A function of its own: only who calls it has the array.)
+template <int KB>
+[[gnu::noinline]] int use_local_memory() {
+  volatile unsigned char array[KB * 1024];
+  for (int i = 0; i < KB * 1024; i += 64) array[i] = 1;
+  __syncwarp(1u << threadIdx.x);
+  return array[KB * 512];
+}
+
+TEST_CASE("emulator: a thread has the 512 KB of local memory that a GPU allows") {
+  const Setup setup;
+  int used = 0;
+  const auto error_with = [&](int (*use)()) {
+    return error_of<void>(dim3(2), dim3(32), [&] {
+      if (blockIdx.x == 1 && threadIdx.x == 5) used += use();
+    });
+  };
+  for (const int host_threads : {1, 2}) {
+    emulator::settings.host_threads = host_threads;
+    const std::string full =
+        "block (1,0,0) thread (5,0,0): its stack is full: a GPU allows 512 KB of local memory per "
+        "thread";
+    CHECK(error_with(use_local_memory<3 * 1024>) == full);
+    CHECK(error_with(use_local_memory<100 * 1024>) == full);
+    // The thread is gone; the next launch is as good as any.
+    CHECK(error_with(use_local_memory<512>) == "");
+  }
+  CHECK(used == 2);
 }
 
 TEST_CASE("emulator: three threads of the host compute and count what one does") {

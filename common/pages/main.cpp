@@ -34,6 +34,10 @@ Regions, all of them HTML comments:
                                          from BENCH-ceilings, its ceiling
       peers BENCH [filters]              every name in the CSV that is no step
       variants BENCH [filters]           steps and their variants, named STEP:VARIANT
+      models BENCH                       each step of Part III at its problem of plots/models.csv
+      problems BENCH COLUMN NAMES [filters]
+                                         this column of steps, variants and peers (02-x,cudnn), a row
+                                         for each problem of the first of them
       counters COUNTERS STEP [filters]   each counter, emulator beside ncu
       truth COUNTERS [filters]           the same for all steps and shapes
       truth-sentence COUNTERS [filters]  and in a sentence
@@ -45,6 +49,9 @@ Regions, all of them HTML comments:
         [BENCH COLUMN STEP filters]              e.g. [h200 tflops 02-loop-inverted seqlen=1024]
         [COUNTERS SOURCE COUNTER STEP filters]   e.g. [h200-counters ncu dram bytes 02-loop-inverted]
         [NAMED NAME]                             e.g. [h200-ceilings mma-ex2], in the file's unit
+      A BENCH's COLUMN may be cache_TBs, too: TB/s at which K and V are read, each once. A filter is
+      COLUMN=TEXT or COLUMN~TEXT, which contains it, with a + for a space: options=causal+kv-heads=8.
+      Without filters it is options= seqlen=8192 head_dim=128, and a counter's line=0.
       FORMAT: 0, 1, 2... decimals; s3 significant digits (the default); "," 1,234,567; % or %1
       a ratio as percent; x a ratio as 7.3x; GB, MB, KB bytes.
       It may stand anywhere but at the start of a line, where Markdown would end the paragraph.
