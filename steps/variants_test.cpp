@@ -58,13 +58,22 @@ std::string complaint(const std::filesystem::path &patch) {
   if (const Finished finished = compile_step(program, step + ":" + name); finished.status != 0)
     return said("compiling " + program + ".cu", finished);
 
-  const int tile = describe(program).tile;
+  const Description help = describe(program);
+  const int tile = help.tile == 1 ? 65 : help.tile;
+  // Few queries and many keys, where a step shares them among blocks.
+  const std::string beyond =
+      help.takes_option("--splits")
+          ? " --heads 4 --kv-heads 1 --seqlen 2 --seqlen-k 700 --splits 4 --causal"
+          : "";
   for (const Run &run : kRuns) {
     const std::string line =
         shell_word(program) + " --device cpu --check-only --batch 1 --heads 2" + " --seqlen " +
         std::to_string(run.tiles * tile) + " --head-dim " + std::to_string(run.head_dim) +
-        " --seed " + std::to_string(run.seed) + " --inputs " + run.inputs;
+        " --seed " + std::to_string(run.seed) + " --inputs " + run.inputs + beyond;
     const Finished finished = run_command(line);
+    if (finished.status == 3 &&
+        finished.err.find("the emulator has no clusters") != std::string::npos)
+      return "";
     if (finished.status != 0 || finished.out.find(": passed\n") == std::string::npos)
       return said(line, finished);
   }
