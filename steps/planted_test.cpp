@@ -20,6 +20,7 @@ const std::string kFolder = "build/planted/";
 // What the check and the emulator say.
 const char *const kWrong = ": WRONG";
 const char *const kNotWritten = "elements are not finite";  // or computed from what was not written
+const char *const kNobodyWrote = "memory that nobody wrote";
 const char *const kRace = "races in shared memory";
 const char *const kGlobalRace = "races in global memory";
 const char *const kOutside = "row or column out of bounds";
@@ -300,6 +301,264 @@ const std::vector<Plant> kPlants = {
     {"15", "O begins with anything", "o[m_tiles][d / 8] = {}", "o[m_tiles][d / 8]", kNotWritten},
     {"15", "l begins with anything", "l[m_tiles][2] = {}", "l[m_tiles][2]", kNotWritten},
 
+    // Step 20
+    {"20",
+     "the diagonal hidden",
+     "lane % 4 * 2 + e % 2 >",
+     "lane % 4 * 2 + e % 2 >=",
+     kNotWritten,
+     {"normal"},
+     "--causal"},
+    {"20",
+     "a key after the diagonal seen",
+     "lane % 4 * 2 + e % 2 >",
+     "lane % 4 * 2 + e % 2 - 1 >",
+     kWrong,
+     {"normal"},
+     "--causal"},
+    {"20",
+     "a mask on the first tile of two",
+     "if (causal && j + Bc - 1 > first_row + warp_row) {",
+     "if (causal && j == first_row) {",
+     kWrong,
+     {"normal"},
+     "--causal"},
+    {"20",
+     "a mask by the last row of the warp",
+     "j + Bc - 1 > first_row + warp_row)",
+     "j + Bc - 1 > first_row + warp_row + m_tiles * 16 - 1)",
+     kWrong,
+     {"normal"},
+     "--causal"},
+    {"20",
+     "the last tile at the diagonal skipped",
+     "causal ? first_row + Br : seqlen",
+     "causal ? first_row + Br - Bc : seqlen",
+     kWrong,
+     {"normal"},
+     "--causal"},
+    {"20", "a mask where there is none", "if (causal && j", "if (j", kWrong},
+    {"20",
+     "a Q tile never written",
+     "p.seqlen_q / Br, sections",
+     "p.seqlen_q / Br - 1, sections",
+     kNotWritten,
+     {"normal"},
+     "--causal"},
+    {"20",
+     "the number of the head for that of the tile",
+     "(gridDim.y - 1 - blockIdx.y) * Br",
+     "(gridDim.y - 1 - blockIdx.x) * Br",
+     kGlobalRace,
+     {"normal"},
+     "--causal"},
+
+    // Step 21
+    {"21",
+     "keys beyond the last seen",
+     "min(seqlen_k, row + query_0_sees))",
+     "row + query_0_sees)",
+     kWrong,
+     {"normal"},
+     "--seqlen 100"},
+    {"21",
+     "the ragged tile skipped",
+     "(keys_end + Bc - 1) / Bc * Bc - Bc",
+     "keys_end / Bc * Bc - Bc",
+     kWrong,
+     {"normal"},
+     "--seqlen 100"},
+    {"21",
+     "rows that are not there copied",
+     "!ragged || i < part.rows)",
+     "true)",
+     kOutside,
+     {"normal"},
+     "--seqlen 100"},
+    {"21",
+     "the tail of K not filled",
+     "load_tile<Bc, d, true>(smem.K, gK, last);",
+     "for (int i = threadIdx.x / (d / 8); i < min(Bc, seqlen_k - last); i += num_warps * 32 / (d / "
+     "8)) cp_async_16(smem.K(i, threadIdx.x % (d / 8) * 8), gK(last + i, threadIdx.x % (d / 8) * "
+     "8));",
+     kNobodyWrote,
+     {"normal"},
+     "--seqlen 100"},
+    {"21",
+     "the tail of V not filled",
+     "load_tile<Bc, d, true>(smem.V, gV, last);",
+     "for (int i = threadIdx.x / (d / 8); i < min(Bc, seqlen_k - last); i += num_warps * 32 / (d / "
+     "8)) cp_async_16(smem.V(i, threadIdx.x % (d / 8) * 8), gV(last + i, threadIdx.x % (d / 8) * "
+     "8));",
+     kNobodyWrote,
+     {"normal"},
+     "--seqlen 100"},
+    {"21",
+     "rows that are not there stored",
+     "if (row >= seqlen_q) continue;",
+     "",
+     kOutside,
+     {"normal"},
+     "--seqlen 100"},
+    {"21",
+     "positions aligned at the first row",
+     "causal ? seqlen_k - seqlen_q + 1",
+     "causal ? 1",
+     kWrong,
+     {"normal"},
+     "--causal --seqlen 100 --seqlen-k 150"},
+    {"21",
+     "positions shifted the other way",
+     "seqlen_k - seqlen_q + 1",
+     "seqlen_q - seqlen_k + 1",
+     kWrong,
+     {"normal"},
+     "--causal --seqlen 100 --seqlen-k 150"},
+    {"21",
+     "minus infinity for no maximum",
+     "no_maximum = -1e30f",
+     "no_maximum = -INFINITY",
+     kNotWritten,
+     {"normal"},
+     "--causal --seqlen 200"},
+    {"21",
+     "a row without keys divided by zero",
+     "if (l[mt][r] == 0) l[mt][r] = 1;",
+     "",
+     kNotWritten,
+     {"normal"},
+     "--causal --seqlen 100 --seqlen-k 20"},
+
+    // Step 22
+    {"22",
+     "strides of Q for K",
+     "problem.K, problem.K_strides",
+     "problem.K, problem.Q_strides",
+     kWrong,
+     {"normal"},
+     "--seqlen 100 --seqlen-k 150"},
+    {"22",
+     "strides of O for Q",
+     "problem.Q, problem.Q_strides",
+     "problem.Q, problem.O_strides",
+     kWrong,
+     {"normal"},
+     "--seqlen 100 --layout interleaved"},
+    {"22",
+     "strides of heads and rows swapped",
+     "h * strides.head + start * strides.row",
+     "h * strides.row + start * strides.head",
+     kGlobalRace,
+     {"normal"},
+     "--seqlen 100"},
+    {"22",
+     "the first batch element for all",
+     "b * strides.batch",
+     "0 * strides.batch",
+     kGlobalRace,
+     {"normal"},
+     "--seqlen 100 --batch 2"},
+    {"22",
+     "rows as of one head",
+     "rows, d, strides.row};",
+     "rows, d, d};",
+     kGlobalRace,
+     {"normal"},
+     "--seqlen 100 --layout bnhd"},
+    {"22",
+     "lengths of keys ignored",
+     "of_batch(problem.lengths_k, problem, b, problem.seqlen_k)",
+     "problem.seqlen_k",
+     kWrong,
+     {"normal"},
+     "--batch 2 --seqlen 100 --lengths 100:30,37:70"},
+    {"22",
+     "lengths of queries ignored",
+     "of_batch(problem.lengths_q, problem, b, problem.seqlen_q)",
+     "problem.seqlen_q",
+     kWrong,
+     {"normal"},
+     "--batch 2 --seqlen 100 --lengths 30:100,70:37"},
+    {"22",
+     "lengths of the first sequence",
+     "of_batch(problem.lengths_k, problem, b,",
+     "of_batch(problem.lengths_k, problem, 0,",
+     kWrong,
+     {"normal"},
+     "--batch 2 --seqlen 100 --lengths 100:30,37:70"},
+    {"22",
+     "the tail of V not filled",
+     "load_tile<Bc, d, true>(smem.V, gV, last);",
+     "load_tile<Bc, d>(smem.V, {gV.data, last + Bc, d, gV.stride}, last);",
+     kWrong,
+     {"normal"},
+     "--seqlen 128 --lengths 70"},
+    {"22",
+     "keys of the neighbour",
+     "of_batch(problem.cu_seqlens_k, problem, b, 0)",
+     "of_batch(problem.cu_seqlens_k, problem, (b + 1) % problem.batch, 0)",
+     kWrong,
+     {"normal"},
+     "--batch 2 --seqlen 100 --layout packed --lengths 70,70"},
+    {"22",
+     "queries of the neighbour",
+     "of_batch(problem.cu_seqlens_q, problem, b, 0)",
+     "of_batch(problem.cu_seqlens_q, problem, (b + 1) % problem.batch, 0)",
+     kWrong,
+     {"normal"},
+     "--batch 2 --seqlen 100 --layout packed --lengths 70,70"},
+    {"22",
+     "every sequence where the first begins",
+     "of_batch(problem.cu_seqlens_q, problem, b, 0)",
+     "0",
+     kGlobalRace,
+     {"normal"},
+     "--batch 2 --seqlen 100 --layout packed --lengths 100,37"},
+    {"22",
+     "rows of the next sequence stored",
+     "if (row >= seqlen_q) continue;",
+     "if (row >= problem.seqlen_q) continue;",
+     kOutside,
+     {"normal"},
+     "--batch 2 --seqlen 100 --layout packed --lengths 100,37"},
+
+    // Step 23
+    {"23",
+     "heads of a group far apart",
+     "h / (problem.heads / problem.kv_heads)",
+     "h % problem.kv_heads",
+     kWrong,
+     {"normal"},
+     "--seqlen 100 --heads 6 --kv-heads 3"},
+    {"23",
+     "as many heads per group as groups",
+     "h / (problem.heads / problem.kv_heads)",
+     "h / problem.kv_heads",
+     kWrong,
+     {"normal"},
+     "--seqlen 100 --heads 6 --kv-heads 3"},
+    {"23",
+     "a head of K and V for each query head",
+     "h / (problem.heads / problem.kv_heads)",
+     "min(h, problem.kv_heads - 1)",
+     kWrong,
+     {"normal"},
+     "--seqlen 100 --heads 6 --kv-heads 3"},
+    {"23",
+     "V of the group before",
+     "problem.V_strides, b, kv_h,",
+     "problem.V_strides, b, max(0, kv_h - 1),",
+     kWrong,
+     {"normal"},
+     "--seqlen 100 --heads 6 --kv-heads 3"},
+    {"23",
+     "K of the first group",
+     "problem.K_strides, b, kv_h,",
+     "problem.K_strides, b, 0,",
+     kWrong,
+     {"normal"},
+     "--seqlen 100 --heads 6 --kv-heads 3"},
+
     // Step 24
     {"24",
      "the angles of the wrong pairs",
@@ -377,7 +636,7 @@ const std::vector<Plant> kPlants = {
      "sequence",
      kNoMemory,
      {"normal"},
-     "--seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
+     "--heads 1 --seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
     {"24",
      "keys of the first sequence",
      "of_batch(problem.cu_seqlens_k, problem, b, 0) + first_row;",
@@ -531,8 +790,8 @@ const std::vector<Plant> kPlants = {
      {"normal"},
      "--seqlen 1 --seqlen-k 200 --splits 3"},
     {"26",
-     "every split has the first keys, too",
-     "= tiles * split / splits * keys",
+     "every split has the first keys",
+     "= (tiles / splits * split + min(split, tiles % splits)) * keys",
      "= 0",
      kWrong,
      {"normal"},
@@ -603,14 +862,14 @@ const std::vector<Plant> kPlants = {
      {"normal"},
      "--seqlen 200 --window 100"},
     {"27",
-     "the edge of the warp's first row",
+     "the edge of the first row of the warp",
      "warp_row + m_tiles * 16 - 1 + query_0_sees - window",
      "warp_row + query_0_sees - window",
      kWrong,
      {"normal"},
      "--seqlen 200 --window 100"},
     {"27",
-     "the window of the tile's last row",
+     "the window of the last row of the tile",
      "max(0, first_row + query_0_sees - window)",
      "max(0, first_row + Br - 1 + query_0_sees - window)",
      kWrong,
@@ -638,7 +897,7 @@ const std::vector<Plant> kPlants = {
      {"normal"},
      "--seqlen 200 --window 100 --sinks 4"},
     {"27",
-     "the sinks' tiles not visited",
+     "tiles of sinks not visited",
      "min(j - Bc, sinks_last)",
      "-Bc",
      kWrong,
@@ -874,28 +1133,28 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
             step.substr(0, 2) + "-no-barrier-in-line-" + std::to_string(line_number);
         std::string without = source;
         without.replace(at, barrier.size(), ";");
-        jobs.push_back({name,
-                        [step, name, without] {
-                          std::string failures;
-                          const std::string program = build(step, name, without, failures);
-                          if (program.empty()) return failures;
-                          const Description help = describe(program);
-                          // A step that rotates has barriers for it.
-                          const bool rotates =
-                              std::count(help.takes.begin(), help.takes.end(), "--rope");
-                          const std::string options = rotates ? "--seqlen 256 --rope halves" : "";
-                          for (const int seed : {1, 2}) {  // one head: a barrier is of one block
-                            const std::string line =
-                                command(program, help.tile, {2, seed, "normal", options}, 1);
-                            const Finished finished = run_command(line);
-                            if (!reports(finished, kRace) && !reports(finished, kGlobalRace) &&
-                                !reports(finished, "memory that nobody wrote") &&
-                                !reports(finished, kStillWriting))
-                              failures += show(line, finished);
-                          }
-                          return failures;
-                        },
-                        ""});
+        jobs.push_back(
+            {name,
+             [step, name, without] {
+               std::string failures;
+               const std::string program = build(step, name, without, failures);
+               if (program.empty()) return failures;
+               const Description help = describe(program);
+               // A step that rotates has barriers for it.
+               const bool rotates = std::count(help.takes.begin(), help.takes.end(), "--rope");
+               std::string options = help.tile == 1 ? "--seqlen 256" : "";
+               if (rotates) options += " --rope halves";
+               for (const int seed : {1, 2}) {  // one head: a barrier is of one block
+                 const std::string line =
+                     command(program, help.tile, {2, seed, "normal", options}, 1);
+                 const Finished finished = run_command(line);
+                 if (!reports(finished, kRace) && !reports(finished, kGlobalRace) &&
+                     !reports(finished, kNobodyWrote) && !reports(finished, kStillWriting))
+                   failures += show(line, finished);
+               }
+               return failures;
+             },
+             ""});
       }
   }
   REQUIRE(!jobs.empty());

@@ -39,11 +39,7 @@ inline std::uint32_t pair_of(std::uint16_t low, std::uint16_t high) {
 template <int N, bool Transposed, class T>
 Vector<std::uint32_t, N> ldmatrix(const Reference<T> &row, const Where &where) {
   struct Lane {
-<<<<<<< HEAD
-    const half *row;  // null: not all within its tile, which is no error in a lane that is not read
-=======
-    const T *row;  // null: outside of its tile, which is no error in a lane that is not read
->>>>>>> w-types
+    const T *row;  // null: not all within its tile, which is no error in a lane that is not read
     const Where *where;
     Vector<std::uint32_t, N> result;
   } lane{row.left() >= 8 ? row.pointer() : nullptr, &where, {}};
@@ -128,27 +124,16 @@ Vector<std::uint32_t, 2> ldmatrix_x2_trans(const Reference<T> &row,
   return emulator::ldmatrix<2, true>(row, where);
 }
 
-<<<<<<< HEAD
-inline void cp_async_16(const Reference<half> &shared, const Reference<const half> &global,
-                        Where where = Where::current()) {
-  emulator::begin_copy(shared.checked(8), global.checked(8), where);
-}
-
-inline void cp_async_16_or_zeros(const Reference<half> &shared, const Reference<const half> &global,
-                                 bool there, Where where = Where::current()) {
-  emulator::begin_copy(shared.checked(8), there ? global.checked(8) : nullptr, where);
-=======
 template <class T>
 void cp_async_16(const Reference<T> &shared, const Reference<const T> &global,
                  Where where = Where::current()) {
-  emulator::begin_copy(shared.checked(), global.checked(), where);
+  emulator::begin_copy(shared.checked(8), global.checked(8), where);
 }
 
 template <class T>
 void cp_async_16_or_zeros(const Reference<T> &shared, const Reference<const T> &global, bool there,
                           Where where = Where::current()) {
-  emulator::begin_copy(shared.checked(), there ? global.checked() : nullptr, where);
->>>>>>> w-types
+  emulator::begin_copy(shared.checked(8), there ? global.checked(8) : nullptr, where);
 }
 
 inline void cp_async_commit() {

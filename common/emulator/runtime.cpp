@@ -59,12 +59,8 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   launch_number++;
   begin_launch(settings.profile);
   begin_time();
-<<<<<<< HEAD
-  forget_atomics();
-  const OverflowHandler overflow_handler;
-=======
   begin_atomics();
->>>>>>> w-decode
+  const OverflowHandler overflow_handler;
   std::atomic<std::uint64_t> next = 0;
   std::atomic<bool> stop = false;
   std::mutex mutex;  // guards profile, failed and first_error
