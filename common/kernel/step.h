@@ -27,6 +27,7 @@ struct Problem {
   void *K, *V;    // written only where K_new is given
   void *O;
   void *workspace;  // what Step::workspace_bytes asked for
+  void *stream;     // a cudaStream_t; null, the default stream, but for a library's caller
   Strides Q_strides, K_strides, V_strides, O_strides;
   Type type;  // of the elements of Q, K, V and O
   int batch, heads;
