@@ -4,31 +4,85 @@
 #include <cmath>
 #include <cstddef>
 
+#include "reference/parallel.h"
+
 namespace reference {
 
+int position_of(const Shape &shape, int batch, int query) {
+  return shape.length_k(batch) - shape.length_q(batch) + query;
+}
+
 Keys keys_seen(const Shape &shape, int batch, int query) {
-  const int length_q = shape.lengths_q.empty() ? shape.seqlen_q : shape.lengths_q[batch];
-  const int length_k = shape.lengths_k.empty() ? shape.seqlen_k : shape.lengths_k[batch];
-  if (query >= length_q) return {0, 0};
-  const int own = length_k - length_q + query;  // the key at the query's own position
-  const int first = shape.window ? std::max(0, own - shape.window + 1) : 0;
-  const int end = shape.causal || shape.window ? own + 1 : length_k;
-  return {first, std::max(first, end)};
+  if (query >= shape.length_q(batch)) return {0, 0};
+  const int own = position_of(shape, batch, query);
+  const int end = shape.causal || shape.window ? std::max(0, own + 1) : shape.length_k(batch);
+  if (!shape.window || shape.window >= end) return {0, end};
+  const int first = end - shape.window;
+  return {first, end, std::min(shape.sinks, first)};
 }
 
 bool sees(const Shape &shape, int batch, int query, int key) {
   const Keys keys = keys_seen(shape, batch, query);
-  return keys.first <= key && key < keys.end;
+  return (keys.first <= key && key < keys.end) || (0 <= key && key < keys.sinks);
 }
 
 double visible_pairs(const Shape &shape) {
   double pairs = 0;
   for (int batch = 0; batch < shape.batch; batch++)
-    for (int query = 0; query < shape.seqlen_q; query++) {
-      const Keys keys = keys_seen(shape, batch, query);
-      pairs += keys.end - keys.first;
-    }
+    for (int query = 0; query < shape.seqlen_q; query++)
+      pairs += keys_seen(shape, batch, query).count();
   return pairs * shape.heads;
+}
+
+double keys_read(const Shape &shape) {
+  double read = 0;
+  for (int batch = 0; batch < shape.batch; batch++) {
+    int end = 0;  // of what the queries before have seen: each sees as far as the one before
+    for (int query = 0; query < shape.length_q(batch); query++) {
+      const Keys keys = keys_seen(shape, batch, query);
+      read += std::max(0, keys.end - std::max(keys.first, end)) + std::max(0, keys.sinks - end);
+      end = std::max(end, keys.end);
+    }
+  }
+  return read;
+}
+
+Rotation rotation_of(const Shape &shape) {
+  Rotation rotation;
+  if (shape.rope == Rope::kNone) return rotation;
+  const auto pairs = static_cast<std::size_t>(shape.head_dim / 2);
+  rotation.cos.resize(shape.seqlen_k * pairs);
+  rotation.sin.resize(shape.seqlen_k * pairs);
+  parallel_for(pairs, [&](std::size_t c) {
+    const double angle = std::pow(10000, -2 * static_cast<double>(c) / shape.head_dim);
+    for (int t = 0; t < shape.seqlen_k; t++) {
+      rotation.cos[t * pairs + c] = static_cast<float>(std::cos(t * angle));
+      rotation.sin[t * pairs + c] = static_cast<float>(std::sin(t * angle));
+    }
+  });
+  return rotation;
+}
+
+Pair pair_of(const Shape &shape, int c) {
+  return shape.rope == Rope::kHalves ? Pair{c, c + shape.head_dim / 2} : Pair{2 * c, 2 * c + 1};
+}
+
+void rotate(const Inputs &inputs, int position, double *row) {
+  if (inputs.shape.rope == Rope::kNone) return;
+  const int pairs = inputs.shape.head_dim / 2;
+  const std::size_t first = static_cast<std::size_t>(position) * pairs;
+  for (int c = 0; c < pairs; c++) {
+    const double cos = inputs.rotation.cos[first + c], sin = inputs.rotation.sin[first + c];
+    const Pair pair = pair_of(inputs.shape, c);
+    const double x = row[pair.x], y = row[pair.y];
+    row[pair.x] = x * cos - y * sin;
+    row[pair.y] = x * sin + y * cos;
+  }
+}
+
+bool is_rotated_here(const Shape &shape, int batch, int key) {
+  return shape.rope != Rope::kNone &&
+         (shape.seqlen_new == 0 || key >= shape.length_k(batch) - shape.seqlen_new);
 }
 
 std::size_t first_key(const Shape &shape, Place place) {
@@ -36,15 +90,17 @@ std::size_t first_key(const Shape &shape, Place place) {
   return (static_cast<std::size_t>(place.batch) * shape.kv_heads + kv_head) * shape.seqlen_k;
 }
 
-KeyValues key_values(const Inputs &inputs, Place place, Keys keys) {
+KeyValues key_values(const Inputs &inputs, Place place, int first, int end) {
   const auto d = static_cast<std::size_t>(inputs.shape.head_dim);
-  const std::size_t first = (first_key(inputs.shape, place) + keys.first) * d;
-  const std::size_t n = (keys.end - keys.first) * d;
-  KeyValues head{keys, std::vector<float>(n), std::vector<float>(n)};
+  const std::size_t from = (first_key(inputs.shape, place) + first) * d;
+  const std::size_t n = (end - first) * d;
+  KeyValues head{first, std::vector<double>(n), std::vector<float>(n)};
   for (std::size_t i = 0; i < n; i++) {
-    head.K[i] = element_to_float(inputs.type, inputs.K[first + i]);
-    head.V[i] = element_to_float(inputs.type, inputs.V[first + i]);
+    head.K[i] = element_to_float(inputs.type, inputs.K[from + i]);
+    head.V[i] = element_to_float(inputs.type, inputs.V[from + i]);
   }
+  for (int j = first; j < end; j++)
+    if (is_rotated_here(inputs.shape, place.batch, j)) rotate(inputs, j, &head.K[(j - first) * d]);
   return head;
 }
 
@@ -54,22 +110,24 @@ Row attention_row(const Inputs &inputs, const KeyValues &head, Place place) {
   const std::size_t query =
       (static_cast<std::size_t>(place.batch) * shape.heads + place.head) * shape.seqlen_q +
       place.row;
-  std::vector<double> q(d);
+  Row row{std::vector<double>(d),
+          keys_seen(shape, place.batch, place.row),
+          {},
+          {},
+          std::vector<double>(d)};
+  const int n = row.keys.count();
+  if (n == 0) return row;
+  std::vector<double> &q = row.query;
   for (int k = 0; k < d; k++) q[k] = element_to_float(inputs.type, inputs.Q[query * d + k]);
-
-  const Keys keys = keys_seen(shape, place.batch, place.row);
-  Row row{keys, {}, {}, std::vector<double>(d)};
-  if (keys.first == keys.end) return row;
+  rotate(inputs, position_of(shape, place.batch, place.row), q.data());
 
   // Four keys at a time, since a sum alone waits for each of its additions. The last ones may be the
   // same key.
-  const int n = keys.end - keys.first;
-  const std::size_t first = static_cast<std::size_t>(keys.first - head.keys.first) * d;
+  const auto at = [&](int i) { return static_cast<std::size_t>(row.keys[i] - head.first) * d; };
   row.scores.resize(n);
   for (int j = 0; j < n; j += 4) {
-    const float *key[4];
-    for (int i = 0; i < 4; i++)
-      key[i] = &head.K[first + static_cast<std::size_t>(std::min(j + i, n - 1)) * d];
+    const double *key[4];
+    for (int i = 0; i < 4; i++) key[i] = &head.K[at(std::min(j + i, n - 1))];
     double s[4] = {};
     for (int k = 0; k < d; k++)
       for (int i = 0; i < 4; i++) s[i] += q[k] * key[i][k];
@@ -84,9 +142,10 @@ Row attention_row(const Inputs &inputs, const KeyValues &head, Place place) {
   for (const double s : row.scores) l += row.weights.emplace_back(std::exp(s - m));
   for (double &p : row.weights) p /= l;
 
-  const float *v = &head.V[first];
-  for (const double p : row.weights)
-    for (int k = 0; k < d; k++) row.output[k] += p * *v++;
+  for (int j = 0; j < n; j++) {
+    const float *v = &head.V[at(j)];
+    for (int k = 0; k < d; k++) row.output[k] += row.weights[j] * v[k];
+  }
   return row;
 }
 

@@ -12,6 +12,10 @@
 // (Vaswani et al. 2017, 'Attention Is All You Need', equation 1; 1 / sqrt(d) keeps the scores of
 // random vectors at variance 1.) A query that sees no key has the output 0. All arithmetic here is
 // in double precision.
+//
+// With rotary embedding (Su et al. 2021, 'RoFormer') queries and keys are turned first: each pair of
+// a row's elements, by an angle that grows with the row's position in its sequence. The dot product
+// of two rows that are turned depends on the distance of their positions, not on the positions.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +26,7 @@
 #include <vector>
 
 #include "reference/half.h"
+#include "reference/type.h"
 
 namespace reference {
 
@@ -32,13 +37,24 @@ struct Shape {
   int seqlen_q = 1, seqlen_k = 1, head_dim = 1;
   bool causal = false;  // a query sees no key after its own position
   int window = 0;       // only the last so many keys, up to its own position; 0: no window
+  int sinks = 0;        // and with a window the first so many of these keys
   // What each element of the batch uses of seqlen_q and seqlen_k; empty: all.
   std::vector<int> lengths_q = {}, lengths_k = {};
+  Rope rope = Rope::kNone;
+  // So many keys of each sequence, the last, come beside a cache that has the others. Those of a
+  // cache are rotated already.
+  int seqlen_new = 0;
+
+  int length_q(int element) const { return lengths_q.empty() ? seqlen_q : lengths_q[element]; }
+  int length_k(int element) const { return lengths_k.empty() ? seqlen_k : lengths_k[element]; }
 };
 
-/// The keys first, first + 1 ... end - 1.
+/// The keys first, first + 1 ... end - 1, and before them 0, 1 ... sinks - 1; sinks <= first.
 struct Keys {
-  int first, end;
+  int first, end, sinks = 0;
+
+  int count() const { return sinks + end - first; }
+  int operator[](int i) const { return i < sinks ? i : first + i - sinks; }
 };
 
 /// The keys that a query sees: this alone knows of masks, windows and lengths.
@@ -48,12 +64,19 @@ struct Keys {
 /// with fewer, the first queries see none.
 Keys keys_seen(const Shape &shape, int batch, int query);
 
+/// Where a query stands: at the key of this number. (Below 0, before all keys.)
+int position_of(const Shape &shape, int batch, int query);
+
 /// Does this query see this key?
 bool sees(const Shape &shape, int batch, int query, int key);
 
 /// The pairs of a query and a key that it sees, of all heads: 4 head_dim operations each, the
 /// multiplications and additions of Q K^T and P V.
 double visible_pairs(const Shape &shape);
+
+/// The keys that any query sees, of one head of each element of the batch: what must be read of K, or
+/// of V.
+double keys_read(const Shape &shape);
 
 /// The bits of a tensor's elements. A vector of n of them is not set to zero: whoever draws or copies
 /// them does so on all cores, and one core would take seconds to write 2^30 zeros before.
@@ -74,13 +97,33 @@ struct Unset : std::allocator<T> {
 };
 using Elements = std::vector<std::uint16_t, Unset<std::uint16_t>>;
 
+/// What turns the rows: pair c of the row at position t by the angle t / 10000^(2 c / head_dim), whose
+/// cosine and sine these are. In fp32, as kernels get them.
+struct Rotation {
+  std::vector<float, Unset<float>> cos, sin;  // [seqlen_k, head_dim / 2]; empty: nothing turns
+};
+Rotation rotation_of(const Shape &shape);
+
 /// What goes in, as the bits of elements of a type.
 struct Inputs {
   Shape shape;
   Type type;
   Elements Q;     // [batch, heads, seqlen_q, head_dim]
   Elements K, V;  // [batch, kv_heads, seqlen_k, head_dim]
+  Rotation rotation = {};
 };
+
+/// The columns of pair c.
+struct Pair {
+  int x, y;
+};
+Pair pair_of(const Shape &shape, int c);
+
+/// Turns a row as its position wants it, where the problem has a rotation.
+void rotate(const Inputs &inputs, int position, double *row);
+
+/// Whether a key is turned as it is read, or has come so.
+bool is_rotated_here(const Shape &shape, int batch, int key);
 
 /// A query of a head.
 struct Place {
@@ -89,23 +132,25 @@ struct Place {
 
 /// One row of the output, and what it was made of.
 struct Row {
+  std::vector<double> query;            // rotated, [head_dim]
   Keys keys;                            // that the query sees
   std::vector<double> scores, weights;  // of these keys
   std::vector<double> output;           // [head_dim]
 };
 
-/// Some keys of a head and their values as numbers, for all queries that see none but these.
+/// Some keys of a head, rotated, and their values as numbers, for all queries that see none but these.
 struct KeyValues {
-  Keys keys;
-  std::vector<float> K, V;  // [keys.end - keys.first, head_dim]
+  int first;
+  std::vector<double> K;  // [some keys from `first` on, head_dim]
+  std::vector<float> V;
 };
-KeyValues key_values(const Inputs &inputs, Place place, Keys keys);
+KeyValues key_values(const Inputs &inputs, Place place, int first, int end);
 
 /// Attention for one query.
 Row attention_row(const Inputs &inputs, const KeyValues &head, Place place);
 inline Row attention_row(const Inputs &inputs, Place place) {
   const Keys keys = keys_seen(inputs.shape, place.batch, place.row);
-  return attention_row(inputs, key_values(inputs, place, keys), place);
+  return attention_row(inputs, key_values(inputs, place, keys[0], keys.end), place);
 }
 
 /// The row of K and V, [batch * kv_heads * seqlen_k, head_dim], that holds key 0 of a query's head.

@@ -137,7 +137,7 @@ Inputs make_inputs(Family family, const Shape &shape, Type type, std::uint64_t s
   const int queries = shape.heads / shape.kv_heads * shape.seqlen_q;  // that share a key
   const std::size_t of_Q = static_cast<std::size_t>(queries) * d;
   const std::size_t of_K = static_cast<std::size_t>(shape.seqlen_k) * d;
-  Inputs inputs{shape, type, {}, {}, {}};
+  Inputs inputs{shape, type, {}, {}, {}, rotation_of(shape)};
   inputs.Q.resize(groups * of_Q);
   for (auto *matrix : {&inputs.K, &inputs.V}) matrix->resize(groups * of_K);
   parallel_for(groups, [&](std::size_t group) {

@@ -30,6 +30,22 @@ Rounding rounding_of(Type type) {
   return type == Type::kFp16 ? Rounding{0x1p-11, 0x1p-25} : Rounding{0x1p-8, 0x1p-134};
 }
 
+/// The value of the type's element that is nearest to a value.
+double nearest(Type type, double value) {
+  return element_to_float(
+      type, type == Type::kFp16 ? double_to_half(value).bits : double_to_bf16(value).bits);
+}
+
+/// By how much each element of a row that is rotated in fp32 may be off.
+std::vector<double> fp32_errors(const Shape &shape, const double *row) {
+  std::vector<double> errors(shape.head_dim);
+  for (int c = 0; c < shape.head_dim / 2; c++) {
+    const Pair pair = pair_of(shape, c);
+    errors[pair.x] = errors[pair.y] = 0x1p-23 * (std::abs(row[pair.x]) + std::abs(row[pair.y]));
+  }
+  return errors;
+}
+
 /// Which keys may be rounded alike, or are most of the sum alone.
 std::vector<bool> keys_that_count_fully(const std::vector<double> &weights) {
   std::vector<int> order(weights.size());
@@ -48,9 +64,60 @@ std::vector<bool> keys_that_count_fully(const std::vector<double> &weights) {
 /// One element of the output: what is right, and the two bounds of its error before its rounding.
 struct Element {
   double expected = 0;
-  double c_squared = 0;
+  double c_squared = 0, r_squared = 0;  // r: of the rotation
   double at_most = 0;
 };
+
+/// By how much each element of a row, rotated and rounded, may be off: h of verdict.h.
+std::vector<double> rotation_errors(const Inputs &inputs, const double *row) {
+  const Rounding rounding = rounding_of(inputs.type);
+  std::vector<double> h = fp32_errors(inputs.shape, row);
+  for (int c = 0; c < inputs.shape.head_dim; c++)
+    h[c] += std::max(rounding.u * std::abs(row[c]), rounding.f);
+  return h;
+}
+
+/// Adds what the roundings of the rotated query and of the rotated keys do to the output.
+void add_rotation(const Inputs &inputs, const KeyValues &head, Place place, const Row &row,
+                  std::vector<Element> &elements) {
+  const int d = inputs.shape.head_dim;
+  const double root = std::sqrt(static_cast<double>(d));
+  // sum_j w_j (v_j - o) k_jc, [column of the output, c]: most of the time goes by here. In fp32 and
+  // in steps of a constant width, which compilers make vectors of.
+  constexpr int kWidth = 16;
+  const int padded = (d + kWidth - 1) / kWidth * kWidth;
+  std::vector<float> sums(static_cast<std::size_t>(d) * padded), key(padded);
+  for (std::size_t j = 0; j < row.weights.size(); j++) {
+    const int number = row.keys[static_cast<int>(j)];
+    const std::size_t at = static_cast<std::size_t>(number - head.first) * d;
+    for (int c = 0; c < d; c++) key[c] = static_cast<float>(head.K[at + c]);
+    double squares = 0, sum = 0;
+    if (is_rotated_here(inputs.shape, place.batch, number)) {
+      const std::vector<double> h = rotation_errors(inputs, &head.K[at]);
+      for (int c = 0; c < d; c++) {
+        const double error = h[c] * std::abs(row.query[c]) / root;
+        squares += error * error;
+        sum += error;
+      }
+    }
+    for (int k = 0; k < d; k++) {
+      const double factor = row.weights[j] * (head.V[at + k] - row.output[k]);
+      elements[k].r_squared += factor * factor * squares / 3;
+      elements[k].at_most += std::abs(factor) * sum;
+      const auto narrow = static_cast<float>(factor);
+      float *to = &sums[static_cast<std::size_t>(k) * padded];
+      for (int c = 0; c < padded; c += kWidth)
+        for (int i = 0; i < kWidth; i++) to[c + i] += narrow * key[c + i];
+    }
+  }
+  const std::vector<double> h = rotation_errors(inputs, row.query.data());
+  for (int k = 0; k < d; k++)
+    for (int c = 0; c < d; c++) {
+      const double error = h[c] * std::abs(sums[static_cast<std::size_t>(k) * padded + c]) / root;
+      elements[k].r_squared += error * error / 3;
+      elements[k].at_most += error;
+    }
+}
 
 std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Place place) {
   const Row row = attention_row(inputs, head, place);
@@ -63,19 +130,21 @@ std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Pl
   const std::vector<bool> fully = keys_that_count_fully(row.weights);
   const double largest = *std::max_element(row.weights.begin(), row.weights.end());
   const double fp32 = 0x1p-23 * (d + static_cast<double>(row.weights.size()) / 16);
-  const float *v = &head.V[static_cast<std::size_t>(row.keys.first - head.keys.first) * d];
   for (std::size_t j = 0; j < row.weights.size(); j++) {
     const double w = row.weights[j];
     const double a = std::max(rounding.u * w, rounding.f * largest);
     const double b = 0x1p-24 * std::min(std::abs(row.scores[j]), 0x1p14) * w;
     const double e = fp32 * w;
     const double squares = (a * a + b * b) * (fully[j] ? 1 : 1 / 3.0) + e * e;
+    const int number = row.keys[static_cast<int>(j)];
+    const float *v = &head.V[static_cast<std::size_t>(number - head.first) * d];
     for (int k = 0; k < d; k++) {
-      const double value = *v++;
+      const double value = v[k];
       elements[k].c_squared += squares * value * value;
       elements[k].at_most += (a + b + e) * std::abs(value);
     }
   }
+  if (inputs.shape.rope != Rope::kNone) add_rotation(inputs, head, place, row, elements);
   return elements;
 }
 
@@ -90,15 +159,28 @@ std::vector<std::size_t> cuts_by_head(const Shape &shape, const std::vector<Plac
   return cuts;
 }
 
-/// The keys that any of these places sees, and those between them.
-Keys keys_of_all(const Shape &shape, std::span<const Place> places) {
-  Keys all{shape.seqlen_k, 0};
+/// The keys and values that any of these places sees, and those between them.
+KeyValues key_values_of_all(const Inputs &inputs, std::span<const Place> places) {
+  int first = inputs.shape.seqlen_k, end = 0;
   for (const Place &place : places) {
-    const Keys keys = keys_seen(shape, place.batch, place.row);
-    if (keys.first == keys.end) continue;
-    all = {std::min(all.first, keys.first), std::max(all.end, keys.end)};
+    const Keys keys = keys_seen(inputs.shape, place.batch, place.row);
+    if (keys.count() == 0) continue;
+    first = std::min(first, keys[0]);
+    end = std::max(end, keys.end);
   }
-  return all.first < all.end ? all : Keys{0, 0};
+  return key_values(inputs, places[0], std::min(first, end), end);
+}
+
+/// The bound of the mean square of n errors that are sums of squares, of these means, but for F.
+double bound_of_mean_square(const std::vector<double> &means, double n) {
+  const double L = std::log(1 / kFailureOfARightKernel);
+  double sum = 0, sum_of_squares = 0, largest = 0;
+  for (const double mean : means) {
+    sum += mean;
+    sum_of_squares += mean * mean;
+    largest = std::max(largest, mean);
+  }
+  return (sum + 2 * std::sqrt(L * sum_of_squares) + 2 * L * largest) / n;
 }
 
 }  // namespace
@@ -111,7 +193,7 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
   const std::vector<std::size_t> cuts = cuts_by_head(shape, places);
   parallel_for(cuts.size() - 1, [&](std::size_t run) {
     const std::span some = std::span(places).subspan(cuts[run], cuts[run + 1] - cuts[run]);
-    const KeyValues head = key_values(inputs, some[0], keys_of_all(shape, some));
+    const KeyValues head = key_values_of_all(inputs, some);
     for (std::size_t i = 0; i < some.size(); i++)
       rows[cuts[run] + i] = elements_of(inputs, head, some[i]);
   });
@@ -122,6 +204,7 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
   double squares = 0, worst_ratio = 0;
   // Of c^2 + h^2 / 3, for each column of V of each of its heads.
   std::vector<double> column_sums(static_cast<std::size_t>(shape.batch) * shape.kv_heads * d);
+  std::vector<double> row_sums(places.size());  // of r^2
   for (std::size_t i = 0; i < places.size(); i++) {
     const Place &place = places[i];
     const std::size_t head = static_cast<std::size_t>(place.batch) * shape.heads + place.head;
@@ -132,7 +215,7 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
       const double output = element_to_float(inputs.type, O[first + k]);
       const double error = std::abs(output - element.expected);
       const double before_rounding =
-          std::min(deviations * std::sqrt(element.c_squared), element.at_most);
+          std::min(deviations * std::sqrt(element.c_squared + element.r_squared), element.at_most);
       // The output of a row that sees nothing is 0, and nothing is rounded.
       const double h = before_rounding == 0
                            ? 0
@@ -140,6 +223,7 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
       const double bound = before_rounding + h;
       squares += error * error;
       columns[k] += element.c_squared + h * h / 3;
+      row_sums[i] += element.r_squared;
       const double ratio = error == 0 ? 0 : error / bound;
       const bool first_not_finite = !std::isfinite(output) && verdict.not_finite == 0;
       verdict.not_finite += !std::isfinite(output);
@@ -154,16 +238,49 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
       }
     }
   }
-  const double L = std::log(1 / kFailureOfARightKernel);
-  double sum = 0, sum_of_squares = 0, largest = 0;
-  for (const double B : column_sums) {
-    sum += B;
-    sum_of_squares += B * B;
-    largest = std::max(largest, B);
-  }
   verdict.rms_error = std::sqrt(squares / n);
-  verdict.rms_bound = std::sqrt((sum + 2 * std::sqrt(L * sum_of_squares) + 2 * L * largest) / n);
+  verdict.rms_bound = std::sqrt(bound_of_mean_square(column_sums, n)) +
+                      std::sqrt(bound_of_mean_square(row_sums, n));
   return verdict;
+}
+
+CacheVerdict judge_cache(const Inputs &inputs, const Elements &cache, bool keys) {
+  const Shape &shape = inputs.shape;
+  const int d = shape.head_dim;
+  const Elements &given = keys ? inputs.K : inputs.V;
+  std::vector<CacheVerdict> of_heads(static_cast<std::size_t>(shape.batch) * shape.kv_heads);
+  parallel_for(of_heads.size(), [&](std::size_t i) {
+    CacheVerdict &verdict = of_heads[i];
+    const Place head{static_cast<int>(i) / shape.kv_heads, static_cast<int>(i) % shape.kv_heads, 0};
+    std::vector<double> row(d);
+    for (int j = 0; j < shape.length_k(head.batch); j++) {
+      const std::size_t first = (i * shape.seqlen_k + j) * d;
+      const bool rotated = keys && is_rotated_here(shape, head.batch, j);
+      for (int k = 0; k < d; k++) row[k] = element_to_float(inputs.type, given[first + k]);
+      if (rotated) rotate(inputs, j, row.data());
+      const std::vector<double> off = fp32_errors(shape, row.data());
+      for (int k = 0; k < d; k++) {
+        const double is = element_to_float(inputs.type, cache[first + k]);
+        bool right = cache[first + k] == given[first + k];
+        if (rotated)
+          right = nearest(inputs.type, row[k] - off[k]) <= is &&
+                  is <= nearest(inputs.type, row[k] + off[k]);
+        if (!right && verdict.wrong++ == 0) {
+          verdict.place = {head.batch, head.head, j};
+          verdict.column = k;
+          verdict.is = is;
+          verdict.should_be = row[k];
+        }
+      }
+    }
+  });
+  CacheVerdict all;
+  for (const CacheVerdict &verdict : of_heads) {
+    const std::size_t wrong = all.wrong + verdict.wrong;
+    if (all.wrong == 0) all = verdict;
+    all.wrong = wrong;
+  }
+  return all;
 }
 
 std::vector<Place> places_to_check(const Shape &shape, int tile, unsigned long seed) {

@@ -48,6 +48,26 @@
 // errors that are only bounded so; within a column by the convexity of e^x).
 //
 // F is 5e-7 for each of the two: a right kernel fails in less than one run of a million.
+//
+// With rotary embedding a kernel rounds what it has rotated, too: the elements of q and of the keys
+// that it rotates itself (those of a cache come as they are). An element x' of a pair (x', y') is
+// off by at most
+//
+//     h(x') = max(u |x'|, f) + 2^-23 (|x'| + |y'|)
+//
+// where the second term is fp32's part: two products, a sum, each rounded. To first order the
+// output moves by these errors times its derivatives,
+//
+//     do/dq_c = 1/sqrt(d) sum_j w_j (v_j - o) k_jc        do/dk_jc = 1/sqrt(d) w_j (v_j - o) q_c
+//
+// The errors are spread evenly and independent of each other (every pair turns by another angle), so
+// they add a third of their squared bounds to c^2, and all of them to the sum of absolute values:
+//
+//     r^2 = 1/3 (sum_c (h(q_c) do/dq_c)^2 + sum_jc (h(k_jc) do/dk_jc)^2)
+//
+// All columns of a row share these errors, so r^2 is no part of B. Let R be the sum of r^2 over a
+// row. The root of the mean square of what they add is bounded like that of B, with R in its place
+// and once more F (now two runs of a million); the two roots add up.
 #pragma once
 
 #include <vector>
@@ -75,6 +95,20 @@ struct Verdict {
 
 /// Compares rows of an output, [batch, heads, seqlen_q, head_dim], with the reference.
 Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> &places);
+
+/// What is wrong with a cache of keys or of values after the kernel stored the new ones in it.
+struct CacheVerdict {
+  std::size_t wrong = 0;  // elements
+  // The first of them.
+  Place place{0, 0, 0};
+  int column = 0;
+  double is = 0, should_be = 0;
+};
+
+/// Compares the rows of a cache, [batch, kv_heads, seqlen_k, head_dim], with those of inputs.K or of
+/// inputs.V, bit by bit. A key that the kernel has rotated must be what some number is rounded to that
+/// fp32's part of h, above, allows.
+CacheVerdict judge_cache(const Inputs &inputs, const Elements &cache, bool keys);
 
 /// All rows, where that takes about a second; else 256 rows drawn with this seed, and the first and
 /// last rows of the first, second and last tiles of the first and last head of the first and last

@@ -14,10 +14,6 @@ struct Strides {
   std::int64_t batch, head, row;
 };
 
-/// Which elements of a row are a pair, of head_dim / 2 pairs: c and c + head_dim / 2, or 2 c and
-/// 2 c + 1.
-enum class Rope { kNone, kHalves, kNeighbours };
-
 /// One forward pass of attention: O = softmax(Q K^T / sqrt(head_dim)) V for each of batch * heads
 /// independent heads. A step takes the plain problem, and of the rest what its header's 'Takes'
 /// names. Plain: fp16, dense [batch, heads, seqlen, head_dim], as many keys as queries and as many
@@ -82,6 +78,7 @@ struct Step {
   void (*launch)(const Problem &);  // all of the step's kernels; throws the above
   std::size_t (*workspace_bytes)(const Problem &) = nullptr;
   std::vector<int> head_dims = {64, 128};  // those it takes; the first is the emulator's default
+  bool decodes = false;  // its default problem: a query per head and a long cache of K and V
 };
 
 // One source, compiled once for each backend.

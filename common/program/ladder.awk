@@ -14,8 +14,10 @@ FNR == 1 {
   sub(/:$/, "", needs)
   if (index($0, ":")) why = substr($0, index($0, ":") + 2)
 }
-/^\/\/ Takes / {
-  for (i = 3; i <= NF; i++) takes = takes (takes ? " " : "") $i
+/^\/\/ [A-Z]/ { in_takes = $2 == "Takes" }
+/^[^\/]/ { in_takes = 0 }
+in_takes {  # on as many lines as it takes
+  for (i = $2 == "Takes" ? 3 : 2; i <= NF; i++) takes = takes (takes ? " " : "") $i
   gsub(",", "", takes)
 }
 END { finish() }

@@ -81,6 +81,16 @@ std::vector<Lengths> lengths(const std::string &option, const std::string &text)
   return list;
 }
 
+/// A number, or 0 for "auto".
+int splits(const std::string &option, const std::string &text) {
+  if (text == "auto") return 0;
+  const auto value = whole_number(text, 1, INT_MAX);
+  if (!value)
+    throw UsageError(option + " " + text + ": auto or a whole number from 1 to " +
+                     std::to_string(INT_MAX) + " is allowed");
+  return static_cast<int>(*value);
+}
+
 /// A file's path, or a UsageError if there is none.
 std::string path(const std::string &option, const std::string &text) {
   if (text.empty()) throw UsageError(option + " : the path of a file is allowed, not nothing");
@@ -105,6 +115,7 @@ std::vector<Entry> option_table(const Step &step, Options &to) {
   };
   const std::string multiple =
       step.tile > 1 ? "a multiple of " + std::to_string(step.tile) + "; " : "";
+  const std::string of_keys = "of K and V; default: ";
   const std::vector<std::string> devices = {"auto", "gpu", "cpu"};
   using Text = const std::string &;
   return {
@@ -116,7 +127,7 @@ std::vector<Entry> option_table(const Step &step, Options &to) {
        [&to](Text option, Text text) { to.batch = positive(option, text); }},
       {"heads", "N", defaults(cpu.heads, gpu.heads),
        [&to](Text option, Text text) { to.heads = positive(option, text); }},
-      {"seqlen", "N", multiple + defaults(cpu.seqlen, gpu.seqlen),
+      {"seqlen", "N", multiple + defaults(cpu.seqlen_q, gpu.seqlen_q),
        [&to](Text option, Text text) { to.seqlen = positive(option, text); }},
       {"head-dim", join(head_dim_names(step), "|"), defaults(cpu.head_dim, gpu.head_dim),
        [&to, &step](Text option, Text text) {
@@ -124,12 +135,22 @@ std::vector<Entry> option_table(const Step &step, Options &to) {
        }},
       {"causal", "", "a query sees the keys up to its own position; the last of both are one",
        [&to](Text, Text) { to.causal = true; }, true},
-      {"seqlen-k", "N", multiple + "of K and V; default: that of Q",
+      {"seqlen-k", "N",
+       multiple + of_keys +
+           (step.decodes ? "--seqlen; without it " + std::to_string(cpu.seqlen_k) + " and " +
+                               std::to_string(gpu.seqlen_k)
+                         : "that of Q"),
        [&to](Text option, Text text) { to.seqlen_k = positive(option, text); }, true},
-      {"kv-heads", "N", "of K and V; a divisor of --heads; default: all",
+      {"kv-heads", "N",
+       "a divisor of --heads; " + of_keys +
+           (step.decodes ? "--heads; without it " + std::to_string(cpu.kv_heads) + " and " +
+                               std::to_string(gpu.kv_heads)
+                         : "all"),
        [&to](Text option, Text text) { to.kv_heads = positive(option, text); }, true},
       {"window", "N", "a query sees the last N keys up to its own position",
        [&to](Text option, Text text) { to.window = positive(option, text); }, true},
+      {"sinks", "N", "with --window: it sees the first N keys, too",
+       [&to](Text option, Text text) { to.sinks = positive(option, text); }, true},
       {"type", join(type_names(), "|"), "of the elements of Q, K, V and O; default fp16",
        [&to](Text option, Text text) {
          to.type = static_cast<Type>(choice(option, text, type_names()));
@@ -137,7 +158,8 @@ std::vector<Entry> option_table(const Step &step, Options &to) {
        true},
       {"layout", join(layout_names(), "|"),
        "the order of batch, heads and seqlen in memory; interleaved: as bnhd,\n"
-       "with the heads of Q, K and V side by side; default bhnd",
+       "with the heads of Q, K and V side by side; packed: as bnhd, the\n"
+       "sequences of --lengths without a gap between; default bhnd",
        [&to](Text option, Text text) {
          to.layout = static_cast<Layout>(choice(option, text, layout_names()));
        },
@@ -148,6 +170,19 @@ std::vector<Entry> option_table(const Step &step, Options &to) {
        "a length for each batch element: 100,37; or of its queries and of its\n"
        "keys: 1:100,1:37; default: full",
        [&to](Text option, Text text) { to.lengths = lengths(option, text); }, true},
+      {"append", "N",
+       "K and V are a cache that lacks each sequence's last N keys: they come\n"
+       "beside it, and the step stores them in it",
+       [&to](Text option, Text text) { to.append = positive(option, text); }, true},
+      {"rope", join(rope_names(), "|"),
+       "rotary embedding of Q and K; what is a pair: an element of each half of\n"
+       "a row, or two neighbours",
+       [&to](Text option, Text text) {
+         to.rope = static_cast<Rope>(1 + choice(option, text, rope_names()));
+       },
+       true},
+      {"splits", "N|auto", "share the keys among N blocks; default: the step decides",
+       [&to](Text option, Text text) { to.splits = splits(option, text); }, true},
       {"inputs", "FAMILY", join(reference::family_names(), "|"),
        [&to](Text option, Text text) {
          to.inputs =
@@ -186,6 +221,18 @@ void check_together(const Options &options) {
                      "measure with `make counters`");
   if (!counting.empty() && options.check_only)
     throw UsageError(counting + " with --check-only: one of the two is allowed; only one counts");
+  if (options.sinks && !options.window)
+    throw UsageError("--sinks " + std::to_string(options.sinks) +
+                     ": with --window only; without one a query sees the first keys anyway");
+  if (options.layout == Layout::kPacked && options.lengths.empty())
+    throw UsageError("--layout packed: with --lengths only, which says where a sequence ends");
+  using reference::Family;
+  if (const Family family = options.inputs;
+      options.rope != Rope::kNone &&
+      (family == Family::kRising || family == Family::kEnds || family == Family::kHuge))
+    throw UsageError("--inputs " + reference::family_names()[static_cast<int>(family)] +
+                     ": with --rope normal, one-hot and equal-keys are allowed: these scores hang "
+                     "on how a kernel rounds what it rotates");
   const std::vector<std::pair<std::string, std::string>> files = {
       {"--csv", options.csv},
       {"--profile-csv", options.profile_csv},
@@ -205,15 +252,24 @@ const std::vector<std::string> &type_names() {
 }
 
 const std::vector<std::string> &layout_names() {
-  static const std::vector<std::string> names = {"bhnd", "bnhd", "interleaved"};
+  static const std::vector<std::string> names = {"bhnd", "bnhd", "interleaved", "packed"};
+  return names;
+}
+
+const std::vector<std::string> &rope_names() {
+  static const std::vector<std::string> names = {"halves", "neighbours"};
   return names;
 }
 
 DefaultShape default_shape(const Step &step, bool gpu) {
-  if (!gpu) return {1, 2, 256, step.head_dims.front()};
   const auto &dims = step.head_dims;
   const bool has_128 = std::find(dims.begin(), dims.end(), 128) != dims.end();
-  return {step.default_batch, 16, 8192, has_128 ? 128 : dims.back()};
+  const int head_dim = !gpu ? dims.front() : has_128 ? 128 : dims.back();
+  if (step.decodes)
+    return gpu ? DefaultShape{step.default_batch, 64, 8, 1, 65536, head_dim}
+               : DefaultShape{1, 8, 2, 1, 256, head_dim};
+  return gpu ? DefaultShape{step.default_batch, 16, 16, 8192, 8192, head_dim}
+             : DefaultShape{1, 2, 2, 256, 256, head_dim};
 }
 
 Options parse_options(int argc, char **argv, const Step &step, const Ladder &ladder) {
@@ -284,8 +340,11 @@ std::string describe_text(const Step &step) {
     const DefaultShape by_default = default_shape(step, gpu);
     return "batch=" + std::to_string(by_default.batch) +
            " heads=" + std::to_string(by_default.heads) +
-           " seqlen=" + std::to_string(by_default.seqlen) +
-           " head-dim=" + std::to_string(by_default.head_dim);
+           " seqlen=" + std::to_string(by_default.seqlen_q) +
+           " head-dim=" + std::to_string(by_default.head_dim) +
+           (step.decodes ? " kv-heads=" + std::to_string(by_default.kv_heads) +
+                               " seqlen-k=" + std::to_string(by_default.seqlen_k)
+                         : "");
   };
   const std::vector<std::pair<std::string, std::string>> lines = {
       {"step", step.name},

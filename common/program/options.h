@@ -18,6 +18,7 @@ enum class Layout {
   kBhnd,         // [batch, heads, seqlen, head_dim], the plain one
   kBnhd,         // [batch, seqlen, heads, head_dim], as a projection writes it
   kInterleaved,  // [batch, seqlen, heads + 2 kv_heads, head_dim]: Q, K and V by one projection
+  kPacked,       // [rows of all sequences, heads, head_dim]: as kBnhd, without the rows not there
 };
 
 /// How much of a batch element is there.
@@ -40,14 +41,20 @@ struct Options {
   bool causal = false;
   std::optional<int> seqlen_k, kv_heads;
   int window = 0;  // 0: none
+  int sinks = 0;
   Type type = Type::kFp16;
   Layout layout = Layout::kBhnd;
   int page_size = 0;             // 0: not paged
   std::vector<Lengths> lengths;  // of each batch element; empty: full
+  int append = 0;                // of each sequence's keys, those that are beside the cache
+  Rope rope = Rope::kNone;
+  int splits = 0;  // 0: the step decides
 };
 
 const std::vector<std::string> &type_names();
 const std::vector<std::string> &layout_names();
+/// Those of --rope; Rope::kNone has none.
+const std::vector<std::string> &rope_names();
 
 /// Bad arguments: one line that names the option, the value and what is allowed.
 struct UsageError : std::runtime_error {
@@ -60,7 +67,7 @@ Options parse_options(int argc, char **argv, const Step &step, const Ladder &lad
 
 /// The shape of a run that asks for none.
 struct DefaultShape {
-  int batch, heads, seqlen, head_dim;
+  int batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim;
 };
 DefaultShape default_shape(const Step &step, bool gpu);
 

@@ -53,6 +53,7 @@ void for_each_range(Buffer &buffer, F f) {
 
 std::size_t Tensor::offset(int element, int head, int row) const {
   std::int64_t block = element;
+  if (!cu_seqlens.empty()) row += cu_seqlens[element];
   if (!page_table.empty()) {
     const std::int64_t of_sequence = static_cast<std::int64_t>(page_table.size()) / batch;
     block = page_table[static_cast<std::size_t>(element * of_sequence + row / page_size)];
@@ -64,49 +65,61 @@ std::size_t Tensor::offset(int element, int head, int row) const {
 
 Placement place(const reference::Shape &shape, Layout layout, int page_size, std::uint64_t seed) {
   const std::int64_t d = shape.head_dim;
-  const auto dense = [&](int heads, int rows) {
-    return layout == Layout::kBhnd ? Strides{heads * rows * d, rows * d, d}
-                                   : Strides{heads * rows * d, d, heads * d};
+  const auto strides = [&](int heads, std::int64_t rows) {
+    if (layout == Layout::kBhnd) return Strides{heads * rows * d, rows * d, d};
+    const std::int64_t row = (heads + 1) * d;  // and a gap
+    return Strides{rows * row, d, row};
   };
-  const auto elements = [&](int heads, int rows) {
-    return static_cast<std::size_t>(shape.batch * heads * rows * d);
+  // The tensor, and the elements of its buffer.
+  const auto make = [&](int heads, int seqlen, const std::vector<int> &lengths,
+                        std::size_t &elements) {
+    Tensor tensor{shape.batch, heads, seqlen, shape.head_dim, lengths, 0, strides(heads, seqlen),
+                  {},          {},    0};
+    elements = static_cast<std::size_t>(shape.batch * tensor.strides.batch);
+    return tensor;
   };
-  const Tensor Q{shape.batch,
-                 shape.heads,
-                 shape.seqlen_q,
-                 shape.head_dim,
-                 shape.lengths_q,
-                 0,
-                 dense(shape.heads, shape.seqlen_q),
-                 {},
-                 0};
-  Tensor K{shape.batch,
-           shape.kv_heads,
-           shape.seqlen_k,
-           shape.head_dim,
-           shape.lengths_k,
-           0,
-           dense(shape.kv_heads, shape.seqlen_k),
-           {},
-           page_size};
-  const std::size_t of_Q = elements(shape.heads, shape.seqlen_q);
+  const auto pack = [](Tensor &tensor, std::size_t &elements) {
+    tensor.cu_seqlens = {0};
+    for (const int length : tensor.lengths)
+      tensor.cu_seqlens.push_back(tensor.cu_seqlens.back() + length);
+    tensor.strides.batch = 0;
+    elements = static_cast<std::size_t>(std::max(1, tensor.cu_seqlens.back()) * tensor.strides.row);
+  };
+  std::size_t of_Q, of_K;
+  Tensor Q = make(shape.heads, shape.seqlen_q, shape.lengths_q, of_Q);
+  Tensor K = make(shape.kv_heads, shape.seqlen_k, shape.lengths_k, of_K);
   if (layout == Layout::kInterleaved) {
-    const std::int64_t heads = shape.heads + 2 * shape.kv_heads;
-    Placement all{Q, K, K, Q, elements(static_cast<int>(heads), shape.seqlen_q), 0, 0, of_Q};
-    for (Tensor *tensor : {&all.Q, &all.K, &all.V})
-      tensor->strides = {shape.seqlen_q * heads * d, d, heads * d};
+    const std::int64_t row = (shape.heads + 2 * shape.kv_heads) * d;
+    const Strides of_all{shape.seqlen_q * row, d, row};
+    Placement all{Q, K, K, Q, static_cast<std::size_t>(shape.batch * of_all.batch), 0, 0, of_Q};
+    for (Tensor *tensor : {&all.Q, &all.K, &all.V}) tensor->strides = of_all;
     all.K.first = static_cast<std::size_t>(shape.heads * d);
     all.V.first = static_cast<std::size_t>((shape.heads + shape.kv_heads) * d);
     return all;
   }
-  std::size_t of_K = elements(shape.kv_heads, shape.seqlen_k);
+  if (layout == Layout::kPacked) pack(Q, of_Q);
   if (page_size) {
     std::int64_t pool;
+    K.page_size = page_size;
     K.page_table = draw_pages(K, page_size, seed, pool);
-    K.strides = dense(shape.kv_heads, page_size);
+    K.strides = strides(shape.kv_heads, page_size);
     of_K = static_cast<std::size_t>(pool * K.strides.batch);
+  } else if (layout == Layout::kPacked) {
+    pack(K, of_K);
   }
   return {Q, K, K, Q, of_Q, of_K, of_K, of_Q};
+}
+
+reference::Elements new_rows(const reference::Shape &shape, const reference::Elements &dense) {
+  const int N = shape.seqlen_new;
+  const auto d = static_cast<std::size_t>(shape.head_dim);
+  reference::Elements rows(static_cast<std::size_t>(shape.batch) * shape.kv_heads * N * d);
+  for (int i = 0; i < shape.batch * shape.kv_heads; i++) {
+    const std::size_t first = shape.length_k(i / shape.kv_heads) - N;
+    std::copy_n(&dense[(static_cast<std::size_t>(i) * shape.seqlen_k + first) * d], N * d,
+                &rows[static_cast<std::size_t>(i) * N * d]);
+  }
+  return rows;
 }
 
 void scatter(const Tensor &tensor, const reference::Elements &dense, reference::Elements &buffer) {

@@ -19,6 +19,7 @@ struct Tensor {
   std::vector<int> lengths;     // of each batch element, the rows that are there; empty: all
   std::size_t first;            // element of the buffer at which it begins
   Strides strides;              // of a paged tensor, `batch` leads from a page to the next
+  std::vector<int> cu_seqlens;  // as Problem has it; empty: not packed
   std::vector<int> page_table;  // as Problem has it; empty: not paged
   int page_size;
 
@@ -34,8 +35,13 @@ struct Placement {
   std::size_t Q_elements, K_elements, V_elements, O_elements;  // of the buffers; 0: in that of Q
 };
 
-/// Pages are drawn with this seed from a pool that has more of them than K takes.
+/// Pages are drawn with this seed from a pool that has more of them than K takes. Where the heads of a
+/// row lie side by side, a gap as wide as a head follows them, which no kernel can know of but by the
+/// strides. (Of interleaved Q, K and V the others are such a gap.)
 Placement place(const reference::Shape &shape, Layout layout, int page_size, std::uint64_t seed);
+
+/// Of K or V, dense, the rows that are not in the cache: [batch, kv_heads, seqlen_new, head_dim].
+reference::Elements new_rows(const reference::Shape &shape, const reference::Elements &dense);
 
 /// Copies the rows that are there from a dense tensor into a buffer.
 void scatter(const Tensor &tensor, const reference::Elements &dense, reference::Elements &buffer);

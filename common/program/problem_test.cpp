@@ -7,6 +7,7 @@
 // TESTS_SEED    draws the shapes that nobody chose; default: another each time
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -78,6 +79,32 @@ const std::vector<std::string> kProblems = {
     "--seqlen 1 --seqlen-k 100 --lengths 1:100,1:1,1:37 --page-size 16 --heads 6 --kv-heads 2",
     "--seqlen 33 --lengths 20,33 --layout interleaved --heads 4 --kv-heads 2 --causal --type bf16 "
     "--window 5 --head-dim 128",
+    // sinks: one, some, more than there are keys before the window, more than there are
+    "--seqlen 40 --window 5 --sinks 1",
+    "--seqlen 40 --seqlen-k 65 --window 7 --sinks 4 --causal",
+    "--seqlen 40 --window 30 --sinks 20 --lengths 40,3,1",
+    "--seqlen 65 --seqlen-k 40 --window 1 --sinks 2147483647",
+    // sequences that follow each other, none among them, or all
+    "--layout packed --lengths 5,0,17,1 --heads 3",
+    "--layout packed --lengths 1:5,0:7,17:0,3:30 --causal --heads 6 --kv-heads 2 --type bf16",
+    "--layout packed --lengths 0,0",
+    "--layout packed --lengths 1:5,3:60,2:2 --seqlen 3 --seqlen-k 64 --page-size 16 --causal",
+    // keys that come beside the cache: one, some, all
+    "--seqlen 1 --seqlen-k 40 --append 1 --batch 2 --heads 4 --kv-heads 2",
+    "--seqlen 4 --seqlen-k 40 --append 4 --causal --layout bnhd",
+    "--seqlen 4 --seqlen-k 4 --append 4 --causal --type bf16",
+    "--lengths 1:40,1:16,1:17,1:3 --append 1 --page-size 16 --heads 4 --kv-heads 2",
+    "--lengths 3:40,0:16,2:9 --append 9 --page-size 4 --causal --window 8 --sinks 2",
+    "--lengths 3:40,1:16 --append 3 --page-size 8 --layout packed --causal",
+    // rotation
+    "--seqlen 40 --rope halves",
+    "--seqlen 40 --rope neighbours --causal",
+    "--seqlen 40 --rope halves --head-dim 80 --inputs one-hot",
+    "--seqlen 40 --rope neighbours --type bf16 --inputs equal-keys --heads 4 --kv-heads 2",
+    "--seqlen 3 --seqlen-k 70 --rope halves --type bf16 --causal --window 20 --sinks 3",
+    "--layout packed --lengths 1:5,0:7,17:40,3:3 --rope neighbours --causal",
+    "--seqlen 5 --seqlen-k 40 --append 5 --rope halves --causal --batch 2",
+    "--lengths 1:40,1:16,1:17 --append 1 --rope neighbours --page-size 16 --type bf16",
 };
 
 /// A problem that nobody chose.
@@ -88,26 +115,34 @@ std::string draw_problem(std::uint64_t &state) {
     return " --" + name + " " + std::to_string(value);
   };
   const int batch = one_to(3), kv_heads = one_to(3), group = one_to(3), seqlen = one_to(80);
-  const bool interleaved = one_to(4) == 1;
-  const int seqlen_k = interleaved || coin() ? seqlen : one_to(80);
+  const bool rope = one_to(3) == 1, interleaved = one_to(4) == 1;
+  // A rotated query is not before the first key.
+  const int seqlen_k = interleaved || coin() ? seqlen : rope ? seqlen + one_to(80) : one_to(80);
   std::string text = "--batch " + std::to_string(batch) + option("heads", kv_heads * group) +
                      option("kv-heads", kv_heads) + option("seqlen", seqlen) +
                      option("seqlen-k", seqlen_k) + option("head-dim", coin() ? 64 : 32) +
                      option("seed", one_to(1000000));
   if (coin()) text += " --causal";
-  if (one_to(3) == 1) text += option("window", one_to(60));
-  if (coin()) text += " --type bf16";
-  if (interleaved)
-    text += " --layout interleaved";
-  else if (coin())
-    text += " --layout bnhd";
-  if (!interleaved && coin()) text += option("page-size", one_to(40));
-  if (coin()) {
-    text += " --lengths ";
-    for (int i = 0; i < batch; i++)
-      text += (i ? "," : "") + std::to_string(one_to(seqlen + 1) - 1) + ":" +
-              std::to_string(one_to(seqlen_k + 1) - 1);
+  if (one_to(3) == 1) {
+    text += option("window", one_to(60));
+    if (coin()) text += option("sinks", one_to(10));
   }
+  if (coin()) text += " --type bf16";
+  if (rope) text += coin() ? " --rope halves" : " --rope neighbours";
+  const bool lengths = coin(), packed = lengths && !interleaved && coin();
+  if (interleaved || packed || coin())
+    text += interleaved ? " --layout interleaved" : packed ? " --layout packed" : " --layout bnhd";
+  const bool paged = !interleaved && coin();
+  if (paged) text += option("page-size", one_to(40));
+  int fewest = seqlen_k;
+  for (int i = 0; lengths && i < batch; i++) {
+    const int k = one_to(seqlen_k + 1) - 1,
+              q = one_to((rope ? std::min(seqlen, k) : seqlen) + 1) - 1;
+    text += (i ? "," : " --lengths ") + std::to_string(q) + ":" + std::to_string(k);
+    fewest = std::min(fewest, k);
+  }
+  if (!interleaved && (paged || !packed) && fewest > 0 && coin())
+    text += option("append", one_to(fewest));
   return text;
 }
 
@@ -143,16 +178,75 @@ const std::vector<Plant> kPlants = {
      "page_table(batch, (i + 1) / p", "--seqlen 5 --seqlen-k 38 --page-size 8"},
     {"strides of heads and rows swapped", "head * strides.head + i * strides.row",
      "i * strides.head + head * strides.row", "--seqlen 20 --layout bnhd --heads 3"},
-    {"batch stride of another tensor", "batch * at_Q.batch", "batch * at_O.batch",
+    {"batch stride of another tensor", "p.Q_strides, batch", "p.O_strides, batch",
      "--seqlen 20 --layout interleaved --batch 2"},
-    {"keys beyond the length", "p.lengths_k)", "false)", "--seqlen 20 --lengths 20:10"},
-    {"queries beyond the length", "p.lengths_q)", "false)", "--seqlen 20 --lengths 10:20"},
+    {"row stride of dense rows", "i * strides.row", "i * std::int64_t{p.heads} * p.head_dim",
+     "--seqlen 20 --layout bnhd --heads 3"},
+    {"keys beyond the length", "p.lengths_k ?", "false ?", "--seqlen 20 --lengths 20:10"},
+    {"queries beyond the length", "p.lengths_q ?", "false ?", "--seqlen 20 --lengths 10:20"},
     {"lengths of the first sequence", "p.batch}(0, batch)", "p.batch}(0, 0)",
      "--seqlen 20 --lengths 20,10"},
     {"bf16 read as fp16", "if (type == Type::kFp16) return __half2float(bits);",
      "return __half2float(bits);", "--seqlen 20 --type bf16"},
     {"an empty row divided by zero", "l > 0 ? o[c] / l : 0", "o[c] / l",
      "--seqlen 20 --seqlen-k 10 --causal"},
+    {"one sink more", "j >= p.sinks &&", "j > p.sinks &&", "--seqlen 40 --window 5 --sinks 2"},
+    {"one sink less", "j >= p.sinks &&", "j >= p.sinks - 1 &&", "--seqlen 40 --window 5 --sinks 2"},
+    {"no sinks", "j >= p.sinks &&", "", "--seqlen 40 --window 5 --sinks 1"},
+    {"queries where the neighbour's begin", "p.batch + 1}(0, batch);\n  return",
+     "p.batch + 1}(0, batch + 1);\n  return", "--layout packed --lengths 20,10"},
+    {"keys where the neighbour's begin", "p.batch + 1}(0, batch);\n  if (p.page",
+     "p.batch + 1}(0, batch + 1);\n  if (p.page", "--layout packed --lengths 20,10"},
+    {"every sequence where the first begins", "i += Matrix<const int>{p.cu_seqlens_q",
+     "i += 0 * Matrix<const int>{p.cu_seqlens_q", "--layout packed --lengths 20,10"},
+    {"not appended", "if (rows) launch", "if (false) launch", "--seqlen 1 --seqlen-k 9 --append 1"},
+    {"appended in the next row",
+     "p.K_strides, batch, head, j), d);\n  const auto V = row_of(static_cast<half *>",
+     "p.K_strides, batch, head, j - 1), d);\n  const auto V = row_of(static_cast<half *>",
+     "--seqlen 1 --seqlen-k 9 --append 1"},
+    {"appended at the first row", "- p.seqlen_new + i % p", "* 0 + i % p",
+     "--seqlen 1 --seqlen-k 9 --append 1"},
+    {"appended without the lengths", "keys_of(p, batch) - p.seqlen_new",
+     "p.seqlen_k - p.seqlen_new", "--lengths 1:9,1:16 --append 1 --page-size 4"},
+    {"appended to the page before", "page_table(batch, i / p.page_size)",
+     "page_table(batch, p.K_new && i == p.seqlen_k - 1 ? i / p.page_size - 1 : i / p.page_size)",
+     "--seqlen 1 --seqlen-k 9 --append 1 --page-size 4"},
+    {"appended to one head", "i / p.seqlen_new % p.kv_heads", "0 * i",
+     "--seqlen 1 --seqlen-k 9 --append 1 --heads 2"},
+    {"the last new row left out", "if (i >= p.batch * p.kv_heads * p.seqlen_new) return;",
+     "if (i >= p.batch * p.kv_heads * p.seqlen_new - 1) return;",
+     "--seqlen 4 --seqlen-k 9 --append 4 --causal"},
+    {"a value of the cache rounded anew", "V(0, c) = V_new(0, c)",
+     "V(0, c) = nearest(value_of(V_new(0, c), p.type) * 1.001f, p.type)",
+     "--seqlen 1 --seqlen-k 9 --append 1"},
+    {"more written than the new rows", "V(0, c) = V_new(0, c);",
+     "V(0, c) = V_new(0, c);\n  if (j > 0) row_of(static_cast<half *>(p.V), kv_offset(p, "
+     "p.V_strides, batch, head, j - 1), d)(0, 0) = __float2half(0);",
+     "--seqlen 1 --seqlen-k 9 --append 1 --window 1"},
+    {"a gap of the cache written to", "V(0, c) = V_new(0, c);",
+     "V(0, c) = V_new(0, c);\n  const int gap = d * p.kv_heads;\n  "
+     "Matrix<half>{&static_cast<half *>(p.V)[gap], 1, d}(0, 0) = __float2half(0);",
+     "--seqlen 1 --seqlen-k 9 --append 1 --layout bnhd"},
+    {"neighbours for halves", "p.rope == Rope::kHalves", "false", "--seqlen 20 --rope halves"},
+    {"halves for neighbours", "p.rope == Rope::kHalves", "true", "--seqlen 20 --rope neighbours"},
+    {"the angle of the next pair", "(position, pair)", "(position, (pair + 1) % pairs)",
+     "--seqlen 20 --rope halves"},
+    {"turned the other way", "own * cos - other * sin : other * sin + own * cos",
+     "own * cos + other * sin : own * cos - other * sin",
+     "--lengths 5:20 --rope halves --append 3"},
+    {"a query's position without the keys before", "rotated(p, Q, position, c)",
+     "rotated(p, Q, i, c)", "--seqlen 5 --seqlen-k 20 --rope halves"},
+    {"a key's position off by one", "rotated(p, K, j, c)", "rotated(p, K, j ? j - 1 : 0, c)",
+     "--seqlen 20 --rope halves"},
+    {"a new key's position off by one", "rotated(p, K_new, j, c)", "rotated(p, K_new, j - 1, c)",
+     "--seqlen 1 --seqlen-k 20 --rope halves --append 1"},
+    {"a new key not rotated", "rotated(p, K_new, j, c)", "value_of(K_new(0, c), p.type)",
+     "--seqlen 1 --seqlen-k 20 --rope halves --append 1"},
+    {"keys of the cache rotated again", "p.K_new ? value_of", "false ? value_of",
+     "--seqlen 1 --seqlen-k 20 --rope halves --append 1"},
+    {"a rotated query rounded to half as many bits", "q[c] = rotated(p, Q, position, c)",
+     "q[c] = value_of(nearest(rotated(p, Q, position, c), Type::kBf16), Type::kBf16)",
+     "--seqlen 40 --rope halves"},
     {"an empty row not written", "for (int c = 0; c < d; c++) O(0, c)",
      "for (int c = 0; c < d && l > 0; c++) O(0, c)", "--seqlen 20 --seqlen-k 10 --causal"},
 };

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,13 +39,23 @@ std::unique_ptr<Device> choose_device(const Options &options, std::string &note)
 }
 
 /// Throws DeviceError unless the tensors and the workspace fit.
-void check_fits(const Problem &problem, const Device &device) {
+void check_fits(const Problem &problem, const reference::Shape &shape, const Options &options,
+                const Device &device) {
   // In double first: the product of the sizes may pass 2^64.
-  const double rows_q = static_cast<double>(problem.batch) * problem.heads * problem.seqlen_q;
-  const double rows_k = static_cast<double>(problem.batch) * problem.kv_heads * problem.seqlen_k;
+  const bool gaps = options.layout != Layout::kBhnd;  // each as wide as a head
+  const auto rows = [&](const std::vector<int> &lengths, int seqlen) {
+    return options.layout == Layout::kPacked ? std::accumulate(lengths.begin(), lengths.end(), 0.0)
+                                             : static_cast<double>(problem.batch) * seqlen;
+  };
+  const double of_Q = rows(shape.lengths_q, shape.seqlen_q) * (problem.heads + gaps);
+  double of_K = rows(shape.lengths_k, shape.seqlen_k) * (problem.kv_heads + gaps);
+  if (problem.page_size)  // some pages of the pool are not used
+    of_K = 1.25 * problem.batch * shape.seqlen_k * (problem.kv_heads + gaps);
+  const double of_new = static_cast<double>(problem.batch) * problem.kv_heads * problem.seqlen_new;
+  double bytes = 2 * (of_Q + of_K + of_new) * problem.head_dim * sizeof(std::uint16_t);
+  if (problem.rope != Rope::kNone)  // cosines and sines
+    bytes += static_cast<double>(problem.seqlen_k) * problem.head_dim * sizeof(float);
   const Step &step = device.step();
-  double bytes = (2 * rows_q + 2 * rows_k) * problem.head_dim * sizeof(std::uint16_t);
-  if (problem.page_size) bytes *= 1.25;  // some pages of the pool are not used
   if (step.workspace_bytes && bytes < 1e15)
     bytes = bytes + static_cast<double>(step.workspace_bytes(problem));
   const auto free = static_cast<double>(device.free_bytes());
@@ -66,7 +77,11 @@ Problem pose(const reference::Shape &shape, const Options &options) {
   problem.head_dim = shape.head_dim;
   problem.causal = shape.causal;
   problem.window = shape.window;
+  problem.sinks = shape.sinks;
   problem.page_size = options.page_size;
+  problem.seqlen_new = shape.seqlen_new;
+  problem.rope = shape.rope;
+  problem.splits = options.splits;
   return problem;
 }
 
@@ -77,6 +92,20 @@ T *upload(Device &device, const std::vector<T, Allocator> &values) {
   void *memory = device.allocate(values.size() * sizeof(T));
   device.upload(memory, values.data(), values.size() * sizeof(T));
   return static_cast<T *>(memory);
+}
+
+/// Makes the rows of K and V that the step has to store NaN: a launch that does not store them is found
+/// out, also if one before it did.
+void forget_new_rows(Device &device, const Placement &placement, const reference::Shape &shape,
+                     const Problem &problem) {
+  const reference::Elements nothing(static_cast<std::size_t>(shape.head_dim), kPoison);
+  const Tensor &K = placement.K;  // V lies like it
+  for (int b = 0; b < K.batch; b++)
+    for (int head = 0; head < K.heads; head++)
+      for (int row = K.rows(b) - shape.seqlen_new; row < K.rows(b); row++)
+        for (void *cache : {problem.K, problem.V})
+          device.upload(static_cast<std::uint16_t *>(cache) + K.offset(b, head, row),
+                        nothing.data(), nothing.size() * sizeof(std::uint16_t));
 }
 
 /// Fills the device's memory with the problem: Q, K and V where the placement says, NaN in the gaps
@@ -112,7 +141,16 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
   problem.O_strides = placement.O.strides;
   problem.lengths_q = upload(device, placement.Q.lengths);
   problem.lengths_k = upload(device, placement.K.lengths);
+  problem.cu_seqlens_q = upload(device, placement.Q.cu_seqlens);
+  problem.cu_seqlens_k = upload(device, placement.K.cu_seqlens);
   problem.page_table = upload(device, placement.K.page_table);
+  if (inputs.shape.seqlen_new) {
+    problem.K_new = upload(device, new_rows(inputs.shape, inputs.K));
+    problem.V_new = upload(device, new_rows(inputs.shape, inputs.V));
+    forget_new_rows(device, placement, inputs.shape, problem);
+  }
+  problem.rope_cos = upload(device, inputs.rotation.cos);
+  problem.rope_sin = upload(device, inputs.rotation.sin);
   const Step &step = device.step();
   const std::size_t workspace = step.workspace_bytes ? step.workspace_bytes(problem) : 0;
   if (workspace) problem.workspace = device.allocate(workspace);
@@ -139,6 +177,12 @@ void time_launches(Device &device, const std::function<void()> &launch, const Op
   std::printf("time     %.4g ms median, %.4g ms min of %d\n", *result.median_ms, *result.min_ms,
               iterations);
   std::printf("speed    %.4g TFLOP/s\n", *result.tflops);
+  // Where a key serves few queries, reading it takes longer than computing with it.
+  const reference::Shape &shape = result.shape;
+  if (std::int64_t{shape.seqlen_q} * (shape.heads / shape.kv_heads) > 128) return;
+  const double bytes =
+      2.0 * sizeof(std::uint16_t) * shape.head_dim * shape.kv_heads * reference::keys_read(shape);
+  std::printf("bandwidth %.4g TB/s of K and V\n", bytes / *result.median_ms / 1e9);
 }
 
 void print_shape(const Result &result, const Options &options, bool gpu) {
@@ -171,7 +215,7 @@ ExitStatus run(const Options &options) {
     trace_csv.emplace("--trace-csv", options.trace_csv, kTraceCsvHeader);
 
   Problem problem = pose(shape, options);
-  check_fits(problem, *device);
+  check_fits(problem, shape, options, *device);
 
   Result result{step.name, device->is_gpu() ? device->name() : "emulator",
                 shape,     departures(shape, options),
@@ -196,6 +240,20 @@ ExitStatus run(const Options &options) {
 
   const std::vector<reference::Place> places =
       reference::places_to_check(shape, step.tile, options.seed);
+  const auto cache_passes = [&](bool say) {
+    bool passed = true;
+    for (const bool keys : {true, false}) {
+      reference::Elements buffer(placement.K_elements);
+      device->download(buffer.data(), keys ? problem.K : problem.V,
+                       buffer.size() * sizeof(std::uint16_t));
+      const reference::CacheVerdict verdict =
+          reference::judge_cache(inputs, gather(placement.K, buffer), keys);
+      const std::size_t strays = not_poison(buffer);
+      passed = passed && verdict.wrong == 0 && strays == 0;
+      if (say || verdict.wrong || strays) print_cache_verdict(verdict, strays, keys);
+    }
+    return passed;
+  };
   const auto passes = [&](bool say) {
     reference::Elements buffer(placement.O_elements);
     device->download(buffer.data(), problem.O, buffer.size() * sizeof(std::uint16_t));
@@ -206,7 +264,8 @@ ExitStatus run(const Options &options) {
     if (say || !verdict.passed() || strays)
       print_verdict(verdict, strays, places.size(),
                     O.size() / static_cast<std::size_t>(shape.head_dim));
-    return verdict.passed() && strays == 0;
+    const bool right = verdict.passed() && strays == 0;
+    return (!shape.seqlen_new || cache_passes(say)) && right;
   };
   if (!passes(true)) return kWrongAnswer;
 
@@ -214,6 +273,7 @@ ExitStatus run(const Options &options) {
     print_totals(profile);
     if (options.profile) print_lines(profile);
   } else if (!options.check_only) {
+    if (shape.seqlen_new) forget_new_rows(*device, placement, shape, problem);
     time_launches(*device, launch, options, result);
     if (!passes(false)) return kWrongAnswer;  // the launches that were timed gave it, too
   }

@@ -70,6 +70,18 @@ void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::s
                 verdict.worst_output, verdict.worst_expected);
 }
 
+void print_cache_verdict(const reference::CacheVerdict &verdict, std::size_t strays, bool keys) {
+  std::printf("cache    the new rows of %s are there, the others as they were: %s\n",
+              keys ? "K" : "V", verdict.wrong == 0 && strays == 0 ? "passed" : "WRONG");
+  if (verdict.wrong)
+    std::printf(
+        "         %zu elements are not; first: batch %d, head %d, row %d, column %d is %g, "
+        "should be %g\n",
+        verdict.wrong, verdict.place.batch, verdict.place.head, verdict.place.row, verdict.column,
+        verdict.is, verdict.should_be);
+  if (strays) std::printf("         %zu elements were written that are of no row\n", strays);
+}
+
 void print_totals(const emulator::Profile &profile) {
   using namespace emulator;
   const Counts total = profile.total();

@@ -38,19 +38,44 @@ void check_lengths(const reference::Shape &shape) {
                      " is allowed");
 }
 
-/// Kernels keep an element's place within a head in 32 bits.
-void check_head(const reference::Shape &shape, Layout layout) {
+/// A kernel that takes no layout keeps an element's place within a head in 32 bits. (One that does has
+/// strides of 64.)
+void check_head(const reference::Shape &shape) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 32;
-  const int seqlen = std::max(shape.seqlen_q, shape.seqlen_k);
-  const std::int64_t row = layout == Layout::kBhnd ? shape.head_dim
-                           : layout == Layout::kBnhd
-                               ? std::int64_t{shape.heads} * shape.head_dim
-                               : (shape.heads + std::int64_t{2} * shape.kv_heads) * shape.head_dim;
-  if (seqlen * row < kLimit) return;
+  const std::int64_t seqlen = std::max(shape.seqlen_q, shape.seqlen_k);
+  if (seqlen * shape.head_dim < kLimit) return;
   throw UsageError(given(seqlen == shape.seqlen_q ? "--seqlen" : "--seqlen-k", seqlen) +
-                   ": at most " + std::to_string((kLimit - 1) / row) +
-                   " is allowed: a head's rows, " + std::to_string(row) +
-                   " elements apart, must span fewer than 2^32 elements");
+                   ": at most " + std::to_string((kLimit - 1) / shape.head_dim) +
+                   " is allowed: a head must have fewer than 2^32 elements");
+}
+
+/// Keys that come beside a cache must have their rows in it.
+void check_append(const reference::Shape &shape, const Options &options) {
+  const std::string append = given("--append", shape.seqlen_new);
+  if (options.layout == Layout::kInterleaved)
+    throw UsageError(append + ": with --layout interleaved not; Q's rows are no cache of K and V");
+  if (options.layout == Layout::kPacked && !options.page_size)
+    throw UsageError(append +
+                     ": with --layout packed only beside --page-size; packed K and V leave no room "
+                     "for more");
+  int fewest = shape.seqlen_k;
+  for (const int length : shape.lengths_k) fewest = std::min(fewest, length);
+  if (shape.seqlen_new > fewest)
+    throw UsageError(append + ": at most " + std::to_string(fewest) + " is allowed, the keys of " +
+                     (shape.lengths_k.empty() ? "a sequence" : "the shortest sequence"));
+}
+
+/// A rotation needs a position: a query before the first key has none.
+void check_positions(const reference::Shape &shape) {
+  for (int b = 0; b < shape.batch; b++) {
+    const int q = shape.lengths_q.empty() ? shape.seqlen_q : shape.lengths_q[b];
+    const int k = shape.lengths_k.empty() ? shape.seqlen_k : shape.lengths_k[b];
+    if (q > k)
+      throw UsageError("--rope " + rope_names()[static_cast<int>(shape.rope) - 1] + ": " +
+                       std::to_string(q) + " queries and " + std::to_string(k) +
+                       " keys; as many queries as keys are allowed, or fewer: one before the "
+                       "first key has no position");
+  }
 }
 
 }  // namespace
@@ -59,14 +84,22 @@ reference::Shape choose_shape(const Options &options, const Step &step, bool gpu
   const DefaultShape by_default = default_shape(step, gpu);
   reference::Shape shape;
   const int sequences = static_cast<int>(options.lengths.size());
+  Lengths longest{1, 1};
+  for (const Lengths &length : options.lengths)
+    longest = {std::max(longest.q, length.q), std::max(longest.k, length.k)};
   shape.batch = options.batch.value_or(sequences ? sequences : by_default.batch);
   shape.heads = options.heads.value_or(by_default.heads);
-  shape.kv_heads = options.kv_heads.value_or(shape.heads);
-  shape.seqlen_q = options.seqlen.value_or(by_default.seqlen);
-  shape.seqlen_k = options.seqlen_k.value_or(shape.seqlen_q);
+  shape.kv_heads = options.kv_heads.value_or(options.heads ? shape.heads : by_default.kv_heads);
+  shape.seqlen_q = options.seqlen.value_or(sequences ? longest.q : by_default.seqlen_q);
+  shape.seqlen_k = options.seqlen_k.value_or(options.seqlen ? shape.seqlen_q
+                                             : sequences    ? longest.k
+                                                            : by_default.seqlen_k);
   shape.head_dim = options.head_dim.value_or(by_default.head_dim);
   shape.causal = options.causal;
   shape.window = options.window;
+  shape.sinks = options.sinks;
+  shape.seqlen_new = options.append;
+  shape.rope = options.rope;
 
   check_multiple("--seqlen", shape.seqlen_q, step.tile);
   check_multiple("--seqlen-k", shape.seqlen_k, step.tile);
@@ -80,13 +113,12 @@ reference::Shape choose_shape(const Options &options, const Step &step, bool gpu
     throw UsageError(given("--seqlen-k", shape.seqlen_k) + ": with --layout interleaved only " +
                      given("--seqlen", shape.seqlen_q) + " is allowed: a row has Q, K and V");
   if (options.page_size && options.layout == Layout::kInterleaved)
-    throw UsageError(
-        given("--page-size", options.page_size) +
-        ": with --layout bhnd or bnhd only; of interleaved K and V there are no pages");
+    throw UsageError(given("--page-size", options.page_size) +
+                     ": with --layout interleaved not; of interleaved K and V there are no pages");
   if (options.page_size && options.page_size % step.tile && step.tile % options.page_size)
     throw UsageError(given("--page-size", options.page_size) + ": a multiple or a divisor of " +
                      std::to_string(step.tile) + " is allowed, the rows of this step's tile");
-  check_head(shape, options.layout);
+  if (!takes(step.takes, "--layout")) check_head(shape);
   if (sequences) {
     for (const Lengths &length : options.lengths) {
       shape.lengths_q.push_back(length.q);
@@ -97,6 +129,8 @@ reference::Shape choose_shape(const Options &options, const Step &step, bool gpu
                        std::to_string(shape.batch) + " are allowed, one for each of --batch");
     check_lengths(shape);
   }
+  if (shape.seqlen_new) check_append(shape, options);
+  if (shape.rope != Rope::kNone) check_positions(shape);
   return shape;
 }
 
@@ -109,10 +143,14 @@ std::string departures(const reference::Shape &shape, const Options &options) {
   if (shape.seqlen_k != shape.seqlen_q) add("seqlen-k=" + std::to_string(shape.seqlen_k));
   if (shape.kv_heads != shape.heads) add("kv-heads=" + std::to_string(shape.kv_heads));
   if (shape.window) add("window=" + std::to_string(shape.window));
+  if (shape.sinks) add("sinks=" + std::to_string(shape.sinks));
   if (options.type != Type::kFp16) add("type=" + type_names()[static_cast<int>(options.type)]);
   if (options.layout != Layout::kBhnd)
     add("layout=" + layout_names()[static_cast<int>(options.layout)]);
   if (options.page_size) add("page-size=" + std::to_string(options.page_size));
   if (!shape.lengths_q.empty()) add("lengths=" + lengths_text(shape));
+  if (shape.seqlen_new) add("append=" + std::to_string(shape.seqlen_new));
+  if (shape.rope != Rope::kNone) add("rope=" + rope_names()[static_cast<int>(shape.rope) - 1]);
+  if (options.splits) add("splits=" + std::to_string(options.splits));
   return text;
 }

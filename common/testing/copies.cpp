@@ -48,11 +48,16 @@ std::string link_common() {
   return all;
 }
 
-/// The words after "// Needs" or "// Takes" in a step's header, without commas; Needs has one.
+/// The words after "// Needs" or "// Takes" in a step's header, also on the lines that go on with it,
+/// without commas; Needs has one.
 std::string header_words(const std::vector<std::string> &lines, const std::string &key) {
   std::string words;
-  for (const std::string &line : lines)
-    if (line.starts_with("// " + key + " ")) words = line.substr(line.find_first_not_of(' ', 9));
+  bool within = false;
+  for (const std::string &line : lines) {
+    if (!line.starts_with("//")) break;
+    if (!line.starts_with("//  ")) within = line.starts_with("// " + key + " ");
+    if (within) words += (words.empty() ? "" : " ") + line.substr(line.find_first_not_of(' ', 9));
+  }
   std::erase(words, ',');
   return words.substr(0, words.find(':'));
 }

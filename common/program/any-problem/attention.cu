@@ -3,7 +3,8 @@
 // (problem_test.cpp) plant bugs in it.
 //
 // Needs       sm_75
-// Takes       --causal, --seqlen-k, --kv-heads, --window, --type, --layout, --page-size, --lengths
+// Takes       --causal, --seqlen-k, --kv-heads, --window, --type, --layout, --page-size, --lengths,
+//             --sinks, --append, --rope
 #include <cstring>
 
 #include "common/kernel/kernel.h"
@@ -42,10 +43,42 @@ __device__ Matrix<T> row_of(T *first, std::int64_t offset, int d) {
   return {first + offset, 1, d};
 }
 
+/// Element c of the row at a position, rotated where the problem says so.
+__device__ float rotated(const Problem &p, const Matrix<const half> &row, int position, int c) {
+  const float own = value_of(row(0, c), p.type);
+  if (p.rope == Rope::kNone) return own;
+  const int pairs = p.head_dim / 2;
+  const bool halves = p.rope == Rope::kHalves;
+  const int pair = halves ? c % pairs : c / 2;
+  const bool is_first = halves ? c < pairs : c % 2 == 0;
+  const int distance = halves ? pairs : 1;
+  const float other = value_of(row(0, is_first ? c + distance : c - distance), p.type);
+  const float cos = Matrix<const float>{p.rope_cos, p.seqlen_k, pairs}(position, pair);
+  const float sin = Matrix<const float>{p.rope_sin, p.seqlen_k, pairs}(position, pair);
+  const float turned = is_first ? own * cos - other * sin : other * sin + own * cos;
+  return value_of(nearest(turned, p.type), p.type);
+}
+
+/// How many keys a batch element has, and queries.
+__device__ int keys_of(const Problem &p, int batch) {
+  return p.lengths_k ? Matrix<const int>{p.lengths_k, 1, p.batch}(0, batch) : p.seqlen_k;
+}
+__device__ int queries_of(const Problem &p, int batch) {
+  return p.lengths_q ? Matrix<const int>{p.lengths_q, 1, p.batch}(0, batch) : p.seqlen_q;
+}
+
+/// The offset of row i of a head of Q or O.
+__device__ std::int64_t q_offset(const Problem &p, const Strides &strides, int batch, int head,
+                                 int i) {
+  if (p.cu_seqlens_q) i += Matrix<const int>{p.cu_seqlens_q, 1, p.batch + 1}(0, batch);
+  return batch * strides.batch + head * strides.head + i * strides.row;
+}
+
 /// The offset of row i of a head of K or V.
 __device__ std::int64_t kv_offset(const Problem &p, const Strides &strides, int batch, int head,
                                   int i) {
   std::int64_t block = batch;
+  if (p.cu_seqlens_k) i += Matrix<const int>{p.cu_seqlens_k, 1, p.batch + 1}(0, batch);
   if (p.page_table) {
     const int pages = (p.seqlen_k + p.page_size - 1) / p.page_size;
     const Matrix<const int> page_table{p.page_table, p.batch, pages};
@@ -55,33 +88,45 @@ __device__ std::int64_t kv_offset(const Problem &p, const Strides &strides, int 
   return block * strides.batch + head * strides.head + i * strides.row;
 }
 
+/// Stores the keys and values that come beside a cache in it: a thread per row.
+__global__ void __launch_bounds__(threads) append(Problem p) {
+  const int i = blockIdx.x * threads + threadIdx.x, d = p.head_dim;
+  if (i >= p.batch * p.kv_heads * p.seqlen_new) return;
+  const int batch = i / p.seqlen_new / p.kv_heads, head = i / p.seqlen_new % p.kv_heads;
+  const int j = keys_of(p, batch) - p.seqlen_new + i % p.seqlen_new;
+  const std::int64_t from = std::int64_t{i} * d;
+  const auto K_new = row_of(static_cast<const half *>(p.K_new), from, d);
+  const auto V_new = row_of(static_cast<const half *>(p.V_new), from, d);
+  const auto K = row_of(static_cast<half *>(p.K), kv_offset(p, p.K_strides, batch, head, j), d);
+  const auto V = row_of(static_cast<half *>(p.V), kv_offset(p, p.V_strides, batch, head, j), d);
+  for (int c = 0; c < d; c++) K(0, c) = nearest(rotated(p, K_new, j, c), p.type);
+  for (int c = 0; c < d; c++) V(0, c) = V_new(0, c);
+}
+
 __global__ void __launch_bounds__(threads) attention(Problem p, float scale) {
   const int i = blockIdx.x * threads + threadIdx.x;
   const int batch = blockIdx.y / p.heads, head = blockIdx.y % p.heads;
   const int kv_head = head / (p.heads / p.kv_heads);
-  int N_q = p.seqlen_q, N_k = p.seqlen_k;
-  if (p.lengths_q) N_q = Matrix<const int>{p.lengths_q, 1, p.batch}(0, batch);
-  if (p.lengths_k) N_k = Matrix<const int>{p.lengths_k, 1, p.batch}(0, batch);
+  const int N_q = queries_of(p, batch), N_k = keys_of(p, batch), d = p.head_dim;
   if (i >= N_q) return;
-
-  const int d = p.head_dim;
-  const Strides &at_Q = p.Q_strides, &at_O = p.O_strides;
-  const auto Q = row_of(static_cast<const half *>(p.Q),
-                        batch * at_Q.batch + head * at_Q.head + i * at_Q.row, d);
-  const auto O =
-      row_of(static_cast<half *>(p.O), batch * at_O.batch + head * at_O.head + i * at_O.row, d);
+  const auto Q =
+      row_of(static_cast<const half *>(p.Q), q_offset(p, p.Q_strides, batch, head, i), d);
+  const auto O = row_of(static_cast<half *>(p.O), q_offset(p, p.O_strides, batch, head, i), d);
 
   const int position = i + N_k - N_q;  // the last query's is that of the last key
   const int end = p.causal || p.window ? position + 1 : N_k;
   const int begin = p.window && p.window < end ? end - p.window : 0;
-  float m = -INFINITY, l = 0, o[max_head_dim] = {};
-  for (int j = begin; j < end; j++) {
+  float m = -INFINITY, l = 0, o[max_head_dim] = {}, q[max_head_dim];
+  for (int c = 0; c < d && begin < end; c++) q[c] = rotated(p, Q, position, c);
+  for (int j = 0; j < end; j++) {
+    if (j >= p.sinks && j < begin) continue;
     const auto K =
         row_of(static_cast<const half *>(p.K), kv_offset(p, p.K_strides, batch, kv_head, j), d);
     const auto V =
         row_of(static_cast<const half *>(p.V), kv_offset(p, p.V_strides, batch, kv_head, j), d);
     float s = 0;
-    for (int c = 0; c < d; c++) s += value_of(Q(0, c), p.type) * value_of(K(0, c), p.type);
+    for (int c = 0; c < d; c++)
+      s += q[c] * (p.K_new ? value_of(K(0, c), p.type) : rotated(p, K, j, c));
     const float m_new = fmaxf(m, s * scale);
     const float alpha = __expf(m - m_new), weight = __expf(s * scale - m_new);
     l = l * alpha + weight;
@@ -98,6 +143,8 @@ EXPORT_STEP({
     .default_batch = 1,
     .launch =
         [](const Problem &p) {
+          const int rows = p.batch * p.kv_heads * p.seqlen_new;
+          if (rows) launch<void>(append, dim3((rows + threads - 1) / threads), dim3(threads), p);
           const dim3 grid((p.seqlen_q + threads - 1) / threads, p.batch * p.heads);
           launch<void>(attention, grid, dim3(threads), p, 1 / sqrtf(p.head_dim));
         },
