@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <map>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -38,6 +40,17 @@ std::byte *allocate_shared(std::size_t bytes) {
 }
 
 }  // namespace
+
+namespace {
+
+std::mutex atomics;                                  // guards what follows, and is the atomics' order
+std::map<const unsigned *, Knowledge> told_by_atomics;  // by address
+
+}  // namespace
+
+void forget_atomics() {
+  told_by_atomics.clear();
+}
 
 Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<void()> &thread)
     : grid_(grid),
@@ -333,6 +346,19 @@ void Block::access_global(const Access &access, const Where &where) {
       fail(error, where);
   const std::string error = last->check(static_cast<std::size_t>(byte - last->memory), access);
   if (!error.empty()) fail(error, where);
+}
+
+unsigned Block::atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
+                       const Where &where) {
+  if (reinterpret_cast<std::uintptr_t>(address) % sizeof *address)
+    fail("atomic at an address that is not a multiple of 4", where);
+  const auto *byte = reinterpret_cast<const std::byte *>(address);
+  const Allocation *allocation = find_allocation(byte);
+  if (!allocation || byte + sizeof *address > allocation->memory + allocation->bytes)
+    fail("atomic outside of every allocation", where);
+  const std::lock_guard lock(atomics);
+  clocks_.atomic(running_, told_by_atomics[address]);
+  return std::exchange(*address, next(*address));
 }
 
 void Block::load_rows(const std::array<const void *, 32> &rows, int count, const Where &where) {

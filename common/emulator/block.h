@@ -19,6 +19,9 @@
 
 namespace emulator {
 
+/// A launch begins: nothing has been told by its atomics.
+void forget_atomics();
+
 /// Runs the blocks of a launch one after the other. A thread runs until it waits for others; then
 /// one that can go on is drawn at random.
 class Block {
@@ -43,6 +46,9 @@ class Block {
   void begin_copy(void *shared, const void *global, const Where &where, const void *caller);
   void commit_copies() { copies_.commit(running_); }
   void wait_for_copies(int groups);
+  unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
+                  const Where &where);
+  void fence() { clocks_.fence(running_); }
   void block_barrier(const Where &where);
   [[noreturn]] void fail(const std::string &what, const Where &where);
   [[noreturn]] void fail_in_lane(unsigned lane, const std::string &what, const Where &where);

@@ -12,6 +12,25 @@ std::atomic<Time> next_time = 1;  // 0 is before everything
 
 constexpr Time kFirstSpan = 64;
 
+void learn(Knowledge &knowledge, const Knowledge &more) {
+  for (const Known &one : more) {
+    const auto same = std::find_if(knowledge.begin(), knowledge.end(), [&](const Known &known) {
+      return known.begin == one.begin && known.thread == one.thread;
+    });
+    if (same == knowledge.end())
+      knowledge.push_back(one);
+    else
+      same->end = std::max(same->end, one.end);
+  }
+}
+
+bool covers(const Knowledge &knowledge, unsigned thread, Time time) {
+  return std::any_of(knowledge.begin(), knowledge.end(), [=](const Known &known) {
+    return known.begin <= time && time < known.end &&
+           (known.thread == Known::kAll || known.thread == thread);
+  });
+}
+
 }  // namespace
 
 void begin_time() {
@@ -27,6 +46,8 @@ void Clocks::begin_block() {
   begin_ = all_ = now_;
   std::fill(of_warp_.begin(), of_warp_.end(), now_);
   exact_.clear();
+  foreign_.clear();
+  known_to_block_.clear();
 }
 
 /// Takes moments for this block, each time twice as many: a block has few spans.
@@ -72,7 +93,7 @@ void Clocks::expand() {
 
 void Clocks::join_lanes(unsigned warp, std::uint32_t lanes) {
   const unsigned size = std::min(32u, threads_ - warp * 32);
-  if (exact_.empty() && lanes == 0xffffffff >> (32 - size)) {
+  if (foreign_.empty() && exact_.empty() && lanes == 0xffffffff >> (32 - size)) {
     advance();
     of_warp_[warp] = now_;
     return;
@@ -83,8 +104,50 @@ void Clocks::join_lanes(unsigned warp, std::uint32_t lanes) {
   join(threads);
 }
 
+bool Clocks::knows_of_block(unsigned thread, unsigned other, Time time) const {
+  return covers(known_to_block_, other, time) ||
+         (!foreign_.empty() && covers(foreign_[thread].known, other, time));
+}
+
+void Clocks::fence(unsigned thread) {
+  advance();
+  foreign_.resize(threads_);
+  Foreign &self = foreign_[thread];
+  learn(self.known, self.heard);
+  self.heard.clear();
+  self.fenced = known_to_block_;
+  learn(self.fenced, self.known);
+  // Of its own block what every thread knows, and what it did itself. (What it knows besides, of its
+  // warp, waits for a barrier of the block.)
+  std::vector<Span> spans = earlier_;
+  spans.push_back({span_begin_, now_});
+  for (const Span &span : spans) {
+    if (span.begin < all_)
+      learn(self.fenced, {{span.begin, std::min(span.end, all_), Known::kAll}});
+    learn(self.fenced, {{span.begin, span.end, thread}});
+  }
+}
+
+void Clocks::atomic(unsigned thread, Knowledge &told) {
+  foreign_.resize(threads_);
+  learn(foreign_[thread].heard, told);
+  learn(told, foreign_[thread].fenced);
+}
+
+/// What these threads know of other blocks all of them know.
+void Clocks::share(const std::vector<unsigned> &threads) {
+  if (foreign_.empty()) return;
+  Knowledge all;
+  for (const unsigned thread : threads) learn(all, foreign_[thread].known);
+  if (threads.size() == threads_)
+    learn(known_to_block_, all);
+  else
+    for (const unsigned thread : threads) learn(foreign_[thread].known, all);
+}
+
 void Clocks::join(const std::vector<unsigned> &threads) {
   advance();
+  share(threads);
   if (threads.size() == threads_) {
     all_ = now_;
     std::fill(of_warp_.begin(), of_warp_.end(), now_);

@@ -15,6 +15,14 @@ using Time = std::uint64_t;
 /// Stamps keep this many bits of it. A launch that lasted longer ends with an error.
 constexpr int kTimeBits = 37;
 
+/// What threads of other blocks did from `begin` to before `end`: all of a block's, or one.
+struct Known {
+  static constexpr unsigned kAll = ~0u;
+  Time begin, end;
+  unsigned thread;
+};
+using Knowledge = std::vector<Known>;
+
 /// Begins the time of a launch.
 void begin_time();
 
@@ -59,6 +67,16 @@ class Clocks {
     return exact_.empty() ? std::max(all_, of_warp_[thread / 32]) : all_;
   }
 
+  /// True if `thread` knows what `other` did at `time`, of another block. (PTX ISA, 'Memory
+  /// Consistency Model': a fence before an atomic releases, a fence after one acquires.)
+  bool knows_of_block(unsigned thread, unsigned other, Time time) const;
+
+  /// A fence: the thread's next atomics tell what it knows now, and it knows what its atomics heard.
+  void fence(unsigned thread);
+
+  /// An atomic: tells what the thread's last fence covers, and hears what others have told.
+  void atomic(unsigned thread, Knowledge &told);
+
   /// These lanes of a warp, or these threads, now know all that any of them knew or did.
   void join_lanes(unsigned warp, std::uint32_t lanes);
   void join(const std::vector<unsigned> &threads);
@@ -73,6 +91,7 @@ class Clocks {
   std::uint32_t unknown_exactly(unsigned thread, unsigned warp, std::uint32_t lanes,
                                 Time time) const;
   void expand();
+  void share(const std::vector<unsigned> &threads);
 
   const unsigned threads_;
   Time begin_ = 0, now_ = 0;
@@ -86,6 +105,15 @@ class Clocks {
   // From any other synchronisation to the next of the whole block: what `thread` knows of `other`,
   // by thread * threads + other. Empty otherwise.
   std::vector<Time> exact_;
+
+  // Of other blocks. By thread, and empty where no atomic has told anything.
+  struct Foreign {
+    Knowledge known;   // by the thread
+    Knowledge heard;   // by its atomics since its last fence
+    Knowledge fenced;  // what its last fence covers, of its own block, too
+  };
+  std::vector<Foreign> foreign_;
+  Knowledge known_to_block_;  // to all threads
 };
 
 }  // namespace emulator

@@ -53,6 +53,11 @@ inline void __syncwarp(std::uint32_t members = 0xffffffff,
   emulator::collective(kSyncwarp, members, where, nullptr);
 }
 
+/// Orders what the thread did before it and after it, with atomics, for other blocks (PTX ISA 'membar').
+inline void __threadfence() {
+  emulator::fence();
+}
+
 namespace emulator {
 
 /// e^x as the GPU's fast path does it: one multiplication by log2(e) and one ex2.approx (CUDA C++

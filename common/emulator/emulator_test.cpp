@@ -481,7 +481,7 @@ TEST_CASE("emulator: threads of two blocks race in global memory") {
   const Matrix<float> m{memory.data, 1, 64};
   const auto in_block_2 = [](unsigned thread, const std::string &what) {
     return file_and(also_at) + ": block (2,0,0) thread (" + std::to_string(thread) +
-           ",0,0): " + what + " (the other is of another block; nothing orders two blocks)";
+           ",0,0): " + what + " (the other is of another block; no fences and atomics order the two)";
   };
   std::string error = error_of<void>(dim3(3), dim3(64), [&] {
     if (blockIdx.x == 1 && is_thread(2)) at = __LINE__, m(0, 5) = 1.0f;
@@ -506,7 +506,7 @@ TEST_CASE("emulator: threads of two blocks race in global memory") {
   });
   CHECK(error == file_and(also_at) + ": block (3,0,0) thread (3,0,0): " +
                      race("store", "global", "load", at, "thread 2") +
-                     " (the other is of several other blocks; nothing orders two blocks)");
+                     " (the other is of several other blocks; no fences and atomics order them)");
 
   error = error_of<void>(dim3(3), dim3(64), [&] {  // all load one element, each stores another
     read(m(0, 5));
@@ -979,7 +979,7 @@ TEST_CASE(
   });
   CHECK(error == file_and(also_at) + ": block (32767,0,0) thread (0,0,0): " +
                      race("store", "global", "store", at, "thread 0") +
-                     " (the other is of another block; nothing orders two blocks)");
+                     " (the other is of another block; no fences and atomics order the two)");
 }
 
 TEST_CASE("emulator: lanes of a warp may store one value to one place in one line") {

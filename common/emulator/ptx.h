@@ -146,3 +146,10 @@ inline float ex2(float x, Where where = Where::current()) {
   const float y = std::exp2(x);  // 1 for a denormal x, as for zero
   return y < 0x1p-126f ? 0 : y;
 }
+
+inline unsigned atomic_dec(const Reference<unsigned> &counter, unsigned limit) {
+  return emulator::atomic(
+      counter.checked(),
+      [limit](unsigned before) { return before == 0 || before > limit ? limit : before - 1; },
+      counter.where());
+}

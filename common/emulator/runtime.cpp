@@ -54,6 +54,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   launch_number++;
   begin_launch(settings.profile);
   begin_time();
+  forget_atomics();
   std::atomic<std::uint64_t> next = 0;
   std::atomic<bool> stop = false;
   std::mutex mutex;  // guards profile, failed and first_error
@@ -124,6 +125,16 @@ void commit_copies() {
 
 void wait_for_copies(int groups) {
   Block::current->wait_for_copies(groups);
+}
+
+unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
+                const Where &where) {
+  count(kAtomics, where);
+  return Block::current->atomic(address, next, where);
+}
+
+void fence() {
+  Block::current->fence();
 }
 
 void block_barrier(const Where &where) {

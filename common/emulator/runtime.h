@@ -90,6 +90,14 @@ void begin_copy(void *shared, const void *global, const Where &where);
 void commit_copies();
 void wait_for_copies(int groups);
 
+/// Checks that there is an unsigned in global memory at this address, and gives it this value of what
+/// it was, at once for all blocks of the launch; returns what it was. Atomics do not race.
+unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
+                const Where &where);
+
+/// __threadfence.
+void fence();
+
 /// __syncthreads.
 void block_barrier(const Where &where);
 

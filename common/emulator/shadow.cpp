@@ -76,6 +76,9 @@ class Reader {
   const std::uint32_t lane_;
 };
 
+constexpr const char *kOtherBlock =
+    " (the other is of another block; no fences and atomics order the two)";
+
 Stamp stamp(const Access &access, bool copy = false) {
   return {access.clocks.now(), access.site, access.thread, copy};
 }
@@ -193,8 +196,6 @@ void GlobalShadow::begin_launch() {
 }
 
 std::string GlobalShadow::check(std::size_t offset, const Access &access) {
-  const std::string_view other_block =
-      " (the other is of another block; nothing orders two blocks)";
   const Clocks &clocks = access.clocks;
   if (units_.empty()) return {};
   Unit *unit = &units_[offset / kUnit];
@@ -204,11 +205,12 @@ std::string GlobalShadow::check(std::size_t offset, const Access &access) {
     const auto read = std::bit_cast<Read>(read_word.load(std::memory_order_relaxed));
     if (write.time) {
       const bool same_block = clocks.is_of_block(write.time);
-      if (!same_block || (!clocks.knows(access.thread, write.thread, write.time) &&
-                          !stores_the_same(write, access)))
+      if (same_block ? !clocks.knows(access.thread, write.thread, write.time) &&
+                           !stores_the_same(write, access)
+                     : !clocks.knows_of_block(access.thread, write.thread, write.time))
         return message(access.store ? "store" : "load", "global", "store", name_of(write.thread),
                        write.site)
-            .append(same_block ? "" : other_block);
+            .append(same_block ? "" : kOtherBlock);
     }
     if (access.store) {
       if (read.site)
@@ -221,6 +223,16 @@ std::string GlobalShadow::check(std::size_t offset, const Access &access) {
   return {};
 }
 
+/// True if the access knows of all these loads, which another block made.
+bool GlobalShadow::knows_all(const ReadSet &set, const Access &access) {
+  for (unsigned warp = 0; warp < set.of_warp.size(); warp++)
+    for (unsigned lane = 0; lane < 32; lane++)
+      if (set.of_warp[warp].lanes >> lane & 1 &&
+          !access.clocks.knows_of_block(access.thread, warp * 32 + lane, set.of_warp[warp].time))
+        return false;
+  return true;
+}
+
 /// What to remember of the loads so far and this one.
 GlobalShadow::Read GlobalShadow::merge(Read before, const Access &access) {
   const Clocks &clocks = access.clocks;
@@ -229,8 +241,11 @@ GlobalShadow::Read GlobalShadow::merge(Read before, const Access &access) {
   const Read several_blocks{0, access.site, thread, 1};
   if (!before.site) return alone;
   if (!before.several) {
-    if (!clocks.is_of_block(before.time)) return several_blocks;
-    if (clocks.knows(thread, before.thread, before.time)) return alone;
+    const bool same_block = clocks.is_of_block(before.time);
+    if (same_block ? clocks.knows(thread, before.thread, before.time)
+                   : clocks.knows_of_block(thread, before.thread, before.time))
+      return alone;
+    if (!same_block) return several_blocks;
     const std::lock_guard lock(mutex_);
     ReadSet &set = sets_.emplace_back(clocks.begin(), std::vector<WarpReads>(clocks.warps()));
     set.of_warp[before.thread / 32] = {before.time, static_cast<SiteId>(before.site),
@@ -240,7 +255,7 @@ GlobalShadow::Read GlobalShadow::merge(Read before, const Access &access) {
   }
   const std::lock_guard lock(mutex_);
   ReadSet &set = sets_[before.time - 1];
-  if (set.block != clocks.begin()) return several_blocks;
+  if (set.block != clocks.begin()) return knows_all(set, access) ? alone : several_blocks;
   Reader(access).add_to(set.of_warp[thread / 32]);
   return before;
 }
@@ -251,17 +266,19 @@ std::string GlobalShadow::race_with_loads(Read before, const Access &access) {
   std::string who = name_of(before.thread);
   SiteId site = before.site;
   if (!before.several) {
-    if (!clocks.is_of_block(before.time))
-      other = " (the other is of another block; nothing orders two blocks)";
-    else if (clocks.knows(access.thread, before.thread, before.time))
+    const bool same_block = clocks.is_of_block(before.time);
+    if (same_block ? clocks.knows(access.thread, before.thread, before.time)
+                   : clocks.knows_of_block(access.thread, before.thread, before.time))
       return {};
+    if (!same_block) other = kOtherBlock;
   } else if (before.time == 0) {
-    other = " (the other is of several other blocks; nothing orders two blocks)";
+    other = " (the other is of several other blocks; no fences and atomics order them)";
   } else {
     const std::lock_guard lock(mutex_);
     const ReadSet &set = sets_[before.time - 1];
     if (set.block != clocks.begin()) {
-      other = " (the other is of another block; nothing orders two blocks)";
+      if (knows_all(set, access)) return {};
+      other = kOtherBlock;
     } else {
       const Unknown loads =
           unknown_loads(clocks.warps(), access, [&](unsigned warp) { return &set.of_warp[warp]; });

@@ -83,7 +83,7 @@ class SharedShadow {
 };
 
 /// One allocation of global memory, which the blocks of a launch touch from several host threads.
-/// Blocks never know of each other.
+/// Blocks know of each other what fences and atomics tell.
 class GlobalShadow {
  public:
   void resize(std::size_t bytes) { units_.resize((bytes + kUnit - 1) / kUnit); }
@@ -102,6 +102,7 @@ class GlobalShadow {
     Time block;     // when it began
     std::vector<WarpReads> of_warp;
   };
+  static bool knows_all(const ReadSet &set, const Access &access);
   Read merge(Read before, const Access &access);
   std::string race_with_loads(Read before, const Access &access);
 

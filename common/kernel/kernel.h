@@ -68,6 +68,24 @@ void launch_on(void *stream, void (*kernel)(Parameters...), dim3 grid, dim3 bloc
   cuda_check(cudaGetLastError(), "kernel launch");
 }
 
+/// How many of a kernel's blocks the GPU runs at once.
+template <class SharedStorage, class Kernel>
+int resident_blocks(Kernel *kernel, int threads) {
+  static const int blocks = [=] {
+    int device, multiprocessors, of_each;
+    allow_shared_memory(reinterpret_cast<const void *>(kernel), sizeof(SharedStorage));
+    cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+    cuda_check(
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
+        "cudaDeviceGetAttribute");
+    cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_each, kernel, threads,
+                                                             sizeof(SharedStorage)),
+               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    return multiprocessors * of_each;
+  }();
+  return blocks;
+}
+
 /// The thread's warp within its block. Shuffled, so that nvcc knows that it is one number for all
 /// lanes and computes what follows from it once per warp, in uniform registers.
 __device__ __forceinline__ int warp_index() {
@@ -89,6 +107,12 @@ inline int warp_index() {
   return threadIdx.x / 32;
 }
 inline void keep_loads_apart() {}
+
+/// A small GPU's: few enough that a test's problem fills it or does not.
+template <class SharedStorage, class Kernel>
+int resident_blocks(Kernel *, int) {
+  return 16;
+}
 
 template <class SharedStorage>
 SharedStorage &shared_storage() {

@@ -103,6 +103,12 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+/// One less, and `limit` after 0 or what is more than `limit`, in one go for all blocks. Returns what
+/// was there before (CUDA C++ Programming Guide, 'atomicDec()').
+__device__ __forceinline__ unsigned atomic_dec(unsigned &counter, unsigned limit) {
+  return atomicDec(&counter, limit);
+}
+
 #else
 
 #include "common/emulator/ptx.h"

@@ -100,6 +100,7 @@ void print_totals(const emulator::Profile &profile) {
   };
   std::printf("  %llu exp2, %llu shuffles, ", count(kExp2), count(kShuffles));
   if (total[kVotes]) std::printf("%llu votes, ", count(kVotes));
+  if (total[kAtomics]) std::printf("%llu atomics, ", count(kAtomics));
   std::printf("%llu warp barriers, %llu block barriers (warp-wide)\n", count(kWarpBarriers),
               count(kBlockBarriers));
   if (total[kMma] || total[kLdmatrix] || total[kCopyRequests])
