@@ -41,6 +41,9 @@ inline float __half2float(half h) {
 inline half __float2half(float f) {
   return float_to_half(f);
 }
+inline bf16 __float2bfloat16(float f) {
+  return float_to_bf16(f);
+}
 
 inline void __syncthreads(emulator::Where where = emulator::Where::current()) {
   emulator::block_barrier(where);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -18,23 +19,26 @@ inline const std::vector<float> float_of_half = [] {
   return values;
 }();
 
-/// The values in the lower and in the upper half of a register.
-inline float low_of(std::uint32_t pair) {
+/// The values of the elements, fp16 or bf16, in the lower and in the upper half of a register.
+template <class T>
+float low_of(std::uint32_t pair) {
+  if constexpr (std::is_same_v<T, bf16>) return std::bit_cast<float>(pair << 16);
   return float_of_half[pair & 0xffff];
 }
-inline float high_of(std::uint32_t pair) {
-  return float_of_half[pair >> 16];
+template <class T>
+float high_of(std::uint32_t pair) {
+  return low_of<T>(pair >> 16);
 }
-inline std::uint32_t pair_of(half low, half high) {
-  return low.bits | std::uint32_t{high.bits} << 16;
+inline std::uint32_t pair_of(std::uint16_t low, std::uint16_t high) {
+  return low | std::uint32_t{high} << 16;
 }
 
 /// ldmatrix of N matrices: gives lane 4 g + t row g, columns 2t and 2t + 1 of each, or transposed
 /// rows 2t and 2t + 1 of column g.
-template <int N, bool Transposed>
-Vector<std::uint32_t, N> ldmatrix(const Reference<half> &row, const Where &where) {
+template <int N, bool Transposed, class T>
+Vector<std::uint32_t, N> ldmatrix(const Reference<T> &row, const Where &where) {
   struct Lane {
-    const half *row;  // null: outside of its tile, which is no error in a lane that is not read
+    const T *row;  // null: outside of its tile, which is no error in a lane that is not read
     const Where *where;
     Vector<std::uint32_t, N> result;
   } lane{row.inside() ? row.pointer() : nullptr, &where, {}};
@@ -50,7 +54,7 @@ Vector<std::uint32_t, N> ldmatrix(const Reference<half> &row, const Where &where
           const int g = i / 4, t = i % 4;
           for (int n = 0; n < N; n++) {
             const auto element = [&](int r, int c) {
-              return static_cast<const half *>(rows[8 * n + r])[c];
+              return static_cast<const T *>(rows[8 * n + r])[c].bits;
             };
             static_cast<Lane *>(lanes[i])->result[n] =
                 Transposed ? pair_of(element(2 * t, g), element(2 * t + 1, g))
@@ -64,8 +68,8 @@ Vector<std::uint32_t, N> ldmatrix(const Reference<half> &row, const Where &where
 
 }  // namespace emulator
 
-inline void mma(FragmentC &c, const FragmentA &a, const FragmentB &b,
-                Where where = Where::current()) {
+template <class T = half>
+void mma(FragmentC &c, const FragmentA &a, const FragmentB &b, Where where = Where::current()) {
   struct Lane {
     FragmentC *c;
     const FragmentA *a;
@@ -79,17 +83,17 @@ inline void mma(FragmentC &c, const FragmentA &a, const FragmentB &b,
           const int g = i / 4, t = i % 4;
           for (int r = 0; r < 4; r++) {
             const int row = g + 8 * (r % 2), col = 2 * t + 8 * (r / 2);
-            A[row][col] = emulator::low_of((*l.a)[r]);
-            A[row][col + 1] = emulator::high_of((*l.a)[r]);
+            A[row][col] = emulator::low_of<T>((*l.a)[r]);
+            A[row][col + 1] = emulator::high_of<T>((*l.a)[r]);
             C[g + 8 * (r / 2)][2 * t + r % 2] = (*l.c)[r];
           }
           for (int r = 0; r < 2; r++) {
-            B[2 * t + 8 * r][g] = emulator::low_of((*l.b)[r]);
-            B[2 * t + 8 * r + 1][g] = emulator::high_of((*l.b)[r]);
+            B[2 * t + 8 * r][g] = emulator::low_of<T>((*l.b)[r]);
+            B[2 * t + 8 * r + 1][g] = emulator::high_of<T>((*l.b)[r]);
           }
         }
-        // A product of two fp16 is exact in fp32. The hardware adds them in another order and rounds
-        // otherwise within one instruction; the verdict's bound is far above that.
+        // A product of two fp16, or of two bf16, is exact in fp32. The hardware adds them in another
+        // order and rounds otherwise within one instruction; the verdict's bound is far above that.
         for (int i = 0; i < 16; i++)
           for (int k = 0; k < 16; k++)
             for (int j = 0; j < 8; j++) C[i][j] += A[i][k] * B[k][j];
@@ -102,28 +106,32 @@ inline void mma(FragmentC &c, const FragmentA &a, const FragmentB &b,
   emulator::collective(kCollective, 0xffffffff, where, &lane);
 }
 
-inline Vector<std::uint32_t, 4> ldmatrix_x4(const Reference<half> &row,
-                                            Where where = Where::current()) {
+template <class T>
+Vector<std::uint32_t, 4> ldmatrix_x4(const Reference<T> &row, Where where = Where::current()) {
   return emulator::ldmatrix<4, false>(row, where);
 }
 
-inline Vector<std::uint32_t, 4> ldmatrix_x4_trans(const Reference<half> &row,
-                                                  Where where = Where::current()) {
+template <class T>
+Vector<std::uint32_t, 4> ldmatrix_x4_trans(const Reference<T> &row,
+                                           Where where = Where::current()) {
   return emulator::ldmatrix<4, true>(row, where);
 }
 
-inline Vector<std::uint32_t, 2> ldmatrix_x2_trans(const Reference<half> &row,
-                                                  Where where = Where::current()) {
+template <class T>
+Vector<std::uint32_t, 2> ldmatrix_x2_trans(const Reference<T> &row,
+                                           Where where = Where::current()) {
   return emulator::ldmatrix<2, true>(row, where);
 }
 
-inline void cp_async_16(const Reference<half> &shared, const Reference<const half> &global,
-                        Where where = Where::current()) {
+template <class T>
+void cp_async_16(const Reference<T> &shared, const Reference<const T> &global,
+                 Where where = Where::current()) {
   emulator::begin_copy(shared.checked(), global.checked(), where);
 }
 
-inline void cp_async_16_or_zeros(const Reference<half> &shared, const Reference<const half> &global,
-                                 bool there, Where where = Where::current()) {
+template <class T>
+void cp_async_16_or_zeros(const Reference<T> &shared, const Reference<const T> &global, bool there,
+                          Where where = Where::current()) {
   emulator::begin_copy(shared.checked(), there ? global.checked() : nullptr, where);
 }
 
@@ -138,7 +146,11 @@ void cp_async_wait() {
 }
 
 inline std::uint32_t cvt_rn_f16x2(float low, float high) {
-  return emulator::pair_of(float_to_half(low), float_to_half(high));
+  return emulator::pair_of(float_to_half(low).bits, float_to_half(high).bits);
+}
+
+inline std::uint32_t cvt_rn_bf16x2(float low, float high) {
+  return emulator::pair_of(float_to_bf16(low).bits, float_to_bf16(high).bits);
 }
 
 inline float ex2(float x, Where where = Where::current()) {

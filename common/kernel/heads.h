@@ -1,8 +1,7 @@
 // Where a head's rows lie in the tensors of a Problem, as step 22 has it, for the steps after it.
 #pragma once
 
-#include "common/kernel/step.h"
-#include "common/kernel/view.h"
+#include "common/kernel/kernel.h"
 
 /// The rows of head h of batch element b, from `start` on.
 template <class T, int d, class Void>
@@ -15,5 +14,5 @@ __device__ __forceinline__ StridedMatrix<T> head_of(Void *tensor, const Strides 
 /// The number that an array of the batch holds for element b, if there is such an array.
 __device__ __forceinline__ int of_batch(const int *array, const Problem &problem, int b,
                                         int otherwise) {
-  return array ? Matrix<const int>{array, 1, problem.batch}(0, b) : otherwise;
+  return uniform(array ? Matrix<const int>{array, 1, problem.batch}(0, b) : otherwise);
 }

@@ -92,6 +92,11 @@ __device__ __forceinline__ int warp_index() {
   return __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
 }
 
+/// A number that is the same for all lanes, said to nvcc in the same way.
+__device__ __forceinline__ int uniform(int x) {
+  return __shfl_sync(kAllLanes, x, 0);
+}
+
 /// A workaround for nvcc: loads before it and after it stay two loads. Without it nvcc merges two
 /// loops that read the same shared memory, and does by itself what a later step does by hand
 /// (measured: step 05 runs at 76 TFLOP/s then, not at 47). It is no barrier that a kernel needs.
@@ -105,6 +110,9 @@ __device__ __forceinline__ void keep_loads_apart() {
 
 inline int warp_index() {
   return threadIdx.x / 32;
+}
+inline int uniform(int x) {
+  return x;
 }
 inline void keep_loads_apart() {}
 

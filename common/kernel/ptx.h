@@ -10,13 +10,16 @@
 //   A, 16 x 16: rows g, g + 8, g, g + 8; columns 2t and 2t + 1, the last two registers 8 further on
 //   B, 16 x 8:  rows 2t and 2t + 1, the second register 8 further down; column g
 //   C, 16 x 8:  rows g, g, g + 8, g + 8; columns 2t, 2t + 1, 2t, 2t + 1
-using FragmentA = Vector<std::uint32_t, 4>;  // of 2 fp16 each, the lower column in the lower half
-using FragmentB = Vector<std::uint32_t, 2>;  // of 2 fp16 each, the lower row in the lower half
+using FragmentA = Vector<std::uint32_t, 4>;  // 2 elements each, the lower column in the lower half
+using FragmentB = Vector<std::uint32_t, 2>;  // 2 elements each, the lower row in the lower half
 using FragmentC = Vector<float, 4>;
 
 #ifdef __CUDACC__
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+using bf16 = __nv_bfloat16;  // as the emulator calls it
 
 namespace ptx {
 __device__ __forceinline__ unsigned shared_address(const void *pointer) {
@@ -24,18 +27,27 @@ __device__ __forceinline__ unsigned shared_address(const void *pointer) {
 }
 }  // namespace ptx
 
-/// C += A B, for a warp: 16 x 8 += (16 x 16) (16 x 8), fp16 operands, fp32 sums (PTX ISA 'mma').
+/// C += A B, for a warp: 16 x 8 += (16 x 16) (16 x 8), operands of type T, fp16 or bf16, fp32 sums
+/// (PTX ISA 'mma').
+template <class T = half>
 __device__ __forceinline__ void mma(FragmentC &c, const FragmentA &a, const FragmentB &b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  if constexpr (std::is_same_v<T, bf16>)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/// Four 8 x 8 matrices of fp16 from shared memory. Lanes 8 i to 8 i + 7 name the rows of matrix i,
+/// Four 8 x 8 matrices of fp16 or bf16 from shared memory. Lanes 8 i to 8 i + 7 name the rows of matrix i,
 /// 16 bytes each, aligned. Lane 4 g + t receives row g, columns 2t and 2t + 1 of each matrix
 /// (PTX ISA 'ldmatrix').
-__device__ __forceinline__ Vector<std::uint32_t, 4> ldmatrix_x4(const half &row) {
+template <class T>
+__device__ __forceinline__ Vector<std::uint32_t, 4> ldmatrix_x4(const T &row) {
   Vector<std::uint32_t, 4> r;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -44,7 +56,8 @@ __device__ __forceinline__ Vector<std::uint32_t, 4> ldmatrix_x4(const half &row)
 }
 
 /// The same, each matrix transposed: lane 4 g + t receives rows 2t and 2t + 1 of column g.
-__device__ __forceinline__ Vector<std::uint32_t, 4> ldmatrix_x4_trans(const half &row) {
+template <class T>
+__device__ __forceinline__ Vector<std::uint32_t, 4> ldmatrix_x4_trans(const T &row) {
   Vector<std::uint32_t, 4> r;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -53,7 +66,8 @@ __device__ __forceinline__ Vector<std::uint32_t, 4> ldmatrix_x4_trans(const half
 }
 
 /// Two matrices, transposed. Lanes 0 to 15 name the rows; what lanes 16 to 31 name is not read.
-__device__ __forceinline__ Vector<std::uint32_t, 2> ldmatrix_x2_trans(const half &row) {
+template <class T>
+__device__ __forceinline__ Vector<std::uint32_t, 2> ldmatrix_x2_trans(const T &row) {
   Vector<std::uint32_t, 2> r;
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
@@ -63,7 +77,8 @@ __device__ __forceinline__ Vector<std::uint32_t, 2> ldmatrix_x2_trans(const half
 
 /// Starts a copy of 16 bytes from global to shared memory, past the registers and the L1 cache. It
 /// may arrive at any time until the thread has waited for its group (PTX ISA 'cp.async').
-__device__ __forceinline__ void cp_async_16(half &shared, const half &global) {
+template <class T>
+__device__ __forceinline__ void cp_async_16(T &shared, const T &global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(ptx::shared_address(&shared)),
                "l"(&global)
                : "memory");
@@ -71,7 +86,8 @@ __device__ __forceinline__ void cp_async_16(half &shared, const half &global) {
 
 /// The same where `there`. Elsewhere 16 bytes of zeros arrive and `global` is not read: the
 /// instruction's operand src-size says how many of the bytes come from it.
-__device__ __forceinline__ void cp_async_16_or_zeros(half &shared, const half &global, bool there) {
+template <class T>
+__device__ __forceinline__ void cp_async_16_or_zeros(T &shared, const T &global, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ptx::shared_address(&shared)),
                "l"(&global), "r"(there ? 16 : 0)
                : "memory");
@@ -96,6 +112,13 @@ __device__ __forceinline__ std::uint32_t cvt_rn_f16x2(float low, float high) {
   return r;
 }
 
+/// The same, rounded to bf16.
+__device__ __forceinline__ std::uint32_t cvt_rn_bf16x2(float low, float high) {
+  std::uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
 /// 2^x in one instruction, off by up to 2 ulp; denormals are zero (PTX ISA 'ex2').
 __device__ __forceinline__ float ex2(float x) {
   float y;
@@ -114,3 +137,23 @@ __device__ __forceinline__ unsigned atomic_dec(unsigned &counter, unsigned limit
 #include "common/emulator/ptx.h"
 
 #endif
+
+// The type's own conversion, where the type is a template's parameter.
+
+/// Two floats, rounded to T, in one register: `low` in its lower half.
+template <class T>
+__device__ __forceinline__ std::uint32_t cvt_rn_x2(float low, float high) {
+  if constexpr (std::is_same_v<T, bf16>)
+    return cvt_rn_bf16x2(low, high);
+  else
+    return cvt_rn_f16x2(low, high);
+}
+
+/// A float, rounded to T.
+template <class T>
+__device__ __forceinline__ T from_float(float x) {
+  if constexpr (std::is_same_v<T, bf16>)
+    return __float2bfloat16(x);
+  else
+    return __float2half(x);
+}

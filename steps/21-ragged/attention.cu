@@ -10,6 +10,7 @@
 // Prediction  At whole tiles the same speed within 2%: a tile's loads are the same instructions. At
 //             8193 keys a row of tiles and a column of them more, 2.3%.
 #include "common/kernel/kernel.h"
+#include "common/kernel/order.h"
 #include "common/kernel/swizzle.h"
 
 namespace {
@@ -48,17 +49,20 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
               const half *K,                          // [batch * heads, seqlen_k, d]
               const half *V,                          // [batch * heads, seqlen_k, d]
               half *O,                                // [batch * heads, seqlen_q, d]
-              int seqlen_q, int seqlen_k, bool causal, float scale_log2) {
+              int heads, int seqlen_q, int seqlen_k, bool causal, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
-  // Blocks start in the order of their index: from the last rows, which see the most keys, down.
-  const int first_row = (gridDim.x - 1 - blockIdx.x) * Br;
+  // Blocks start in the order of their index, x first: of some heads the last rows, which see the
+  // most keys, then the rows before them; then of the next heads.
+  const int head = blockIdx.z * gridDim.x + blockIdx.x;
+  const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
+  if (head >= heads) return;
   // Query i sees the keys before i + query_0_sees: the last query stands at the last key.
   const int query_0_sees = causal ? seqlen_k - seqlen_q + 1 : seqlen_k;
   const int keys_end = min(seqlen_k, first_row + Br - 1 + query_0_sees);  // of all rows of the tile
   const int last = (keys_end + Bc - 1) / Bc * Bc - Bc;  // the last tile; negative if there is none
-  const std::int64_t q_offset = std::int64_t{blockIdx.y} * seqlen_q * d,
-                     k_offset = std::int64_t{blockIdx.y} * seqlen_k * d;
+  const std::int64_t q_offset = std::int64_t{head} * seqlen_q * d,
+                     k_offset = std::int64_t{head} * seqlen_k * d;
   const Matrix<const half> gQ{Q + q_offset, seqlen_q, d}, gK{K + k_offset, seqlen_k, d},
       gV{V + k_offset, seqlen_k, d};
   const Matrix<half> gO{O + q_offset, seqlen_q, d};
@@ -194,11 +198,10 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
 
 template <int d>
 void run(const Problem &p) {
-  const dim3 grid((p.seqlen_q + Br - 1) / Br, p.batch * p.heads);
-  launch<SharedStorage<d>>(attention<d>, grid, dim3(num_warps * 32), static_cast<const half *>(p.Q),
-                           static_cast<const half *>(p.K), static_cast<const half *>(p.V),
-                           static_cast<half *>(p.O), p.seqlen_q, p.seqlen_k, p.causal,
-                           1.44269504f / sqrtf(d));
+  launch<SharedStorage<d>>(
+      attention<d>, grid_by_heads(p, Br), dim3(num_warps * 32), static_cast<const half *>(p.Q),
+      static_cast<const half *>(p.K), static_cast<const half *>(p.V), static_cast<half *>(p.O),
+      p.batch * p.heads, p.seqlen_q, p.seqlen_k, p.causal, 1.44269504f / sqrtf(d));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 // Prediction  The compiler does not know the strides: each of 16 addresses per thread and tile, which
 //             was a constant from the first, takes a 64-bit addition, two instructions. 32 of 900: 3%.
 #include "common/kernel/kernel.h"
+#include "common/kernel/order.h"
 #include "common/kernel/swizzle.h"
 
 namespace {
@@ -32,14 +33,15 @@ struct SharedStorage {
 template <int Rows, int d, bool ragged = false>
 __device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const half> &matrix,
                           int first_row) {
-  const int row = threadIdx.x / (d / 8), col = threadIdx.x % (d / 8) * 8;
-  // From the thread's first element on: 64 bits lead to it, and each iteration is a stride further.
+  // Eight threads copy 128 bytes of a row, then the next 128: of these addresses one is computed.
+  const int row = threadIdx.x / 8, col = threadIdx.x % 8 * 8;
   const int first = first_row + row;
   const StridedMatrix<const half> part{&matrix.data[first * matrix.stride + col],
-                                       matrix.rows - first, d, matrix.stride};
+                                       matrix.rows - first, d - col, matrix.stride};
 #pragma unroll
-  for (int i = 0; i < Rows; i += num_warps * 32 / (d / 8))
-    cp_async_16_or_zeros(tile(row + i, col), part(i, 0), !ragged || i < part.rows);
+  for (int i = 0; i < Rows; i += num_warps * 32 / 8)
+    for (int c = 0; c < d; c += 64)
+      cp_async_16_or_zeros(tile(row + i, col + c), part(i, c), !ragged || i < part.rows);
 }
 
 /// The rows of head h of batch element b, from `start` on.
@@ -52,16 +54,20 @@ __device__ StridedMatrix<T> head_of(Void *tensor, const Strides &strides, int b,
 
 /// The number that an array of the batch holds for element b, if there is such an array.
 __device__ int of_batch(const int *array, const Problem &problem, int b, int otherwise) {
-  return array ? Matrix<const int>{array, 1, problem.batch}(0, b) : otherwise;
+  return uniform(array ? Matrix<const int>{array, 1, problem.batch}(0, b) : otherwise);
 }
 
 template <int d>
 __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, blocks per SM
     attention(const Problem problem, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
-  const int warp = warp_index(), lane = threadIdx.x % 32, h = blockIdx.y, b = blockIdx.z;
-  // Blocks start in the order of their index: from the last rows, which see the most keys, down.
-  const int first_row = (gridDim.x - 1 - blockIdx.x) * Br;
+  const int warp = warp_index(), lane = threadIdx.x % 32;
+  // Blocks start in the order of their index, x first: of some heads the last rows, which see the
+  // most keys, then the rows before them; then of the next heads.
+  const int head = blockIdx.z * gridDim.x + blockIdx.x;
+  const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
+  const int b = head / problem.heads, h = head % problem.heads;
+  if (b >= problem.batch) return;
   const int seqlen_q = of_batch(problem.lengths_q, problem, b, problem.seqlen_q);
   const int seqlen_k = of_batch(problem.lengths_k, problem, b, problem.seqlen_k);
   if (first_row >= seqlen_q) return;  // the sequence is shorter than the longest
@@ -74,7 +80,6 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const auto gQ = head_of<const half, d>(problem.Q, problem.Q_strides, b, h, q_start, seqlen_q);
   const auto gK = head_of<const half, d>(problem.K, problem.K_strides, b, h, k_start, seqlen_k);
   const auto gV = head_of<const half, d>(problem.V, problem.V_strides, b, h, k_start, seqlen_k);
-  const auto gO = head_of<half, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
 
   // ldmatrix.x4 of a 16 x 16 block: lane i names row i % 16 of its left or its right half.
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
@@ -188,6 +193,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     }
   }
 
+  const auto gO = head_of<half, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++) {
     for (int r = 0; r < 2; r++) {
@@ -207,8 +213,8 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
 
 template <int d>
 void run(const Problem &p) {
-  const dim3 grid((p.seqlen_q + Br - 1) / Br, p.heads, p.batch);
-  launch<SharedStorage<d>>(attention<d>, grid, dim3(num_warps * 32), p, 1.44269504f / sqrtf(d));
+  launch<SharedStorage<d>>(attention<d>, grid_by_heads(p, Br), dim3(num_warps * 32), p,
+                           1.44269504f / sqrtf(d));
 }
 
 }  // namespace
