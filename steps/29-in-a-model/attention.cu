@@ -37,12 +37,15 @@ void run(const Problem &problem) {
     launch_prefill<T, d, false>(p);
 }
 
-/// Calls f of the problem's type and head dim.
+/// Runs the kernels of the problem's type and head dim; or asks for their workspace.
 template <int... d>
-void for_type_and_dim(const Problem &p, auto f) {
-  const auto for_dim = [&](auto dim) {
-    if (p.type == Type::kBf16) f.template operator()<bf16, dim()>();
-  };
+void launch(const Problem &p) {
+  ((p.head_dim != d ? void() : p.type == Type::kBf16 ? run<bf16, d>(p) : run<half, d>(p)), ...);
+}
+template <int... d>
+std::size_t workspace_bytes(const Problem &p) {
+  const auto parts = [&](auto of_bf16, auto of_fp16) { return p.type == Type::kBf16 ? of_bf16(p) : of_fp16(p); };
+  return rotated_bytes(p) + ((p.head_dim == d ? parts(parts_bytes<bf16, d>, parts_bytes<half, d>) : 0) + ...);
 }
 
 }  // namespace
@@ -50,7 +53,7 @@ void for_type_and_dim(const Problem &p, auto f) {
 EXPORT_STEP({
     .tile = 1,
     .default_batch = 16,
-    .launch = launch,
-    .workspace_bytes = workspace_bytes,
+    .launch = launch<32, 64, 80, 96, 128, 192, 256>,
+    .workspace_bytes = workspace_bytes<32, 64, 80, 96, 128, 192, 256>,
     .head_dims = {64, 32, 80, 96, 128, 192, 256},
 });
