@@ -207,6 +207,10 @@ TEST_CASE("reference: who sees whom: no mask, causal, a window, lengths, drawn")
   CHECK(picture({.seqlen_q = 4, .seqlen_k = 4, .window = 1}, 0) ==
         Picture{"#...", ".#..", "..#.", "...#"});
   CHECK(picture({.seqlen_q = 4, .seqlen_k = 2, .window = 1}, 0) == Picture{"..", "..", "#.", ".#"});
+  CHECK(picture({.seqlen_q = 6, .seqlen_k = 6, .window = 2, .sinks = 2}, 0) ==
+        Picture{"#.....", "##....", "###...", "####..", "##.##.", "##..##"});
+  CHECK(picture({.seqlen_q = 3, .seqlen_k = 2, .window = 1, .sinks = 9}, 0) ==
+        Picture{"..", "#.", "##"});
   const Shape ragged{.batch = 2,
                      .seqlen_q = 3,
                      .seqlen_k = 4,
@@ -220,7 +224,8 @@ TEST_CASE("reference: who sees whom: no mask, causal, a window, lengths, drawn")
 
 TEST_CASE("reference: the pairs counted are the pairs that see each other") {
   for (const bool causal : {false, true})
-    for (const int window : {0, 1, 3, 100})
+    for (const auto &[window, sinks] :
+         {std::pair{0, 0}, {1, 0}, {3, 0}, {3, 2}, {1, 100}, {2147483647, 0}})
       for (const auto &[seqlen_q, seqlen_k] : {std::pair{7, 7}, {3, 9}, {9, 3}}) {
         const Shape shape{.batch = 2,
                           .heads = 6,
@@ -229,13 +234,21 @@ TEST_CASE("reference: the pairs counted are the pairs that see each other") {
                           .seqlen_k = seqlen_k,
                           .causal = causal,
                           .window = window,
+                          .sinks = sinks,
                           .lengths_q = {seqlen_q, seqlen_q - 1},
                           .lengths_k = {seqlen_k, 2}};
-        int pairs = 0;
+        int pairs = 0, read = 0;
         for (int batch = 0; batch < 2; batch++)
-          for (int i = 0; i < seqlen_q; i++)
-            for (int j = 0; j < seqlen_k; j++) pairs += sees(shape, batch, i, j);
+          for (int j = 0; j < seqlen_k; j++) {
+            bool seen = false;
+            for (int i = 0; i < seqlen_q; i++) {
+              pairs += sees(shape, batch, i, j);
+              seen = seen || sees(shape, batch, i, j);
+            }
+            read += seen;
+          }
         CHECK(visible_pairs(shape) == 6 * pairs);
+        CHECK(keys_read(shape) == read);
       }
   CHECK(visible_pairs(plain(16, 8192, 128)) == 16.0 * 8192 * 8192);
 }
@@ -263,6 +276,57 @@ TEST_CASE(
   for (int batch = 0; batch < 2; batch++)
     for (int head = 0; head < 4; head++)
       CHECK(attention_row(inputs, {batch, head, 0}).output[0] == 10 + 20 * batch + head / 2 * 10);
+}
+
+TEST_CASE("reference: the keys of a row with sinks are the sinks, then the window") {
+  Inputs inputs = draw(Family::kNormal, 1, 8, 2, 1);
+  inputs.shape.window = 2;
+  inputs.shape.sinks = 1;
+  const Row row = attention_row(inputs, {0, 0, 6});
+  REQUIRE(row.keys.count() == 3);
+  const std::vector<double> all = scores(inputs, 0, 6);
+  for (const auto &[i, key] : {std::pair{0, 0}, {1, 5}, {2, 6}}) {
+    CHECK(row.keys[i] == key);
+    CHECK(row.scores[i] == about(all[key]));
+  }
+}
+
+TEST_CASE("reference: rotation turns each pair by its own angle, of cosines and sines in fp32") {
+  Shape shape = plain(1, 4, 4);
+  for (const Rope rope : {Rope::kHalves, Rope::kNeighbours}) {
+    shape.rope = rope;
+    Inputs inputs{shape, Type::kFp16, {}, {}, {}, reference::rotation_of(shape)};
+    std::vector<double> row = {1, 0, 0, 3};
+    rotate(inputs, 3, row.data());
+    // Angles 3 and 3 / 100.
+    const double c0 = static_cast<float>(std::cos(3.0)), s0 = static_cast<float>(std::sin(3.0));
+    const double c1 = static_cast<float>(std::cos(0.03)), s1 = static_cast<float>(std::sin(0.03));
+    CHECK(row == (rope == Rope::kHalves ? std::vector<double>{c0, -3 * s1, s0, 3 * c1}
+                                        : std::vector<double>{c0, s0, -3 * s1, 3 * c1}));
+  }
+}
+
+TEST_CASE("reference: rotated scores depend on the distance of query and key alone") {
+  // As many sequences as there are keys before the query, all with the same query and key.
+  Shape shape = plain(1, 64, 8);
+  shape.rope = Rope::kHalves;
+  Inputs inputs = make_inputs(Family::kEqualKeys, shape, Type::kFp16, 1);
+  for (int i = 1; i < 64; i++) std::copy_n(inputs.Q.begin(), 8, inputs.Q.begin() + i * 8);
+  const std::vector<double> first = attention_row(inputs, {0, 0, 20}).scores;
+  const std::vector<double> second = attention_row(inputs, {0, 0, 33}).scores;
+  for (int j = 0; j < 51; j++) CHECK(first[j] == doctest::Approx(second[j + 13]).epsilon(1e-6));
+  CHECK(first[20] != doctest::Approx(first[21]).epsilon(1e-3));
+}
+
+TEST_CASE("reference: the keys of a cache are rotated already, those beside it are not") {
+  Shape shape = plain(1, 8, 4);
+  shape.seqlen_q = 1;
+  shape.rope = Rope::kHalves;
+  Inputs fresh = make_inputs(Family::kNormal, shape, Type::kFp16, 1), cached = fresh;
+  cached.shape.seqlen_new = 3;
+  const std::vector<double> turned = attention_row(fresh, {0, 0, 0}).scores;
+  const std::vector<double> as_they_are = attention_row(cached, {0, 0, 0}).scores;
+  for (int j = 0; j < 8; j++) CHECK((turned[j] == as_they_are[j]) == (j == 0 || j >= 5));
 }
 
 TEST_CASE("reference: bf16 elements are read as bf16") {

@@ -474,6 +474,165 @@ TEST_CASE("verdict: columns in another order fail") {
   });
 }
 
+// --- rotation ------------------------------------------------------------------------------------
+
+namespace {
+
+/// What a kernel may do with a problem that has a rotation.
+struct Rotated {
+  bool rounds = true;    // what it has rotated; no mistake
+  int position_off = 0;  // of the keys
+  bool in_bf16 = false;  // rounds fp16 to as few bits
+  int pairs_off = 0;     // it takes the angle of another pair
+};
+
+/// Attention of keys and queries that are rotated and rounded to the type; all else in double.
+Elements rotated_attention(const Inputs &inputs, const Rotated &how) {
+  Inputs turned = inputs;  // nothing left to rotate
+  turned.shape.rope = Rope::kNone;
+  Inputs angles = inputs;
+  if (how.pairs_off)
+    for (auto *table : {&angles.rotation.cos, &angles.rotation.sin})
+      std::rotate(table->begin(), table->begin() + how.pairs_off, table->end());
+  const auto round = [&](double x) {
+    const Type type = how.in_bf16 ? Type::kBf16 : inputs.type;
+    const double nearest =
+        type == Type::kFp16 ? value_of(double_to_half(x).bits) : bf16_to_float(double_to_bf16(x));
+    return float_to_element(inputs.type, static_cast<float>(nearest));
+  };
+  const int d = inputs.shape.head_dim;
+  for (Elements *matrix : {&turned.Q, &turned.K})
+    for (int head = 0; head < kHeads; head++)
+      for (int i = 0; i < kSeqlen; i++) {
+        std::uint16_t *elements = &(*matrix)[element(head, i, 0)];
+        std::vector<double> row(d);
+        for (int k = 0; k < d; k++) row[k] = element_to_float(inputs.type, elements[k]);
+        const bool key = matrix == &turned.K;
+        rotate(angles, key ? (i + how.position_off) % kSeqlen : i, row.data());
+        for (int k = 0; k < d; k++) elements[k] = round(row[k]);
+      }
+  Elements O;
+  for (int head = 0; head < kHeads; head++)
+    for (int i = 0; i < kSeqlen; i++)
+      for (const double x : attention_row(turned, {0, head, i}).output)
+        O.push_back(inputs.type == Type::kFp16 ? double_to_half(x).bits : double_to_bf16(x).bits);
+  return O;
+}
+
+Inputs draw_rotated(Family family, Type type, Rope rope, std::uint64_t seed) {
+  Inputs inputs = draw(family, type, seed);
+  inputs.shape.rope = rope;
+  inputs.rotation = rotation_of(inputs.shape);
+  return inputs;
+}
+
+}  // namespace
+
+TEST_CASE("verdict: a kernel that rounds what it rotates passes, whatever the seed") {
+  double worst_rms = 0, worst_max = 0;
+  for (const Family family : {Family::kNormal, Family::kOneHot, Family::kEqualKeys})
+    for (const Type type : {Type::kFp16, Type::kBf16})
+      for (std::uint64_t seed = 1; seed <= 10; seed++) {
+        const Rope rope = seed % 2 ? Rope::kHalves : Rope::kNeighbours;
+        const Inputs inputs = draw_rotated(family, type, rope, seed);
+        const Verdict verdict = judge(inputs, rotated_attention(inputs, {}), normal().places);
+        CHECK(verdict.passed());
+        worst_rms = std::max(worst_rms, verdict.rms_error / verdict.rms_bound);
+        worst_max = std::max(worst_max, verdict.max_error / verdict.max_bound);
+      }
+  // The rounding of what is rotated is much of what the bounds allow.
+  CHECK(worst_rms > 0.25);
+  CHECK(worst_max > 0.33);
+}
+
+TEST_CASE("verdict: a rotation by another angle fails, and one that is rounded to bf16 in fp16") {
+  for (const Family family : {Family::kNormal, Family::kOneHot})
+    for (const Rope rope : {Rope::kHalves, Rope::kNeighbours}) {
+      const Inputs inputs = draw_rotated(family, Type::kFp16, rope, 1);
+      const auto passes = [&](const Rotated &how) {
+        return judge(inputs, rotated_attention(inputs, how), normal().places).passed();
+      };
+      CHECK(passes({}));
+      CHECK(!passes({.position_off = 1}));
+      CHECK(!passes({.in_bf16 = true}));
+      CHECK(!passes({.pairs_off = 1}));
+      Inputs other = inputs;
+      other.shape.rope = rope == Rope::kHalves ? Rope::kNeighbours : Rope::kHalves;
+      CHECK(!judge(inputs, rotated_attention(other, {}), normal().places).passed());
+    }
+}
+
+TEST_CASE("verdict: the bound of an element with a rotation, by hand") {
+  // Two keys and one query, at position 1, d = 2: all turn by that angle or by none.
+  Inputs inputs{{.seqlen_q = 1, .seqlen_k = 2, .head_dim = 2, .rope = Rope::kHalves},
+                Type::kFp16,
+                {double_to_half(1).bits, 0},
+                {double_to_half(1).bits, 0, 0, double_to_half(1).bits},
+                {double_to_half(3).bits, 0, double_to_half(-1).bits, 0}};
+  inputs.rotation = rotation_of(inputs.shape);
+  const double c = static_cast<float>(std::cos(1.0)), s = static_cast<float>(std::sin(1.0));
+  const double q[] = {c, s}, k[2][2] = {{1, 0}, {-s, c}}, v[] = {3, -1}, root = std::sqrt(2.0);
+  const double s0 = c / root, s1 = (c * -s + s * c) / root;
+  const double w0 = 1 / (1 + std::exp(s1 - s0)), w[] = {w0, 1 - w0};
+  const double o = w[0] * v[0] + w[1] * v[1];
+  const auto h = [](double x, double y) {
+    return std::max(0x1p-11 * std::abs(x), 0x1p-25) + 0x1p-23 * (std::abs(x) + std::abs(y));
+  };
+  double at_most = 0;
+  for (int i = 0; i < 2; i++) {
+    double sum = 0;
+    for (int j = 0; j < 2; j++) {
+      sum += w[j] * (v[j] - o) * k[j][i];
+      at_most += h(k[j][i], k[j][1 - i]) * w[j] * std::abs(v[j] - o) * q[i] / root;
+    }
+    at_most += h(q[i], q[1 - i]) * std::abs(sum) / root;
+  }
+  const double e = 0x1p-23 * (2 + 2 / 16.0), scores[] = {s0, s1};
+  for (int j = 0; j < 2; j++)
+    at_most += w[j] * std::abs(v[j]) * (0x1p-11 + 0x1p-24 * std::abs(scores[j]) + e);
+  const Verdict verdict = judge(inputs, {double_to_half(o + 0.01).bits, 0}, {{0, 0, 0}});
+  CHECK(verdict.worst_expected == doctest::Approx(o));
+  CHECK(verdict.max_bound == doctest::Approx(at_most + 0x1p-11).epsilon(1e-6));  // o: 1 to 2
+}
+
+// --- a cache -------------------------------------------------------------------------------------
+
+TEST_CASE(
+    "verdict: a cache holds its keys bit by bit, new ones as rotation and rounding leave them") {
+  Inputs inputs = draw_rotated(Family::kNormal, Type::kFp16, Rope::kHalves, 1);
+  inputs.shape.seqlen_new = 2;
+  inputs.shape.lengths_k = {100};
+  const auto verdict = [&](const Elements &cache, bool keys) {
+    return judge_cache(inputs, cache, keys);
+  };
+  Elements K = inputs.K;
+  for (int head = 0; head < kHeads; head++)
+    for (int row = 98; row < 100; row++) {
+      std::vector<double> turned(kHeadDim);
+      for (int k = 0; k < kHeadDim; k++) turned[k] = value_of(K[element(head, row, k)]);
+      rotate(inputs, row, turned.data());
+      for (int k = 0; k < kHeadDim; k++) K[element(head, row, k)] = double_to_half(turned[k]).bits;
+    }
+  CHECK(verdict(K, true).wrong == 0);
+  CHECK(verdict(inputs.V, false).wrong == 0);
+  CHECK(verdict(inputs.K, true).wrong > 2 * 2 * kHeadDim - 10);  // not rotated
+  for (const auto &[row, wrong] : {std::pair{0, 1}, {97, 1}, {98, 1}, {99, 1}, {100, 0}}) {
+    for (const bool keys : {true, false}) {
+      Elements cache = keys ? K : inputs.V;
+      cache[element(1, row, 5)] += 2;  // of its last bit
+      const reference::CacheVerdict found = verdict(cache, keys);
+      CHECK(found.wrong == wrong);
+      if (!wrong) continue;
+      CHECK(found.place.head == 1);
+      CHECK(found.place.row == row);
+      CHECK(found.column == 5);
+      CHECK(found.is == value_of(cache[element(1, row, 5)]));
+      cache[element(1, row, 5)] = kPoison;
+      CHECK(verdict(cache, keys).wrong == 1);
+    }
+  }
+}
+
 // --- which rows ----------------------------------------------------------------------------------
 
 namespace {

@@ -242,9 +242,40 @@ TEST_CASE("emulator: an access outside of every allocation is an error") {
   // A vector that begins inside.
   const Global<half> ten(10);
   error = error_of<void>(dim3(32), [&] {
-    if (is_thread(3)) at = __LINE__, (void)load<8>(Matrix<half>{ten.data, 1, 10}(0, 8));
+    if (is_thread(3)) at = __LINE__, (void)load<8>(Matrix<half>{ten.data, 1, 16}(0, 8));
   });
   CHECK(error == error_in_thread(at, 3, "load outside of every allocation"));
+}
+
+TEST_CASE("emulator: a vector that goes on past the end of its row is an error") {
+  const Setup setup;
+  const Global<half> memory(128);
+  struct Shared {
+    Tile<half, 2, 12> x;
+  };
+  const auto row = [&](int col) { return at = __LINE__, Matrix<half>{memory.data, 4, 20}(1, col); };
+  const auto strided = [&](int col) {
+    return at = __LINE__, StridedMatrix<half>{memory.data, 4, 20, 24}(1, col);
+  };
+  const auto shared = [](int col) { return at = __LINE__, shared_storage<Shared>().x(1, col); };
+  const auto check_store = [](auto to, int col, const std::string &what) {
+    const std::string error = error_of<Shared>(dim3(32), [=] {
+      if (is_thread(3)) store(to(col), Vector<half, 4>{});
+    });
+    CHECK(error == (what.empty() ? "" : error_in_thread(at, 3, what)));
+  };
+  const std::string past = "4 elements, and the row has only 2 from there on";
+  check_store(row, 16, "");
+  check_store(strided, 16, "");
+  check_store(shared, 8, "");
+  check_store(row, 18, past);
+  check_store(strided, 18, past);
+  check_store(shared, 10, past);
+  check_store(strided, 20, "row or column out of bounds");
+  const std::string error = error_of<void>(dim3(32), [&] {
+    if (is_thread(3)) (void)load<8>(strided(16));
+  });
+  CHECK(error == error_in_thread(at, 3, "8 elements, and the row has only 4 from there on"));
 }
 
 TEST_CASE("emulator: a store past the end of shared memory is an error") {
@@ -253,7 +284,7 @@ TEST_CASE("emulator: a store past the end of shared memory is an error") {
     half x[4];
   };
   const std::string error = error_of<Small>(dim3(32), [] {
-    const Matrix<half> m{shared_storage<Small>().x, 1, 4};
+    const Matrix<half> m{shared_storage<Small>().x, 1, 8};
     if (is_thread(4)) at = __LINE__, store(m(0, 0), Vector<half, 8>{});
   });
   CHECK(error == error_in_thread(at, 4, "store past the end of shared memory"));
@@ -262,7 +293,7 @@ TEST_CASE("emulator: a store past the end of shared memory is an error") {
 TEST_CASE("emulator: a vector that is not aligned to its size is an error") {
   const Setup setup;
   const Global<half> memory(64);
-  const Matrix<half> m{memory.data, 8, 8};
+  const Matrix<half> m{memory.data, 4, 16};
   const std::string where = " at an address that is not a multiple of ";
 
   std::string error = error_of<void>(dim3(32), [&] {

@@ -38,10 +38,10 @@ inline std::uint32_t pair_of(std::uint16_t low, std::uint16_t high) {
 template <int N, bool Transposed, class T>
 Vector<std::uint32_t, N> ldmatrix(const Reference<T> &row, const Where &where) {
   struct Lane {
-    const T *row;  // null: outside of its tile, which is no error in a lane that is not read
+    const T *row;  // null: not all within its tile, which is no error in a lane that is not read
     const Where *where;
     Vector<std::uint32_t, N> result;
-  } lane{row.inside() ? row.pointer() : nullptr, &where, {}};
+  } lane{row.left() >= 8 ? row.pointer() : nullptr, &where, {}};
   constexpr const char *kName = N == 2       ? "ldmatrix.x2.trans"
                                 : Transposed ? "ldmatrix.x4.trans"
                                              : "ldmatrix.x4";
@@ -126,13 +126,13 @@ Vector<std::uint32_t, 2> ldmatrix_x2_trans(const Reference<T> &row,
 template <class T>
 void cp_async_16(const Reference<T> &shared, const Reference<const T> &global,
                  Where where = Where::current()) {
-  emulator::begin_copy(shared.checked(), global.checked(), where);
+  emulator::begin_copy(shared.checked(8), global.checked(8), where);
 }
 
 template <class T>
 void cp_async_16_or_zeros(const Reference<T> &shared, const Reference<const T> &global, bool there,
                           Where where = Where::current()) {
-  emulator::begin_copy(shared.checked(), there ? global.checked() : nullptr, where);
+  emulator::begin_copy(shared.checked(8), there ? global.checked(8) : nullptr, where);
 }
 
 inline void cp_async_commit() {

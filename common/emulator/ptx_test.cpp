@@ -821,6 +821,30 @@ TEST_CASE("ptx: cp.async's addresses: aligned, from an allocation, to shared mem
   CHECK(error == error_in_thread(at, 5, "cp.async to what is not shared memory"));
 }
 
+TEST_CASE("ptx: cp.async past the end of a row is an error, unless it copies zeros") {
+  const Setup setup;
+  const Global memory(512);
+  // Rows of 12 elements, a gap of 4 after each.
+  const auto error_of_copy = [&](int row, int col, bool there) {
+    return error_of<Buffer>(dim3(32), [&, row, col, there] {
+      auto &x = shared_storage<Buffer>().x;
+      const StridedMatrix<const half> g{memory.data, 8, 12, 16};
+      if (thread_id() != 5) return;
+      at = __LINE__, cp_async_16_or_zeros(x(0, 0), g(row, col), there);
+      cp_async_commit();
+      cp_async_wait<0>();
+      for (int i = 0; i < 8; i++)
+        if (!there && half(x(0, i)).bits != 0) throw std::runtime_error("not zero");
+    });
+  };
+  CHECK(error_of_copy(1, 0, true) == "");
+  CHECK(error_of_copy(1, 8, true) ==
+        error_in_thread(at, 5, "8 elements, and the row has only 4 from there on"));
+  CHECK(error_of_copy(8, 0, true) == error_in_thread(at, 5, "row or column out of bounds"));
+  for (const auto &[row, col] : {std::pair{1, 8}, {8, 0}, {-1, 0}, {1, 16}, {1000000, 0}})
+    CHECK(error_of_copy(row, col, false) == "");
+}
+
 TEST_CASE("ptx: cp.async races in global memory as a load does") {
   const Setup setup;
   const Global memory(512);

@@ -17,11 +17,14 @@ template <class T>
 using Reference = T &;
 
 template <class T>
-__device__ __forceinline__ T &element(T *pointer, bool /*inside*/, Where) {
+__device__ __forceinline__ T &element(T *pointer, int /*left*/, Where) {
   return *pointer;
 }
 
 #else
+
+#include <climits>
+#include <string>
 
 #include "common/emulator/emulator.h"
 
@@ -33,10 +36,11 @@ class Reference {
   using Value = std::remove_const_t<T>;
 
  public:
-  /// `inside`: whether the matrix has such an element. That it has not is an error once it is read,
-  /// written or copied: some lanes' operands are not.
-  Reference(T *pointer, Where where, bool inside = true)
-      : pointer_(pointer), where_(where), inside_(inside) {}
+  /// `left`: how many elements the row of its matrix has from this one on; 0 if there is no such
+  /// element. That there are too few is an error once they are read, written or copied: some lanes'
+  /// operands are not.
+  Reference(T *pointer, Where where, int left = INT_MAX)
+      : pointer_(pointer), where_(where), left_(left) {}
   Reference(const Reference &) = default;
 
   operator Value() const {
@@ -51,22 +55,30 @@ class Reference {
   const Reference &operator=(const Reference &other) const { return *this = Value(other); }
 
   T *pointer() const { return pointer_; }
-  T *checked() const {
-    if (!inside_) emulator::fail("row or column out of bounds", where_);
+  /// Where so many elements begin, all of the row.
+  T *checked(int elements = 1) const {
+    if (elements > left_) fail(elements);
     return pointer_;
   }
-  bool inside() const { return inside_; }
+  int left() const { return left_; }
   Where where() const { return where_; }
 
  private:
+  [[noreturn]] void fail(int elements) const {
+    if (left_ == 0) emulator::fail("row or column out of bounds", where_);
+    emulator::fail(std::to_string(elements) + " elements, and the row has only " +
+                       std::to_string(left_) + " from there on",
+                   where_);
+  }
+
   T *pointer_;
   Where where_;
-  bool inside_;
+  int left_;
 };
 
 template <class T>
-Reference<T> element(T *pointer, bool inside, Where where) {
-  return {pointer, where, inside};
+Reference<T> element(T *pointer, int left, Where where) {
+  return {pointer, where, left};
 }
 
 #endif
@@ -80,8 +92,9 @@ struct Matrix {
   __device__ __forceinline__ Reference<T> operator()(int row, int col,
                                                      Where where = Where::current()) const {
     // 64 bits: a matrix of scores passes 2^31 elements at seqlen 46341.
-    return element(data + static_cast<std::int64_t>(row) * cols + col,
-                   unsigned(row) < unsigned(rows) && unsigned(col) < unsigned(cols), where);
+    const bool inside = unsigned(row) < unsigned(rows) && unsigned(col) < unsigned(cols);
+    return element(data + static_cast<std::int64_t>(row) * cols + col, inside ? cols - col : 0,
+                   where);
   }
 };
 
@@ -95,8 +108,8 @@ struct StridedMatrix {
 
   __device__ __forceinline__ Reference<T> operator()(int row, int col,
                                                      Where where = Where::current()) const {
-    return element(data + row * stride + col,
-                   unsigned(row) < unsigned(rows) && unsigned(col) < unsigned(cols), where);
+    const bool inside = unsigned(row) < unsigned(rows) && unsigned(col) < unsigned(cols);
+    return element(data + row * stride + col, inside ? cols - col : 0, where);
   }
 };
 
@@ -114,10 +127,9 @@ class Tile {
   __device__ __forceinline__ Reference<T> operator()(int row, int col,
                                                      Where where = Where::current()) {
     const int offset = Layout::offset(row, col);
-    return element(data_ + offset,
-                   unsigned(row) < unsigned(Rows) && unsigned(col) < unsigned(Cols) &&
-                       unsigned(offset) < unsigned(Layout::size),
-                   where);
+    const bool inside = unsigned(row) < unsigned(Rows) && unsigned(col) < unsigned(Cols) &&
+                        unsigned(offset) < unsigned(Layout::size);
+    return element(data_ + offset, inside ? Cols - col : 0, where);
   }
 
  private:
@@ -160,7 +172,7 @@ __device__ __forceinline__ void store(T &first, const Vector<T, N> &values) {
 
 template <int N, class T>
 Vector<std::remove_const_t<T>, N> load(const Reference<T> &first) {
-  emulator::check_load(first.checked(), N * sizeof(T), first.where());
+  emulator::check_load(first.checked(N), N * sizeof(T), first.where());
   Vector<std::remove_const_t<T>, N> values;
   for (int i = 0; i < N; i++) values[i] = first.pointer()[i];
   return values;
@@ -168,7 +180,7 @@ Vector<std::remove_const_t<T>, N> load(const Reference<T> &first) {
 
 template <int N, class T>
 void store(const Reference<T> &first, const Vector<T, N> &values) {
-  emulator::check_store(first.checked(), N * sizeof(T), &values, first.where());
+  emulator::check_store(first.checked(N), N * sizeof(T), &values, first.where());
   for (int i = 0; i < N; i++) first.pointer()[i] = values[i];
 }
 

@@ -21,7 +21,7 @@ const Step kTakesAll = {.name = "23-strides",
                         .needs = "sm_80",
                         .takes =
                             "--causal --seqlen-k --kv-heads --window --type --layout "
-                            "--page-size --lengths",
+                            "--page-size --lengths --sinks --append --rope --splits",
                         .tile = 1,
                         .default_batch = 16,
                         .launch = nullptr,
@@ -90,7 +90,9 @@ TEST_CASE("options: every option, in both ways of writing it") {
       {"--inputs", "one-hot"},  {"--seed", "99"},           {"--csv", "a.csv"},
       {"--trace-csv", "c.csv"}, {"--profile-csv", "b.csv"}, {"--seqlen-k", "100"},
       {"--kv-heads", "1"},      {"--window", "17"},         {"--type", "bf16"},
-      {"--layout", "bnhd"},     {"--page-size", "16"},      {"--lengths", "5,6:7"}};
+      {"--layout", "bnhd"},     {"--page-size", "16"},      {"--lengths", "5,6:7"},
+      {"--sinks", "4"},         {"--append", "2"},          {"--rope", "halves"},
+      {"--splits", "3"}};
   std::vector<std::string> two_words = {"--profile", "--causal"},
                            one_word = {"--causal", "--profile"};
   for (const auto &[option, value] : all) {
@@ -119,6 +121,10 @@ TEST_CASE("options: every option, in both ways of writing it") {
     CHECK(options.type == Type::kBf16);
     CHECK(options.layout == Layout::kBnhd);
     CHECK(options.page_size == 16);
+    CHECK(options.sinks == 4);
+    CHECK(options.append == 2);
+    CHECK(options.rope == Rope::kHalves);
+    CHECK(options.splits == 3);
     REQUIRE(options.lengths.size() == 2);
     CHECK(options.lengths[0].q == 5);
     CHECK(options.lengths[0].k == 5);
@@ -131,7 +137,8 @@ TEST_CASE("options: what a step does not take is refused, with the steps that do
   const std::string not_taken = ": this step does not take it; ";
   CHECK(error_of({"--causal"}) == "--causal" + not_taken + "steps 20 to 23 take it");
   for (const std::string option :
-       {"--seqlen-k", "--kv-heads", "--window", "--type", "--layout", "--page-size", "--lengths"}) {
+       {"--seqlen-k", "--kv-heads", "--window", "--type", "--layout", "--page-size", "--lengths",
+        "--sinks", "--append", "--rope", "--splits"}) {
     CHECK(error_of({option, "1"}) == option + not_taken + "step 23 takes it");
     CHECK(error_of({option + "=nonsense"}) == option + not_taken + "step 23 takes it");
     CHECK(!contains(error_of({option, "1"}, kTakesAll), "take"));
@@ -159,6 +166,34 @@ TEST_CASE("options: lengths, of queries and keys") {
     CHECK(error_of({"--lengths", list}, kTakesAll) ==
           "--lengths " + list +
               ": a length N or N:M for each batch element is allowed, with commas between");
+  }
+}
+
+TEST_CASE("options: splits, and that the step decides on them") {
+  CHECK(parse({}, kTakesAll).splits == 0);
+  CHECK(parse({"--splits", "auto"}, kTakesAll).splits == 0);
+  CHECK(parse({"--splits", "1"}, kTakesAll).splits == 1);
+  CHECK(parse({"--splits", "2147483647"}, kTakesAll).splits == 2147483647);
+  for (const std::string value : {"0", "-1", "2147483648", "", "Auto", "4x"})
+    CHECK(error_of({"--splits", value}, kTakesAll) ==
+          "--splits " + value + ": auto or a whole number from 1 to 2147483647 is allowed");
+}
+
+TEST_CASE("options: what means nothing without another is refused") {
+  CHECK(error_of({"--sinks", "4"}, kTakesAll) ==
+        "--sinks 4: with --window only; without one a query sees the first keys anyway");
+  CHECK(error_of({"--sinks", "4", "--window", "5"}, kTakesAll) == "");
+  CHECK(error_of({"--layout", "packed"}, kTakesAll) ==
+        "--layout packed: with --lengths only, which says where a sequence ends");
+  CHECK(error_of({"--layout", "packed", "--lengths", "5"}, kTakesAll) == "");
+  for (const std::string &family : reference::family_names()) {
+    const bool well_posed = family == "normal" || family == "one-hot" || family == "equal-keys";
+    CHECK(error_of({"--inputs", family}, kTakesAll) == "");
+    CHECK(error_of({"--inputs", family, "--rope", "halves"}, kTakesAll) ==
+          (well_posed ? ""
+                      : "--inputs " + family +
+                            ": with --rope normal, one-hot and equal-keys are allowed: these "
+                            "scores hang on how a kernel rounds what it rotates"));
   }
 }
 
@@ -203,6 +238,10 @@ TEST_CASE("options: every word of each list, by its name") {
   CHECK(parse({"--layout", "bhnd"}, kTakesAll).layout == Layout::kBhnd);
   CHECK(parse({"--layout", "bnhd"}, kTakesAll).layout == Layout::kBnhd);
   CHECK(parse({"--layout", "interleaved"}, kTakesAll).layout == Layout::kInterleaved);
+  CHECK(parse({"--layout", "packed", "--lengths", "1"}, kTakesAll).layout == Layout::kPacked);
+  CHECK(parse({}, kTakesAll).rope == Rope::kNone);
+  CHECK(parse({"--rope", "halves"}, kTakesAll).rope == Rope::kHalves);
+  CHECK(parse({"--rope", "neighbours"}, kTakesAll).rope == Rope::kNeighbours);
 }
 
 TEST_CASE("options: numbers up to the ends of their ranges") {
@@ -214,8 +253,8 @@ TEST_CASE("options: numbers up to the ends of their ranges") {
 }
 
 TEST_CASE("options: a number out of range, or none, is refused with the range") {
-  for (const std::string option :
-       {"--batch", "--heads", "--seqlen", "--seqlen-k", "--kv-heads", "--window", "--page-size"})
+  for (const std::string option : {"--batch", "--heads", "--seqlen", "--seqlen-k", "--kv-heads",
+                                   "--window", "--page-size", "--sinks", "--append"})
     for (const std::string value : {"0", "-1", "+1", " 1", "2147483648", "99999999999999999999",
                                     "x", "", "12x", "1e3", "0x10", "1.5", "1 "}) {
       CAPTURE(option);
@@ -259,14 +298,15 @@ TEST_CASE("options: a word that is not on the list is refused with the list") {
   CHECK(error_of({"--head-dim", "64"}, kTakesAll) == "--head-dim 64: allowed are 32, 80, 256");
   CHECK(error_of({"--type", "fp8"}, kTakesAll) == "--type fp8: allowed are fp16, bf16");
   CHECK(error_of({"--layout", "thd"}, kTakesAll) ==
-        "--layout thd: allowed are bhnd, bnhd, interleaved");
+        "--layout thd: allowed are bhnd, bnhd, interleaved, packed");
 }
 
 TEST_CASE("options: a value that is missing") {
   for (const std::string option :
-       {"--device", "--batch", "--heads", "--seqlen", "--head-dim", "--iters", "--inputs", "--csv",
-        "--profile-csv", "--trace-csv", "--seed", "--seqlen-k", "--kv-heads", "--window", "--type",
-        "--layout", "--page-size", "--lengths"})
+       {"--device",   "--batch",  "--heads",       "--seqlen",    "--head-dim",  "--iters",
+        "--inputs",   "--csv",    "--profile-csv", "--trace-csv", "--seed",      "--seqlen-k",
+        "--kv-heads", "--window", "--type",        "--layout",    "--page-size", "--lengths",
+        "--sinks",    "--append", "--rope",        "--splits"})
     CHECK(error_of({"--check-only", option}) ==
           option + ": a value is missing; --help lists the options");
 }
@@ -344,10 +384,18 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
                                           "--trace-csv FILE",
                                           "--describe ",
                                           "--help "};
-  const std::vector<std::string> beyond = {"--causal ",        "--seqlen-k N",
-                                           "--kv-heads N",     "--window N",
-                                           "--type fp16|bf16", "--layout bhnd|bnhd|interleaved\n",
-                                           "--page-size N",    "--lengths LIST"};
+  const std::vector<std::string> beyond = {"--causal ",
+                                           "--seqlen-k N",
+                                           "--kv-heads N",
+                                           "--window N",
+                                           "--type fp16|bf16",
+                                           "--layout bhnd|bnhd|interleaved|packed\n",
+                                           "--page-size N",
+                                           "--lengths LIST",
+                                           "--sinks N",
+                                           "--append N",
+                                           "--rope halves|neighbours\n",
+                                           "--splits N|auto"};
   const std::string help = help_text("./step-02", kStep), all = help_text("./step-23", kTakesAll);
   CHECK(help.starts_with("usage: ./step-02 [options]\n"));
   CHECK(all.starts_with("usage: ./step-23 [options]\n"));
@@ -368,6 +416,18 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
                            "; default 256 on the emulator, 8192 on a GPU\n"));
   CHECK(contains(all, "\n  --seqlen N             default 256 on the emulator"));
   CHECK(contains(help, "\nExit status: 0 passed; "));
+}
+
+TEST_CASE("options: a step that decodes has one query per head by default, and a long cache") {
+  Step decodes = kTakesAll;
+  decodes.decodes = true;
+  CHECK(contains(describe_text(decodes),
+                 "\ngpu batch=16 heads=64 seqlen=1 head-dim=256 kv-heads=8 seqlen-k=65536\n"
+                 "emulator batch=1 heads=8 seqlen=1 head-dim=32 kv-heads=2 seqlen-k=256\n"));
+  const std::string help = help_text("./step-25", decodes);
+  CHECK(contains(help, "\n  --seqlen N             default 1 on the emulator, 1 on a GPU\n"));
+  CHECK(contains(help, "of K and V; default: --seqlen; without it 256 and 65536\n"));
+  CHECK(contains(help, "of K and V; default: --heads; without it 2 and 8\n"));
 }
 
 TEST_CASE("options: --describe says all that scripts ask for, a line for each thing") {

@@ -61,11 +61,12 @@ TEST_CASE("placement: bhnd is dense") {
   CHECK(check_round_trip(plain.O, plain.O_elements) == plain.O_elements);
 }
 
-TEST_CASE("placement: bnhd has the heads of a row side by side") {
+TEST_CASE("placement: bnhd has the heads of a row side by side, and a gap of one after them") {
   const Placement rows = place(small(), Layout::kBnhd, 0, 1);
-  CHECK(rows.Q.offset(1, 2, 1) == ((1 * 3 + 1) * 4 + 2) * 8);
-  CHECK(rows.V.offset(1, 1, 4) == ((1 * 5 + 4) * 2 + 1) * 8);
-  CHECK(check_round_trip(rows.V, rows.V_elements) == rows.V_elements);
+  CHECK(rows.Q.offset(1, 2, 1) == ((1 * 3 + 1) * 5 + 2) * 8);
+  CHECK(rows.V.offset(1, 1, 4) == ((1 * 5 + 4) * 3 + 1) * 8);
+  CHECK(rows.V_elements == 2 * 5 * 3 * 8);
+  CHECK(check_round_trip(rows.V, rows.V_elements) == 2 * 5 * 2 * 8);
 }
 
 TEST_CASE("placement: interleaved has Q, K and V in one buffer, and O for itself") {
@@ -78,7 +79,7 @@ TEST_CASE("placement: interleaved has Q, K and V in one buffer, and O for itself
   CHECK(all.Q.offset(1, 3, 2) == ((1 * 3 + 2) * 8 + 3) * 8);
   CHECK(all.K.offset(1, 1, 2) == ((1 * 3 + 2) * 8 + 4 + 1) * 8);
   CHECK(all.V.offset(1, 1, 2) == ((1 * 3 + 2) * 8 + 4 + 2 + 1) * 8);
-  CHECK(all.O.offset(1, 3, 2) == ((1 * 3 + 2) * 4 + 3) * 8);
+  CHECK(all.O.offset(1, 3, 2) == ((1 * 3 + 2) * 5 + 3) * 8);
   // The three fill the buffer, and none of it twice.
   Elements buffer(all.Q_elements, kPoison);
   int first = 1;
@@ -134,5 +135,48 @@ TEST_CASE("placement: pages, in an order drawn from the seed, in a pool that has
   CHECK(table(1) != table(2));
   const Placement rows = place(shape, Layout::kBnhd, 8, 1);
   CHECK(rows.K.offset(2, 1, 9) ==
-        std::size_t(rows.K.page_table[2 * 5 + 1] * 8 * 2 * 8 + 1 * 2 * 8 + 1 * 8));
+        std::size_t(rows.K.page_table[2 * 5 + 1] * 8 * 3 * 8 + 1 * 3 * 8 + 1 * 8));
+}
+
+TEST_CASE("placement: packed sequences follow each other without a gap") {
+  reference::Shape shape = small();
+  shape.batch = 3;
+  shape.lengths_q = {1, 0, 3};
+  shape.lengths_k = {5, 2, 0};
+  const Placement packed = place(shape, Layout::kPacked, 0, 1);
+  CHECK(packed.Q.cu_seqlens == std::vector<int>{0, 1, 1, 4});
+  CHECK(packed.K.cu_seqlens == std::vector<int>{0, 5, 7, 7});
+  CHECK(packed.Q.strides.batch == 0);
+  CHECK(packed.K.strides.batch == 0);
+  CHECK(packed.Q_elements == 4 * 5 * 8);
+  CHECK(packed.K_elements == 7 * 3 * 8);
+  CHECK(packed.Q.offset(2, 3, 1) == ((1 + 1) * 5 + 3) * 8);
+  CHECK(packed.V.offset(1, 1, 1) == ((5 + 1) * 3 + 1) * 8);
+  CHECK(check_round_trip(packed.Q, packed.Q_elements) == 4 * 4 * 8);
+  CHECK(check_round_trip(packed.K, packed.K_elements) == 7 * 2 * 8);
+  CHECK(check_round_trip(packed.O, packed.O_elements) == 4 * 4 * 8);
+  // Pages are not packed: each sequence has its own.
+  const Placement paged = place(shape, Layout::kPacked, 2, 1);
+  CHECK(paged.Q.cu_seqlens.size() == 4);
+  CHECK(paged.K.cu_seqlens.empty());
+  CHECK(paged.K.page_table.size() == 3 * 3);
+  CHECK(check_round_trip(paged.K, paged.K_elements) == 7 * 2 * 8);
+  shape.lengths_q = shape.lengths_k = {0, 0, 0};  // memory of nothing is no memory
+  CHECK(place(shape, Layout::kPacked, 0, 1).Q_elements == 5 * 8);
+}
+
+TEST_CASE("placement: the rows that come beside a cache are each sequence's last") {
+  reference::Shape shape = small();
+  shape.lengths_k = {5, 3};
+  shape.seqlen_new = 2;
+  const Placement plain = place(shape, Layout::kBhnd, 0, 1);
+  const Elements dense = numbers(plain.K, 0), rows = new_rows(shape, dense);
+  REQUIRE(rows.size() == 2 * 2 * 2 * 8);
+  std::size_t i = 0;
+  for (int element = 0; element < 2; element++)
+    for (int head = 0; head < 2; head++)
+      for (int row = 0; row < 2; row++)
+        for (int column = 0; column < 8; column++)
+          CHECK(rows[i++] ==
+                ((element * 2 + head) * 5 + shape.lengths_k[element] - 2 + row) * 8 + column);
 }

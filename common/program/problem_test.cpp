@@ -7,7 +7,6 @@
 // TESTS_SEED    draws the shapes that nobody chose; default: another each time
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -15,7 +14,7 @@
 #include <vector>
 
 #include "common/testing/copies.h"
-#include "reference/random.h"
+#include "common/testing/problems.h"
 
 namespace {
 
@@ -107,50 +106,11 @@ const std::vector<std::string> kProblems = {
     "--lengths 1:40,1:16,1:17 --append 1 --rope neighbours --page-size 16 --type bf16",
 };
 
-/// A problem that nobody chose.
-std::string draw_problem(std::uint64_t &state) {
-  const auto one_to = [&](int n) { return 1 + static_cast<int>(next_random(state) % n); };
-  const auto coin = [&] { return next_random(state) % 2 == 0; };
-  const auto option = [](const std::string &name, int value) {
-    return " --" + name + " " + std::to_string(value);
-  };
-  const int batch = one_to(3), kv_heads = one_to(3), group = one_to(3), seqlen = one_to(80);
-  const bool rope = one_to(3) == 1, interleaved = one_to(4) == 1;
-  // A rotated query is not before the first key.
-  const int seqlen_k = interleaved || coin() ? seqlen : rope ? seqlen + one_to(80) : one_to(80);
-  std::string text = "--batch " + std::to_string(batch) + option("heads", kv_heads * group) +
-                     option("kv-heads", kv_heads) + option("seqlen", seqlen) +
-                     option("seqlen-k", seqlen_k) + option("head-dim", coin() ? 64 : 32) +
-                     option("seed", one_to(1000000));
-  if (coin()) text += " --causal";
-  if (one_to(3) == 1) {
-    text += option("window", one_to(60));
-    if (coin()) text += option("sinks", one_to(10));
-  }
-  if (coin()) text += " --type bf16";
-  if (rope) text += coin() ? " --rope halves" : " --rope neighbours";
-  const bool lengths = coin(), packed = lengths && !interleaved && coin();
-  if (interleaved || packed || coin())
-    text += interleaved ? " --layout interleaved" : packed ? " --layout packed" : " --layout bnhd";
-  const bool paged = !interleaved && coin();
-  if (paged) text += option("page-size", one_to(40));
-  int fewest = seqlen_k;
-  for (int i = 0; lengths && i < batch; i++) {
-    const int k = one_to(seqlen_k + 1) - 1,
-              q = one_to((rope ? std::min(seqlen, k) : seqlen) + 1) - 1;
-    text += (i ? "," : " --lengths ") + std::to_string(q) + ":" + std::to_string(k);
-    fewest = std::min(fewest, k);
-  }
-  if (!interleaved && (paged || !packed) && fewest > 0 && coin())
-    text += option("append", one_to(fewest));
-  return text;
-}
-
 struct Plant {
   std::string name, find, replace, options;
 };
 
-// Each shows in this problem: as a wrong answer, or as an access that no thread may make.
+// Each shows in this problem: as a wrong answer, as an access that no thread may make, or as a race.
 const std::vector<Plant> kPlants = {
     {"mask shows one key more", "p.causal || p.window ? position + 1 : N_k",
      "p.causal && position + 2 < N_k ? position + 2 : N_k", "--seqlen 40 --causal"},
@@ -278,7 +238,7 @@ TEST_CASE("every problem is posed and checked, by a plain kernel that takes them
   std::vector<std::string> problems = kProblems;
   std::uint64_t state = tests_seed();
   if (prefix.empty())
-    for (int i = 0; i < 40; i++) problems.push_back(draw_problem(state));
+    for (int i = 0; i < 40; i++) problems.push_back(draw_problem(describe(program), 80, state));
   if (gpu && contains(run_command(shell_word(program) + " --device gpu --seqlen 1").err, "no GPU"))
     return void(std::puts("SKIP: no GPU"));
   const auto check = [&](const std::string &problem) -> std::string {
@@ -315,6 +275,7 @@ TEST_CASE("a bug in the kernel of all problems is found out") {
                       const Finished finished = run_command(line);
                       const bool reported = contains(finished.out, ": WRONG\n") ||
                                             contains(finished.err, "out of bounds") ||
+                                            contains(finished.err, "races in global memory") ||
                                             contains(finished.err, "outside of every allocation");
                       return finished.status == 1 && reported ? "" : show(line, finished);
                     },

@@ -113,8 +113,7 @@ TEST_CASE("shape: what does not go together is refused") {
           o.layout = Layout::kInterleaved;
           o.page_size = 16;
         }) ==
-        "--page-size 16: with --layout bhnd or bnhd only; of interleaved K and V there are no "
-        "pages");
+        "--page-size 16: with --layout interleaved not; of interleaved K and V there are no pages");
   CHECK(error_after([](Options &o) {
           o.lengths = {{1, 1}};
         }) == "--lengths: 1 of them; 2 are allowed, one for each of --batch");
@@ -139,24 +138,92 @@ TEST_CASE("shape: a head spans fewer than 2^32 elements, which is how far kernel
   CHECK(error_after([&](Options &o) { o.seqlen = most; }) == "");
   CHECK(error_after([&](Options &o) { o.seqlen_k = most; }) == "");
   const std::string spans =
-      ": at most 67108863 is allowed: a head's rows, 64 elements apart, must span fewer than 2^32 "
-      "elements";
+      ": at most 67108863 is allowed: a head must have fewer than 2^32 elements";
   CHECK(error_after([&](Options &o) { o.seqlen = most + 16; }) == "--seqlen 67108864" + spans);
   CHECK(error_after([&](Options &o) { o.seqlen_k = most + 16; }) == "--seqlen-k 67108864" + spans);
   CHECK(error_after([&](Options &o) { o.seqlen = 2147483632; }) == "--seqlen 2147483632" + spans);
-  // Where the heads of a row lie side by side, a head's rows are further apart.
-  CHECK(error_after([&](Options &o) {
-          o.seqlen = 1 << 24;
-          o.layout = Layout::kBnhd;
-        }) ==
-        "--seqlen 16777216: at most 16777215 is allowed: a head's rows, 256 elements apart, must "
-        "span fewer than 2^32 elements");
-  CHECK(error_after([&](Options &o) {
-          o.seqlen = 1 << 23;
+  // A step that takes layouts has strides of 64 bits.
+  Options options = small();
+  options.seqlen = 2147483632;
+  Step strided = kStep;
+  strided.takes = "--causal --layout";
+  CHECK(choose_shape(options, strided, false).seqlen_q == 2147483632);
+}
+
+TEST_CASE("shape: a step that decodes has one query per head by default, and a long cache") {
+  Step decodes = kStep;
+  decodes.tile = 1;
+  decodes.decodes = true;
+  const auto text = [&](const Options &options, bool gpu) {
+    const reference::Shape s = choose_shape(options, decodes, gpu);
+    std::string all;
+    for (const int n : {s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k})
+      all += std::to_string(n) + " ";
+    return all;
+  };
+  CHECK(text({}, false) == "1 8 2 1 256 ");
+  CHECK(text({}, true) == "12 64 8 1 65536 ");
+  Options options;
+  options.seqlen_k = 77;
+  CHECK(text(options, true) == "12 64 8 1 77 ");
+  options.heads = 6;  // then all of K and V's, as in every step
+  CHECK(text(options, true) == "12 6 6 1 77 ");
+  options = {};
+  options.seqlen = 5;  // then the keys are as many, as in every step
+  CHECK(text(options, true) == "12 64 8 5 5 ");
+}
+
+TEST_CASE("shape: without --seqlen the longest sequence counts") {
+  Options options;
+  options.lengths = {{1, 48}, {16, 32}};
+  reference::Shape shape = choose_shape(options, kStep, true);
+  CHECK(shape.seqlen_q == 16);
+  CHECK(shape.seqlen_k == 48);
+  options.seqlen = 64;
+  shape = choose_shape(options, kStep, true);
+  CHECK(shape.seqlen_q == 64);
+  CHECK(shape.seqlen_k == 64);
+}
+
+TEST_CASE("shape: keys beside a cache have their rows in it") {
+  CHECK(error_after([](Options &o) { o.append = 64; }) == "");
+  CHECK(error_after([](Options &o) { o.append = 65; }) ==
+        "--append 65: at most 64 is allowed, the keys of a sequence");
+  CHECK(error_after([](Options &o) {
+          o.append = 4;
+          o.lengths = {{1, 64}, {1, 3}};
+        }) == "--append 4: at most 3 is allowed, the keys of the shortest sequence");
+  CHECK(error_after([](Options &o) {
+          o.append = 1;
           o.layout = Layout::kInterleaved;
-        }) ==
-        "--seqlen 8388608: at most 5592405 is allowed: a head's rows, 768 elements apart, must "
-        "span fewer than 2^32 elements");
+        }) == "--append 1: with --layout interleaved not; Q's rows are no cache of K and V");
+  const auto packed = [](Options &o) {
+    o.append = 1;
+    o.layout = Layout::kPacked;
+    o.lengths = {{1, 64}, {1, 3}};
+  };
+  CHECK(error_after(packed) ==
+        "--append 1: with --layout packed only beside --page-size; packed K and V leave no room "
+        "for more");
+  CHECK(error_after([&](Options &o) {
+          packed(o);
+          o.page_size = 16;
+        }) == "");
+}
+
+TEST_CASE("shape: a query that is rotated has a position") {
+  CHECK(error_after([](Options &o) { o.rope = Rope::kHalves; }) == "");
+  const std::string allowed =
+      " keys; as many queries as keys are allowed, or fewer: one before the first key has no "
+      "position";
+  CHECK(error_after([](Options &o) {
+          o.rope = Rope::kHalves;
+          o.seqlen_k = 48;
+        }) == "--rope halves: 64 queries and 48" + allowed);
+  CHECK(error_after([](Options &o) {
+          o.rope = Rope::kNeighbours;
+          o.lengths = {{5, 5}, {3, 2}};
+        }) == "--rope neighbours: 3 queries and 2" + allowed);
 }
 
 TEST_CASE("shape: what sets a problem apart from the plain one") {
@@ -181,4 +248,11 @@ TEST_CASE("shape: what sets a problem apart from the plain one") {
   CHECK(departures_of(options) ==
         "causal seqlen-k=32 kv-heads=2 window=7 type=bf16 layout=bnhd page-size=16 "
         "lengths=1,64:0");
+  options = small();
+  options.window = 7;
+  options.sinks = 2;
+  options.append = 3;
+  options.rope = Rope::kNeighbours;
+  options.splits = 5;
+  CHECK(departures_of(options) == "window=7 sinks=2 append=3 rope=neighbours splits=5");
 }
