@@ -79,8 +79,9 @@ PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/progra
 	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o,build/host/common/program/no_gpu.o)
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench counters \
-	ceilings power regs bench-emulator docs plot format libattention.so client check-torch $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
+.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench bench-models counters \
+	ceilings power regs bench-emulator docs plot format libattention.so \
+	client check-torch $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
 too_new = step $(1) needs $(call field,$(call step_of,$(1)),2), ARCH is $(ARCH); make NVCC= step-$(1) has it for the emulator
@@ -189,6 +190,7 @@ truth: ; @common/measure/truth.sh $(GPU)
 
 #? Measure (into plots/results)
 #?   make bench                  every step and PyTorch's attention on this GPU, interleaved
+#?   make bench-models           the same for the problems of Part III
 #?   make variants-15            a step beside its variants (no GPU: check them)
 #?   make counters               count on the emulator and, with a GPU and ncu, measure beside it
 #?   make ceilings               what this GPU can do at most
@@ -197,8 +199,8 @@ truth: ; @common/measure/truth.sh $(GPU)
 #?   make sass-15                the machine code of step 15, and the instructions of its loops
 #?   make bench-emulator         time the emulator, checking only and counting
 measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" PYTHON="$(PYTHON)" BUILD="$(BUILD)" common/measure/$(1)
-bench: $(call on_gpu,$(PROGRAMS))
-	@$(call measure,bench.sh) $(GPU_STEPS)
+bench bench-models: $(call on_gpu,$(PROGRAMS))
+	@$(call measure,$@.sh) $(GPU_STEPS)
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
 counters: every-step

@@ -3,7 +3,7 @@
 import style
 from style import pyplot
 
-SHAPE = ["batch", "heads", "seqlen", "head_dim"]
+SHAPE = ["batch", "heads", "seqlen", "head_dim", "options"]
 ASKED = ["global bytes read", "global bytes written"]
 # A bar: the file, the counters that it adds up, who counted them, its label, its colour.
 BARS = [

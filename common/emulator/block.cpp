@@ -71,9 +71,7 @@ Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<
 
 void Block::run(std::uint64_t number) {
   number_ = number;
-  index_ = {static_cast<unsigned>(number % grid_.x),
-            static_cast<unsigned>(number / grid_.x % grid_.y),
-            static_cast<unsigned>(number / grid_.x / grid_.y)};
+  index_ = block_index(grid_, number);
   random_ = settings.seed * 0x2545f4914f6cdd1du + number;
   in_block_barrier_ = 0;
   error_.clear();

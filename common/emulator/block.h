@@ -33,6 +33,7 @@ class Block {
 
   /// Adds what was counted to a profile.
   void add_counts(Profile &profile) const { requests_.add_to(profile); }
+  std::uint64_t total(Counter counter) const { return requests_.total(counter); }
 
   /// The block that this host thread is running.
   static thread_local Block *current;

@@ -81,12 +81,22 @@ struct TraceRow {
   int wavefront;  // which of the request's wavefronts serves this lane
 };
 
+/// What one block did, of a launch numbered from 0: its place in the order in which blocks start, and its
+/// mma.
+struct BlockRow {
+  int launch;
+  std::uint64_t number;
+  unsigned x, y, z;
+  std::uint64_t mma;
+};
+
 /// All counts of the launches since the profile began.
 struct Profile {
   std::map<Line, Counts> lines;
   std::uint64_t unique_read_bytes = 0;     // each 32-byte sector of global memory counted once per
   std::uint64_t unique_written_bytes = 0;  // launch: what a cache without limits would leave
   std::vector<TraceRow> trace;
+  std::vector<BlockRow> blocks;
   std::set<Line> mixed;  // see Requests: where lanes counted together may have come apart
 
   Counts total() const;

@@ -43,7 +43,7 @@ class Emulator : public Device {
   }
 
   void run(const std::function<void()> &launch) override { launch(); }
-  std::vector<float> time(const std::function<void()> &, int, int) override {
+  std::vector<float> time(const std::function<void()> &, int, int, int) override {
     throw std::logic_error("the emulator's time says nothing about a GPU's");
   }
 

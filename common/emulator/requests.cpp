@@ -226,4 +226,10 @@ void Requests::add_to(Profile &profile) const {
   profile.trace.insert(profile.trace.end(), trace_rows_.begin(), trace_rows_.end());
 }
 
+std::uint64_t Requests::total(Counter counter) const {
+  std::uint64_t sum = 0;
+  for (const Counts &counts : counts_) sum += counts[counter];
+  return sum;
+}
+
 }  // namespace emulator

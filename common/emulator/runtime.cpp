@@ -62,11 +62,16 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   // have begun, and each finishes.
   std::uint64_t failed = blocks;
   std::exception_ptr first_error;
+  std::vector<std::uint64_t> mma(settings.profile ? blocks : 0);  // of each block
   const auto work = [&] {
-    std::uint64_t number = 0;
+    std::uint64_t number = 0, before = 0;
     try {
       Block worker(grid, block, shared_bytes, thread);
-      while (!stop && (number = next++) < blocks) worker.run(number);
+      while (!stop && (number = next++) < blocks) {
+        worker.run(number);
+        if (settings.profile)
+          mma[number] = worker.total(kMma) - std::exchange(before, worker.total(kMma));
+      }
       const std::lock_guard lock(mutex);
       worker.add_counts(profile);
     } catch (...) {
@@ -86,7 +91,13 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   work();
   for (std::thread &worker : pool) worker.join();
   if (first_error) std::rethrow_exception(first_error);
-  if (settings.profile) count_unique_bytes(profile.unique_read_bytes, profile.unique_written_bytes);
+  if (!settings.profile) return;
+  count_unique_bytes(profile.unique_read_bytes, profile.unique_written_bytes);
+  const int launch = profile.blocks.empty() ? 0 : profile.blocks.back().launch + 1;
+  for (std::uint64_t i = 0; i < blocks; i++) {
+    const Dim3 index = block_index(grid, i);
+    profile.blocks.push_back({launch, i, index.x, index.y, index.z, mma[i]});
+  }
 }
 
 Profile take_profile() {

@@ -20,6 +20,12 @@ struct Dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
 
+/// The place in its grid of the block that starts after so many others.
+inline Dim3 block_index(Dim3 grid, std::uint64_t number) {
+  return {static_cast<unsigned>(number % grid.x), static_cast<unsigned>(number / grid.x % grid.y),
+          static_cast<unsigned>(number / grid.x / grid.y)};
+}
+
 /// What a launch throws when a kernel did something that a GPU would have let pass or hung on. The
 /// message names the line, the block and the thread.
 struct KernelError : std::runtime_error {

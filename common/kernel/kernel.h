@@ -75,9 +75,8 @@ int resident_blocks(Kernel *kernel, int threads) {
     int device, multiprocessors, of_each;
     allow_shared_memory(reinterpret_cast<const void *>(kernel), sizeof(SharedStorage));
     cuda_check(cudaGetDevice(&device), "cudaGetDevice");
-    cuda_check(
-        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-        "cudaDeviceGetAttribute");
+    cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
+               "cudaDeviceGetAttribute");
     cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_each, kernel, threads,
                                                              sizeof(SharedStorage)),
                "cudaOccupancyMaxActiveBlocksPerMultiprocessor");

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# make bench: bench.sh STEP...: every step and its peers, into plots/results/GPU.csv. REPEAT rounds
-# (default 3) of the steps and their peers follow each other: a GPU that grows warm or slow does so
-# for all. The last step is where the book has come to.
+# make bench: bench.sh STEP...: every step of the plain problem and its peers, into
+# plots/results/GPU.csv. REPEAT rounds (default 3) of the steps and their peers follow each other: a GPU
+# that grows warm or slow does so for all. The last step is where the book has come to.
 set -euo pipefail
 . common/measure/shell.sh
 need_gpu
-steps=() left_out=()
-for step; do steps+=("$(number_of "$step")"); done
+plain=()
+for step; do ! is_plain "$step" || plain+=("$step"); done
+begin_rows build/bench.csv "${plain[@]}"
 last=${steps[-1]}
-csv=build/bench.csv repeat=${REPEAT:-3}
-rm -f "$csv"
+repeat=${REPEAT:-3}
 shape=$(describe "$last" gpu)                           # what is measured where nothing is said
 batch=$(value "$shape" batch) heads=$(value "$shape" heads) # a batch and heads that fill the chip
 
@@ -17,20 +17,6 @@ batch=$(value "$shape" batch) heads=$(value "$shape" heads) # a batch and heads 
 slow="00 01 02"
 # And these have their curves measured at batch 1.
 batch_1="00 02 03"
-
-among() { [[ " $2 " == *" $1 "* ]]; }
-
-# step NN OPTIONS...: one row. The programs say in a line what they or this GPU do not take.
-step() {
-  among "$1" "${steps[*]}" || return 0
-  local status=0
-  ./step-"$@" --csv "$csv" </dev/null || status=$?
-  case $status in
-    0) ;;
-    2 | 3) left_out+=("step-$*") ;;
-    *) exit "$status" ;;
-  esac
-}
 
 # peers OPTIONS...: the same of what PyTorch carries; it says why it cannot.
 peers() {
@@ -91,7 +77,7 @@ echo "heads in parallel"
 parallelism
 echo "sequence lengths"
 curves
-for run in "${left_out[@]}"; do echo "left out: $run"; done
+end_rows
 {
   nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit --format=csv
   "$NVCC" --version | tail -2

@@ -1,35 +1,81 @@
 #!/usr/bin/env bash
 # make counters: counters.sh STEP...: what the emulator counts and, with a GPU and ncu, what ncu
-# measures at the same shapes; and, at a large shape, the HBM traffic and why warps wait. The
+# measures of the same problems; and, of large ones, the HBM traffic and why warps wait. The
 # emulator's counts are the same on every machine: without a GPU they become the emulator's part of
 # every GPU's counters, too.
 set -euo pipefail
 . common/measure/shell.sh
 
-# Both head dims, several heads and batches, and an odd number of tiles of Q, and of K for tiles of
-# 128: whoever wrote a kernel had other shapes in mind.
-small=("batch=1 heads=2 seqlen=512 head-dim=128" "batch=1 heads=3 seqlen=384 head-dim=64"
-  "batch=2 heads=1 seqlen=640 head-dim=128")
+# Of the steps that take no more than the plain problem: both head dims, several heads and batches, and
+# an odd number of tiles of Q, and of K for tiles of 128. Whoever wrote a kernel had other shapes in mind.
+small=("--batch 1 --heads 2 --seqlen 512 --head-dim 128" "--batch 1 --heads 3 --seqlen 384 --head-dim 64"
+  "--batch 2 --heads 1 --seqlen 640 --head-dim 128")
 # Scores and outputs far larger than the L2 cache.
-large="batch=4 heads=16 seqlen=4096 head-dim=128"
+large="--batch 4 --heads 16 --seqlen 4096 --head-dim 128"
+
+# Of the others, what each is about: NN OPTIONS. Lengths that fit no tile; of each head dim one.
+problems="
+20 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
+20 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
+21 --causal --batch 1 --heads 2 --seqlen 333 --head-dim 64 --seqlen-k 517
+21 --batch 1 --heads 2 --seqlen 259 --head-dim 128
+22 --layout interleaved --causal --batch 1 --heads 3 --seqlen 333 --head-dim 64
+22 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
+23 --kv-heads 2 --causal --batch 1 --heads 6 --seqlen 257 --head-dim 64
+23 --kv-heads 1 --batch 1 --heads 2 --seqlen 257 --head-dim 128
+24 --rope halves --causal --batch 1 --heads 2 --seqlen 320 --head-dim 64
+24 --rope neighbours --batch 1 --heads 2 --seqlen 257 --head-dim 128
+25 --kv-heads 2 --seqlen-k 1000 --batch 1 --heads 16 --seqlen 1 --head-dim 128
+25 --kv-heads 2 --seqlen-k 517 --append 1 --batch 2 --heads 8 --seqlen 1 --head-dim 64
+26 --kv-heads 2 --seqlen-k 1000 --splits 4 --batch 1 --heads 16 --seqlen 1 --head-dim 128
+26 --kv-heads 2 --seqlen-k 517 --splits 3 --batch 2 --heads 8 --seqlen 1 --head-dim 64
+27 --window 100 --batch 1 --heads 2 --seqlen 512 --head-dim 64
+27 --window 200 --sinks 4 --batch 1 --heads 2 --seqlen 517 --head-dim 128
+28 --type bf16 --batch 1 --heads 2 --seqlen 257 --head-dim 80
+28 --batch 1 --heads 2 --seqlen 257 --head-dim 256
+29 --causal --kv-heads 2 --rope halves --batch 1 --heads 4 --seqlen 259 --head-dim 128
+29 --kv-heads 2 --seqlen-k 517 --batch 1 --heads 16 --seqlen 1 --head-dim 128
+"
+large_problems="
+20 --causal $large
+23 --kv-heads 2 $large
+24 --rope halves $large
+26 --kv-heads 8 --seqlen-k 16384 --batch 16 --heads 64 --seqlen 1 --head-dim 128
+"
+
+# counted STEP: the options of each problem that is counted. (No output is no failure.)
+counted() { if is_plain "$1"; then printf '%s\n' "${small[@]}"; else of "$1" "$problems"; fi; }
+counted_large() { if is_plain "$1"; then echo "$large"; else of "$1" "$large_problems"; fi; }
+of() { sed -n "s/^$(number_of "$1") //p" <<<"$2"; }
 
 rm -f build/counted.csv
 for step; do
-  for shape in "${small[@]}"; do
+  while read -r problem; do
     status=0
-    ./step-"$(number_of "$step")" --device cpu $(options "$shape") --profile-csv build/counted.csv \
-      >build/step.txt || status=$?
+    ./step-"$(number_of "$step")" --device cpu $problem --profile-csv build/counted.csv \
+      >build/step.txt </dev/null || status=$?
     case $status in
       0) head -3 build/step.txt ;;
-      2) echo "left out: $step at $shape" ;;
+      2) echo "left out: $step at $problem" ;;
       *) cat build/step.txt; exit $status ;;
     esac
-  done
+  done < <(counted "$step")
 done
 mv build/counted.csv "$results/emulator-counters.csv"
 header=$(head -1 "$results/emulator-counters.csv")
 
-# The bank maps are drawn from these.
+# What each block does, for the picture of the causal step's schedule.
+rm -f build/blocks.csv
+if [ -e step-20 ]; then
+  make -s step-20-in-order
+  for program in step-20-in-order step-20; do
+    ./$program --device cpu --causal --heads 3 --seqlen 2048 --head-dim 64 --blocks-csv build/blocks.csv \
+      >/dev/null
+  done
+  mv build/blocks.csv "$results/blocks-20.csv"
+fi
+
+# Block 0's first requests, for the bank maps.
 rm -f "$results"/trace-*.csv
 for step; do
   case $step in
@@ -53,31 +99,38 @@ fi
 # metrics KIND: those of ncu.awk's table, with commas
 metrics() { sed -nE "s/^ *$1\[\"([^\"]+)\"\].*/\1/p" common/measure/ncu.awk | paste -sd,; }
 # What the emulator counts: the third field between quotes in its table.
-counted=$(awk -F'"' '/^COUNTER\(/ { print $4 }' common/emulator/counters.def | tr ' ' '\n' | grep . |
+counted_metrics=$(awk -F'"' '/^COUNTER\(/ { print $4 }' common/emulator/counters.def | tr ' ' '\n' | grep . |
   sort -u | paste -sd,)
 
-# measure FILE METRICS SHAPE: appends what ncu measures of each step in turn
+# measure FILE METRICS STEP OPTIONS: appends what ncu measures
 measure() {
-  local step
-  for step in "${steps[@]}"; do
-    echo "ncu $step $3"
-    local status=0
-    ncu --clock-control none --metrics "$2" --csv ./step-"$(number_of "$step")" --device gpu \
-      --check-only $(options "$3") >build/ncu.txt || status=$?
-    if [ $status != 0 ]; then
-      tail -3 build/ncu.txt
-      grep -q 'is allowed' build/ncu.txt || exit 1
-      continue
-    fi
-    awk -f common/measure/ncu.awk -v step="$step" -v shape="$(tr ' ' '\n' <<<"$3" | sed 's/.*=//' |
-      paste -sd,)" common/emulator/counters.def build/ncu.txt | sort >>"build/$1.csv"
-  done
+  echo "ncu $3 $4"
+  local status=0 row=build/row.csv problem
+  rm -f $row
+  ncu --clock-control none --metrics "$2" --csv ./step-"$(number_of "$3")" --device gpu \
+    --check-only $4 --csv $row </dev/null >build/ncu.txt || status=$?
+  if [ $status != 0 ]; then
+    tail -3 build/ncu.txt
+    grep -qE 'is allowed|does not take' build/ncu.txt || exit 1
+    return 0
+  fi
+  # Of the row: what stands between the device and the times.
+  problem=$(tail -1 $row | sed -E 's/^[^,]*,"[^"]*",//; s/(,[^,]*){4}$//')
+  awk -f common/measure/ncu.awk -v step="$3" -v problem="$problem" common/emulator/counters.def \
+    build/ncu.txt | sort >>"build/$1.csv"
 }
-steps=("$@")
 cp "$results/emulator-counters.csv" build/counters.csv
 echo "$header" | tee build/hbm-counters.csv >build/stalls-counters.csv
-for shape in "${small[@]}"; do measure counters "$counted,$(metrics count)" "$shape"; done
-measure hbm-counters "$(metrics traffic)" "$large"
-measure stalls-counters "$(metrics stall)" "$large"
+for step; do
+  while read -r problem; do
+    measure counters "$counted_metrics,$(metrics count)" "$step" "$problem"
+  done < <(counted "$step")
+done
+for step; do
+  while read -r problem; do
+    measure hbm-counters "$(metrics traffic)" "$step" "$problem"
+    measure stalls-counters "$(metrics stall)" "$step" "$problem"
+  done < <(counted_large "$step")
+done
 finish counters hbm-counters stalls-counters
 common/measure/truth.sh "$GPU"

@@ -1,6 +1,6 @@
 # Turns the CSV that ncu prints into rows of a counters CSV: the sum over all kernels of a step.
 # Input: common/emulator/counters.def, and what ncu printed.
-# Variables: step, shape: "batch,heads,seqlen,head_dim".
+# Variables: step, problem: "batch,heads,seqlen,head_dim,options".
 # A ratio has no sum: it is left out for a step of several kernels.
 # What the emulator counts is in counters.def, with the metrics whose sum it is. Here is the rest that
 # counters.sh asks ncu for: `traffic` and `stall` at a large shape.
@@ -63,6 +63,6 @@ END {
   }
 }
 function row(counter, value) {
-  printf "%s,ncu,%s,0,\"%s\",%s\n", step, shape, counter,
+  printf "%s,ncu,%s,0,\"%s\",%s\n", step, problem, counter,
     value == int(value) ? sprintf("%.0f", value) : value
 }

@@ -1,10 +1,21 @@
 """Measures what PyTorch carries, as rows of the same CSV as the steps.
 
-FlashAttention-2 and cuDNN are backends of scaled_dot_product_attention. 'pytorch-materialised' is the
-textbook's two products with a softmax between them, each a kernel: the fp16 scores cross HBM four
-times, written by the first product, read and written by the softmax, read by the second. (The scale
-is the first product's alpha. As a division of its own it would make six crossings.)
-'matmul-fp16' is an 8192 x 8192 x 8192 product: the ceiling.
+FlashAttention-2 and cuDNN are backends of scaled_dot_product_attention, and so is 'efficient', which is
+measured at the head dims that the others are not made for. What scaled_dot_product_attention cannot say
+(windows, packed sequences) goes to the function under its FlashAttention-2. 'flash-attention-3-bf16' is
+the wheel fa3-fwd, if it is installed: it has no fp16 kernels, so it has bf16 inputs at every problem.
+'pytorch-materialised' is the textbook's two products with a softmax between them, each a kernel: the
+fp16 scores cross HBM four times, written by the first product, read and written by the softmax, read by
+the second. (The scale is the first product's alpha. As a division of its own it would make six
+crossings.) 'matmul-fp16' is an 8192 x 8192 x 8192 product: the ceiling.
+
+With --follow it measures, for each line that it reads, the problem of the CSV file's last row, and
+answers with a line: a step's row says all of its problem, and the peers' rows say it in the same words.
+
+Times are taken as the steps' programs take them: each launch between two events, all queued before the
+first is waited for; a launch of a tenth of a millisecond or less ten at a time, behind a kernel that
+holds the GPU until all are queued. Each launch reads what the one before has read: what fits in the L2
+cache, such as a short KV cache, comes from there, for steps and peers alike.
 """
 
 import argparse
@@ -12,99 +23,298 @@ import csv
 import os
 import statistics
 import sys
+from dataclasses import dataclass, field
 
 try:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
 except ImportError:
     sys.exit("peers.py: SKIP: PyTorch is not installed here")
+try:
+    import fa3_fwd_interface as fa3
+except (ImportError, OSError):
+    fa3 = None
 
 
-def materialised(q, k, v):
-    q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # [batch * heads, seqlen, head_dim]
+class NotMade(RuntimeError):
+    """This peer does not take this problem."""
+
+
+@dataclass
+class Problem:
+    """As common/kernel/step.h has it; `options` is the column of that name, with nothing of a plain one."""
+    batch: int
+    heads: int
+    seqlen: int
+    head_dim: int
+    options: str = ""
+    said: dict = field(init=False)
+
+    def __post_init__(self):
+        self.said = dict(pair.partition("=")[::2] for pair in self.options.split())
+
+    def number(self, name, otherwise):
+        return int(self.said.get(name, otherwise))
+
+    @property
+    def seqlen_k(self):
+        return self.number("seqlen-k", self.seqlen)
+
+    @property
+    def kv_heads(self):
+        return self.number("kv-heads", self.heads)
+
+    @property
+    def dtype(self):
+        return torch.bfloat16 if self.said.get("type") == "bf16" else torch.float16
+
+    @property
+    def lengths(self):
+        """Of each sequence, its queries and its keys."""
+        if "lengths" not in self.said:
+            return [(self.seqlen, self.seqlen_k)] * self.batch
+        pairs = [length.split(":") for length in self.said["lengths"].split(",")]
+        return [(int(pair[0]), int(pair[-1])) for pair in pairs]
+
+    def operations(self):
+        """4 d for each pair of a query and a key that it sees, as the steps' programs count."""
+        window, sinks = self.number("window", 0), self.number("sinks", 0)
+        pairs = 0
+        for queries, keys in self.lengths:
+            if "causal" not in self.said and not window:
+                pairs += queries * keys
+                continue
+            for i in range(queries):
+                sees = max(0, i + keys - queries + 1)  # the last of both are at one position
+                pairs += min(sees, window + sinks) if window else sees
+        return 4 * self.head_dim * self.heads * pairs
+
+    def tensors(self, dtype):
+        """Q, K and V as [batch, heads, seqlen, head_dim], or packed as [tokens, heads, head_dim]."""
+        layout, d = self.said.get("layout", "bhnd"), self.head_dim
+        heads = [self.heads, self.kv_heads, self.kv_heads]
+
+        def new(*shape):
+            return torch.randn(shape, device="cuda", dtype=dtype)
+
+        if layout == "packed":
+            tokens = [sum(pair[i] for pair in self.lengths) for i in (0, 1, 1)]
+            return [new(n, h, d) for n, h in zip(tokens, heads)]
+        if layout == "interleaved":
+            every = new(self.batch, self.seqlen, sum(heads), d).split(heads, dim=2)
+            return [x.transpose(1, 2) for x in every]
+        rows = [self.seqlen, self.seqlen_k, self.seqlen_k]
+        if layout == "bnhd":
+            return [new(self.batch, n, h, d).transpose(1, 2) for n, h in zip(rows, heads)]
+        return [new(self.batch, h, n, d) for n, h in zip(rows, heads)]
+
+    def takes_only(self, *names):
+        """Raises NotMade if the problem says anything but these options."""
+        if other := set(self.said) - {"type", "layout", *names}:
+            raise NotMade(f"not made for {' '.join(sorted(other))}")
+
+
+def cumulative(lengths):
+    sums = [0]
+    for length in lengths:
+        sums.append(sums[-1] + length)
+    return torch.tensor(sums, device="cuda", dtype=torch.int32)
+
+
+def materialised(p):
+    p.takes_only()
+    if p.batch * p.heads * p.seqlen**2 > 2**34:
+        raise NotMade("the scores and a copy or two of them fill the memory")
+    q, k, v = (x.flatten(0, 1) for x in p.tensors(p.dtype))  # [batch * heads, seqlen, head_dim]
     none = q.new_empty(()).expand(q.shape[0], q.shape[1], k.shape[1])  # beta = 0: is not read
-    scores = torch.baddbmm(none, q, k.transpose(1, 2), beta=0, alpha=q.shape[-1] ** -0.5)
-    return torch.bmm(torch.softmax(scores, dim=-1), v)
 
-
-def backend(which):
-    def run(q, k, v):
-        with sdpa_kernel(which):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    def run():
+        scores = torch.baddbmm(none, q, k.transpose(1, 2), beta=0, alpha=q.shape[-1] ** -0.5)
+        return torch.bmm(torch.softmax(scores, dim=-1), v)
     return run
 
 
+def backend(which):
+    def of(p):
+        p.takes_only("causal", "seqlen-k", "kv-heads")
+        # Of one query the mask hides nothing. Else PyTorch's has the first of both at one position.
+        causal = "causal" in p.said and p.seqlen > 1
+        if causal and p.seqlen != p.seqlen_k or p.said.get("layout") == "packed":
+            raise NotMade("scaled_dot_product_attention does not say this")
+        q, k, v = p.tensors(p.dtype)
+
+        def run():
+            with sdpa_kernel(which):
+                return scaled_dot_product_attention(q, k, v, is_causal=causal,
+                                                    enable_gqa=p.heads != p.kv_heads)
+        return run
+    return of
+
+
+def flash_attention_2(p):
+    if "window" not in p.said and "lengths" not in p.said:
+        return backend(SDPBackend.FLASH_ATTENTION)(p)
+    p.takes_only("causal", "seqlen-k", "kv-heads", "window", "lengths")
+    q, k, v = p.tensors(p.dtype)
+    of_q, of_k, most_q, most_k = None, None, p.seqlen, p.seqlen_k
+    if p.said.get("layout") == "packed":
+        of_q, of_k = (cumulative(lengths) for lengths in zip(*p.lengths))
+        most_q, most_k = (max(lengths) for lengths in zip(*p.lengths))
+    elif "lengths" in p.said:
+        raise NotMade("lengths, and not packed")
+    else:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [batch, seqlen, heads, head_dim]
+    left = p.number("window", 0) - 1  # keys before its own; -1: all
+    right = 0 if "causal" in p.said or left >= 0 else -1
+    return lambda: torch.ops.aten._flash_attention_forward(
+        q, k, v, of_q, of_k, most_q, most_k, 0.0, "causal" in p.said and left < 0, False,
+        window_size_left=left if left >= 0 else None, window_size_right=right if left >= 0 else None)
+
+
+def flash_attention_3(p):
+    if not fa3:
+        raise NotMade("fa3-fwd is not installed")
+    p.takes_only("causal", "seqlen-k", "kv-heads", "window", "lengths")
+    q, k, v = p.tensors(torch.bfloat16)
+    how = {"causal": "causal" in p.said}
+    if window := p.number("window", 0):
+        how = {"window_size": (window - 1, 0)}
+    if p.said.get("layout") == "packed":
+        of_q, of_k = (cumulative(lengths) for lengths in zip(*p.lengths))
+        most_q, most_k = (max(lengths) for lengths in zip(*p.lengths))
+        return lambda: fa3.flash_attn_varlen_func(q, k, v, of_q, of_k, most_q, most_k, **how)
+    if "lengths" in p.said:
+        raise NotMade("lengths, and not packed")
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [batch, seqlen, heads, head_dim]
+    if p.seqlen < 16:  # decoding: it splits the keys among blocks
+        return lambda: fa3.flash_attn_with_kvcache(q, k, v, **how)
+    return lambda: fa3.flash_attn_func(q, k, v, **how)
+
+
+def efficient(p):
+    if p.head_dim in (64, 128):
+        raise NotMade("head dims 64 and 128 are the others'")
+    return backend(SDPBackend.EFFICIENT_ATTENTION)(p)
+
+
+# Each returns the launch of a problem; raises NotMade if it has none.
 PEERS = {
-    "flash-attention-2": backend(SDPBackend.FLASH_ATTENTION),
+    "flash-attention-2": flash_attention_2,
     "cudnn": backend(SDPBackend.CUDNN_ATTENTION),
-    "pytorch-materialised": materialised,
 }
+OF_PLAIN = {"pytorch-materialised": materialised}
+OF_MODELS = {"flash-attention-3-bf16": flash_attention_3, "efficient": efficient}
 
 
-def milliseconds(run, iters):
-    """Each of `iters` launches, between two events, after three that are not timed."""
-    for _ in range(3):
-        run()
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(iters)]
+class Product(Problem):
+    """An fp16 matrix product, in the columns of a problem."""
+
+    def operations(self):
+        return 2 * self.seqlen**3
+
+
+def matmul(p):
+    x, y = (torch.randn(p.seqlen, p.seqlen, device="cuda", dtype=torch.float16) for _ in range(2))
+    return lambda: x @ y
+
+
+def between_events(run, count, each):
+    """The milliseconds of `each` launches between two events, `count` times."""
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
     for begin, end in events:  # no waiting in between: Python stays ahead of the GPU
         begin.record()
-        run()
+        for _ in range(each):
+            run()
         end.record()
     torch.cuda.synchronize()
     return [begin.elapsed_time(end) for begin, end in events]
 
 
+def milliseconds(run, iters):
+    """Of a launch, `iters` times, after three that are not timed."""
+    for _ in range(3):
+        run()
+    hold = 80_000_000  # cycles, 40 ms: Python takes up to 100 us for a call
+    torch.cuda._sleep(hold // 40)
+    if between_events(run, 1, 1)[0] >= 0.1:
+        return between_events(run, iters, 1)
+    torch.cuda._sleep(hold)
+    return [ms / 10 for ms in between_events(run, iters, 10)]
+
+
+def measure(problem, peers, iters):
+    """The peers' rows; says why one has none."""
+    rows = []
+    for name, of in peers.items():
+        shape = (problem.batch, problem.heads, problem.seqlen, problem.head_dim)
+        what = f"{name} at {shape} {problem.options}"
+        try:
+            times = milliseconds(of(problem), iters)
+        except NotMade:
+            continue
+        except (RuntimeError, TypeError, AttributeError, AssertionError, ValueError) as error:
+            print(f"{what}: left out: {(str(error).splitlines() or ['?'])[0]}", file=sys.stderr)
+            continue
+        finally:
+            torch.cuda.empty_cache()
+        median = statistics.median(times)
+        tflops = problem.operations() / median / 1e9
+        rows.append({"step": name, "device": torch.cuda.get_device_name(), "batch": problem.batch,
+                     "heads": problem.heads, "seqlen": problem.seqlen,
+                     "head_dim": problem.head_dim, "options": problem.options,
+                     "median_ms": f"{median:.6g}", "min_ms": f"{min(times):.6g}",
+                     "tflops": f"{tflops:.6g}"})
+        print(f"{what}: {median:.4g} ms, {tflops:.4g} TFLOP/s", file=sys.stderr, flush=True)
+    return rows
+
+
+def append(path, header, rows):
+    new = not os.path.exists(path) or os.path.getsize(path) == 0
+    with open(path, "a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, header, restval="", lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def follow(path, iters):
+    for _ in sys.stdin:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            *_, last = reader
+        problem = Problem(*(int(last[c]) for c in ("batch", "heads", "seqlen", "head_dim")),
+                          last["options"])
+        append(path, reader.fieldnames, measure(problem, PEERS | OF_MODELS, iters))
+        print("measured", flush=True)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--csv", required=True, help="the file to append to")
-    p.add_argument("--header", required=True, help="the file's columns: a step's --describe has them")
-    p.add_argument("--batch", type=int, required=True)
-    p.add_argument("--heads", type=int, required=True)
-    p.add_argument("--seqlen", type=int, nargs="+", required=True)
-    p.add_argument("--head-dim", type=int, required=True)
+    p.add_argument("--follow", action="store_true",
+                   help="measure the problem of the file's last row, for each line of standard input")
+    p.add_argument("--header", help="the file's columns: a step's --describe has them")
+    p.add_argument("--batch", type=int)
+    p.add_argument("--heads", type=int)
+    p.add_argument("--seqlen", type=int, nargs="+")
+    p.add_argument("--head-dim", type=int)
     p.add_argument("--iters", type=int, default=20, help="default: %(default)s")
     p.add_argument("--matmul", action="store_true", help="measure the matmul ceiling, too")
     a = p.parse_args()
     if not torch.cuda.is_available():
         sys.exit("peers.py: SKIP: no GPU")
-
+    torch.set_grad_enabled(False)
+    if a.follow:
+        return follow(a.csv, a.iters)
+    if not all((a.header, a.batch, a.heads, a.seqlen, a.head_dim)):
+        p.error("--follow is allowed, or --header and a shape")
     rows = []
-
-    def add(name, shape, operations, run):
-        try:
-            times = milliseconds(run, a.iters)
-        except RuntimeError as error:
-            print(f"{name} at {shape}: left out: {str(error).splitlines()[0]}", file=sys.stderr)
-            torch.cuda.empty_cache()
-            return
-        median = statistics.median(times)
-        tflops = operations / median / 1e9
-        batch, heads, seqlen, head_dim = shape
-        rows.append({"step": name, "device": torch.cuda.get_device_name(), "batch": batch,
-                     "heads": heads, "seqlen": seqlen, "head_dim": head_dim,
-                     "median_ms": f"{median:.6g}", "min_ms": f"{min(times):.6g}",
-                     "tflops": f"{tflops:.6g}"})
-        print(f"{name} at {shape}: {median:.4g} ms, {tflops:.4g} TFLOP/s", flush=True)
-
     for seqlen in a.seqlen:
-        shape = [a.batch, a.heads, seqlen, a.head_dim]
-        q, k, v = (torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(3))
-        for name, attention in PEERS.items():
-            if name == "pytorch-materialised" and a.batch * a.heads * seqlen**2 > 2**34:
-                continue  # the scores and a copy or two of them fill the memory
-            add(name, shape, 4 * a.batch * a.heads * seqlen**2 * a.head_dim,
-                lambda: attention(q, k, v))
-        del q, k, v
+        rows += measure(Problem(a.batch, a.heads, seqlen, a.head_dim), PEERS | OF_PLAIN, a.iters)
     if a.matmul:
-        x, y = (torch.randn(8192, 8192, device="cuda", dtype=torch.float16) for _ in range(2))
-        add("matmul-fp16", [1, 1, 8192, 8192], 2 * 8192**3, lambda: x @ y)
-
-    new = not os.path.exists(a.csv) or os.path.getsize(a.csv) == 0
-    with open(a.csv, "a", newline="") as file:
-        writer = csv.DictWriter(file, a.header.split(","), restval="", lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
+        rows += measure(Product(1, 1, 8192, 8192), {"matmul-fp16": matmul}, a.iters)
+    append(a.csv, a.header.split(","), rows)
 
 
 main()

@@ -27,6 +27,9 @@ options() {
 # value "batch=16 head-dim=128" head-dim: 128
 value() { tr ' ' '\n' <<<"$1" | sed -n "s/^$2=//p"; }
 
+# is_plain STEP: whether this step takes no more than the plain problem, as those of Parts I and II.
+is_plain() { [ -z "$(describe "$(number_of "$1")" takes)" ]; }
+
 number_of() { echo "${1%%-*}"; } # 15-early-k: 15
 
 # source_of NN: this step's source. Ends the script where there is no such step.
@@ -36,6 +39,36 @@ source_of() {
       "$(ls steps | sed -nE 's/^([0-9]+)-.*/\1/p' | paste -sd' ')" >&2
     exit 2
   }
+}
+
+among() { [[ " $2 " == *" $1 "* ]]; }
+
+# begin_rows FILE STEP...: what step measures goes to this new file, if it is one of these.
+begin_rows() {
+  csv=$1 steps=() left_out=() failed=()
+  rm -f "$csv"
+  local step
+  for step in "${@:2}"; do steps+=("$(number_of "$step")"); done
+}
+
+# step NN OPTIONS...: one row. The programs say in a line what they or this GPU do not take.
+step() {
+  among "$1" "${steps[*]}" || return 0
+  local status=0
+  ./step-"$@" --csv "$csv" </dev/null || status=$?
+  case $status in
+    0) ;;
+    2 | 3) left_out+=("step-$*") ;;
+    *) failed+=("step-$*") ;;
+  esac
+}
+
+# Says what step left out. Ends the script if a step failed: its rows stay where they are.
+end_rows() {
+  local run
+  for run in "${left_out[@]}"; do echo "left out: $run"; done
+  for run in "${failed[@]}"; do echo "FAILED: $run" >&2; done
+  [ ${#failed[@]} = 0 ] || exit 1
 }
 
 # finish NAME...: build/NAME.csv has been measured to the end and becomes this GPU's result.

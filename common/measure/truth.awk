@@ -1,4 +1,4 @@
-# Compares the emulator's counts with ncu's, shape by shape. Input: lines "tile STEP Br 64" for Br,
+# Compares the emulator's counts with ncu's, problem by problem. Input: lines "tile STEP Br 64" for Br,
 # Bc and the warps of a block, and a counters CSV. Exit status 1 if they differ where nothing here explains it.
 #
 # Explained, and computed from the shape: instructions that are issued and switched off, which ncu
@@ -19,14 +19,17 @@ $1 ~ /^tile / {
   next
 }
 $2 == "emulator" || $2 == "ncu" {
-  if ($7 != 0) next  # of one line
-  split($0, part, "\"")
-  key = $1 "," $3 "," $4 "," $5 "," $6 "," part[2]
-  value = part[3]
-  sub(",", "", value)
+  # What follows the shape: the options, between quotes if they hold a comma; the line, 0 for all of
+  # them; the counter, between quotes; the value.
+  n = split($0, part, "\"")
+  options = substr($0, 1, length($0) - length(part[n]) - length(part[n - 1]) - 3)
+  for (i = 0; i < 6; i++) sub(/^[^,]*,/, "", options)
+  if (!sub(/,0$/, "", options)) next
+  gsub("\"", "", options)
+  key = $1 "|" $3 "|" $4 "|" $5 "|" $6 "|" options "|" part[n - 1]
   if (!(key in known)) order[++keys] = key
   known[key] = 1
-  count[key, $2] = value
+  count[key, $2] = substr(part[n], 2)
 }
 
 function explained(step, batch, heads, seqlen, head_dim, counter, more,  blocks, off) {
@@ -34,7 +37,7 @@ function explained(step, batch, heads, seqlen, head_dim, counter, more,  blocks,
   if (head_dim == 128 && step ~ /^12-/ && counter ~ /^(ldmatrix|shared load requests)$/ &&
       more == blocks * tile[step, "warps"] * seqlen / tile[step, "Bc"])
     return more " switched off"
-  if (head_dim != 64 || step !~ /^1[1-5]-/) return ""
+  if (head_dim != 64 || step !~ /^(1[1-5]|20)-/) return ""
   off = blocks * tile[step, "Bc"] * head_dim / 8 / 32
   if (counter == "cp.async requests" && more == off) return off " switched off"
   if (counter == "cp.async wavefronts" && more == 32 * off) return off " switched off, 32 each"
@@ -46,9 +49,10 @@ END {
   for (i = 1; i <= keys; i++) {
     key = order[i]
     if (!((key, "emulator") in count) || !((key, "ncu") in count)) continue
-    n = split(key, part, ",")
-    counter = part[6] (n > 6 ? "," part[7] : "")
-    shape = "batch " part[2] ", heads " part[3] ", seqlen " part[4] ", head dim " part[5]
+    split(key, part, "|")
+    counter = part[7]
+    shape = "batch " part[2] ", heads " part[3] ", seqlen " part[4] ", head dim " part[5] \
+      (part[6] == "" ? "" : ", " part[6])
     if (!(shape in compared)) shapes[++number] = shape
     compared[shape]++
     more = count[key, "ncu"] - count[key, "emulator"]

@@ -15,18 +15,43 @@ device=gpu
 [ -n "$GPU" ] && [ -n "$NVCC" ] || device=cpu
 failed=()
 
-# A shape of a few tiles for both head dims. A variant may take one of them only, or need more shared
-# memory than there is: it says so and is left out.
+# What is checked, a shape of a few tiles for both head dims, and what is measured: the step's own
+# problem. A program that does not take one says so and is left out: a variant may take one head dim
+# only or need more shared memory than there is, and the step before takes less.
+checked=("--batch 1 --heads 2 --seqlen 512 --head-dim 64" "--batch 1 --heads 2 --seqlen 512 --head-dim 128")
+measured=("")
+also_checked=
+decode="--heads 64 --kv-heads 8 --seqlen 1 --head-dim 128"
+case $n in
+  00 | 02 | 03) measured=("--batch 1") ;; # a launch at the default shape takes seconds
+  20) also_checked=--causal measured=("--causal" "--causal --batch 1 --seqlen 4096") ;;
+  21) also_checked=--causal measured=("--causal --batch 8 --seqlen 8191" "--causal --batch 8") ;;
+  22) also_checked=--causal measured=("--causal --batch 8" "--causal --batch 8 --layout bnhd") ;;
+  23) also_checked="--kv-heads 1" measured=("--batch 4 --heads 64 --kv-heads 8" "--batch 4 --heads 64") ;;
+  24) also_checked="--rope halves" measured=("--causal --batch 8 --rope halves" "--causal --batch 8") ;;
+  25 | 26)
+    checked=("--batch 2 --heads 8 --kv-heads 1 --seqlen 1 --seqlen-k 515 --head-dim 64"
+      "--batch 1 --heads 8 --kv-heads 2 --seqlen 1 --seqlen-k 1030 --head-dim 128")
+    measured=()
+    for shape in "1 1024" "1 4096" "1 16384" "1 65536" "1 131072" "16 1024" "16 4096" "16 16384"; do
+      read -r batch keys <<<"$shape"
+      measured+=("--batch $batch --seqlen-k $keys $decode")
+    done
+    ;;
+  27) also_checked="--window 100" measured=("--batch 2 --seqlen 16384 --window 1024") ;;
+  28) measured=("--batch 4 --head-dim 256" "--batch 4 --head-dim 80" "--batch 8 --type bf16") ;;
+  29) also_checked=--causal measured=("--causal --batch 8") ;;
+esac
+
 for program in "${programs[@]}"; do
-  for head_dim in 64 128; do
-    shape="--batch 1 --heads 2 --seqlen 512 --head-dim $head_dim"
+  for problem in "${checked[@]/%/${also_checked:+ $also_checked}}"; do
     mode=--check-only
     [ $device = gpu ] || mode=
     status=0
-    $program --device $device $shape $mode || status=$?
+    $program --device $device $problem $mode || status=$?
     case $status in
       0 | 2 | 3) ;;
-      *) failed+=("$program $shape") ;;
+      *) failed+=("$program $problem") ;;
     esac
   done
 done
@@ -34,21 +59,20 @@ for program in "${failed[@]}"; do echo "WRONG: $program" >&2; done
 [ ${#failed[@]} = 0 ] || exit 1
 [ $device = gpu ] || { echo "SKIP: no GPU, so no times"; exit; }
 
-# Batch 1 where a launch at the default shape takes seconds.
-batch=
-case $n in 00 | 02 | 03) batch="--batch 1" ;; esac
 csv=build/variants-$n.csv
 rm -f "$csv"
 rounds=${REPEAT:-3}
 for ((round = 1; round <= rounds; round++)); do
   echo "round $round of $rounds"
-  for program in "${programs[@]}"; do
-    status=0
-    $program --device gpu $batch --csv "$csv" || status=$?
-    case $status in
-      0 | 2 | 3) ;;
-      *) exit $status ;;
-    esac
+  for problem in "${measured[@]}"; do
+    for program in "${programs[@]}"; do
+      status=0
+      $program --device gpu $problem --csv "$csv" || status=$?
+      case $status in
+        0 | 2 | 3) ;;
+        *) exit $status ;;
+      esac
+    done
   done
 done
 finish "variants-$n"

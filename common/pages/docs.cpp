@@ -21,8 +21,8 @@ const char kDash[] = "—";  // a result that is not there
 struct Request {
   Results &results;
   fs::path markdown_dir;
-  std::string file, step;  // of a table: its CSV and, if it takes one, its step
-  Strings filters = {};
+  std::string file = {};  // of a table: its CSV, what it takes more, and its filters
+  Strings more = {}, filters = {};
 
   fs::path steps() const { return results.root() / "steps"; }
   Rows rows(Strings first = {}) const {
@@ -86,7 +86,16 @@ bool is_step(const std::string &name) {
   return std::regex_match(name, std::regex("[0-9]{2}-[^:]*"));
 }
 
-/// Every step, against the one that it builds on, FlashAttention-2 and its ceiling: of plain fp32,
+/// The columns of a ladder that say what a step is: its name, a link if it has a chapter, and its idea.
+Strings step_and_idea(const Request &r, const std::string &name) {
+  const fs::path chapter = r.steps() / name / "README.md";
+  if (!fs::exists(chapter)) return {name, kDash};
+  return {"[" + name + "](" + chapter.lexically_relative(r.markdown_dir).generic_string() + ")",
+          capture(chapter, "(?:^|\n)#[^\n:]*:([^\n]*)")};
+}
+
+/// Every step of the plain problem (a step that takes more says so in its header), against the one
+/// that it builds on, FlashAttention-2 and its ceiling: of plain fp32,
 /// a fused multiply-add of every lane and clock; of tensor cores, mma.sync with attention's ex2.
 Strings ladder(const Request &r) {
   const Rows rows = r.rows();
@@ -99,18 +108,13 @@ Strings ladder(const Request &r) {
   std::string last;
   std::vector<Strings> table;
   for (const std::string &name : names) {
-    const fs::path dir = r.steps() / name, chapter = dir / "README.md",
-                   source = dir / "attention.cu";
+    const fs::path source = r.steps() / name / "attention.cu";
+    if (!capture(source, "(?:^|\n)// Takes +([^\n]+)").empty()) continue;
     const std::string number = name.substr(0, 2);
     const Speed s = speed(rows, name);
     const std::string before_text = capture(source, "(?:^|\n)// Before +step ([0-9]{2})");
     const std::string before = before_text.empty() ? last : before_text;
-    Strings row = {name, kDash};
-    if (fs::exists(chapter)) {
-      const std::string idea = capture(chapter, "(?:^|\n)#[^\n:]*:([^\n]*)");
-      row = {"[" + name + "](" + chapter.lexically_relative(r.markdown_dir).generic_string() + ")",
-             idea};
-    }
+    Strings row = step_and_idea(r, name);
     row.insert(row.end(), s.cells.begin(), s.cells.end());
     const bool tensor_cores = !capture(source, "(?:^|\n)// Needs +[^\n]*(mma)").empty();
     const double ceiling = r.results.named(
@@ -124,6 +128,99 @@ Strings ladder(const Request &r) {
   return markdown_table({"step", "the idea", ">TFLOP/s", ">ms", ">batch", ">× the step before",
                          ">of FlashAttention-2", ">of its ceiling"},
                         table);
+}
+
+/// What a problem is, in words: "batch 4, 16 heads, seqlen 8192, head dim 128, causal".
+std::string problem_text(const Row &row) {
+  return "batch " + row.at("batch") + ", " + row.at("heads") +
+         (row.at("heads") == "1" ? " head" : " heads") + ", seqlen " + row.at("seqlen") +
+         ", head dim " + row.at("head_dim") +
+         (row.at("options").empty() ? "" : ", " + row.at("options"));
+}
+
+/// Each step of Part III at the problem that plots/models.csv has for it, and its speed over its
+/// peers'. A decoding step's speed is that of the cache's bytes.
+Strings models(const Request &r) {
+  std::vector<Strings> table;
+  for (const Row &problem : r.results.read("../models")) {
+    Strings row;
+    for (const auto &entry : fs::directory_iterator(r.steps()))
+      if (const std::string name = entry.path().filename();
+          name.starts_with(problem.at("step") + "-"))
+        row = step_and_idea(r, name);
+    if (row.empty()) continue;  // no such step yet
+    const bool decodes = problem.at("seqlen") == "1";
+    const std::string column = decodes ? "cache_TBs" : "tflops";
+    const auto of = [&](const std::string &name) {
+      Rows found;
+      for (const Row &measured : r.results.read(r.file)) {
+        bool same = measured.at("step").starts_with(name) &&
+                    measured.at("step").find(':') == std::string::npos;
+        for (const auto &[key, value] : problem)
+          same = same && (key == "step" || measured.at(key) == value);
+        if (same) found.push_back(&measured);
+      }
+      return found.empty() ? 0 : median(found, column);
+    };
+    const double speed = of(problem.at("step") + "-");
+    row.insert(row.end(),
+               {problem_text(problem),
+                speed > 0 ? significant(speed, 3) + (decodes ? " TB/s" : " TFLOP/s") : kDash});
+    for (const std::string peer : {"flash-attention-2", "flash-attention-3", "cudnn"})
+      row.push_back(speed > 0 && of(peer) > 0 ? times(speed / of(peer)) : kDash);
+    table.push_back(row);
+  }
+  return markdown_table({"step", "the idea", "problem", ">speed", ">× FlashAttention-2",
+                         ">× FlashAttention-3", ">× cuDNN"},
+                        table);
+}
+
+/// One column of some steps, variants and peers, a row for each problem at which the first of them was
+/// measured. What is the same in all rows is left out.
+Strings problems(const Request &r) {
+  const std::string &column = r.more[0];
+  const Strings names = split(r.more[1], ",");
+  const Rows rows = r.rows();
+  Rows problems;  // one row of each
+  for (const Row *row : rows)
+    if (row->at("step") == names[0] &&
+        std::none_of(problems.begin(), problems.end(),
+                     [&](const Row *known) { return problem_text(*known) == problem_text(*row); }))
+      problems.push_back(row);
+  if (problems.empty())
+    throw Error("no step=" + names[0] + " in " + r.file + ".csv with these filters");
+  std::vector<std::string> options;
+  for (const Row *row : problems)
+    for (const std::string &word : words(row->at("options")))
+      if (const std::string name = split(word, "=")[0];
+          std::find(options.begin(), options.end(), name) == options.end())
+        options.push_back(name);
+
+  Strings headings;
+  std::vector<Strings> table(problems.size());
+  const auto add = [&](const std::string &heading, auto cell) {
+    Strings cells;
+    for (const Row *row : problems) cells.push_back(cell(*row));
+    if (std::all_of(cells.begin(), cells.end(), [&](const auto &c) { return c == cells[0]; }))
+      return;
+    headings.push_back(heading);
+    for (size_t i = 0; i < cells.size(); ++i) table[i].push_back(cells[i]);
+  };
+  for (const std::string key : {"batch", "heads", "seqlen", "head_dim"})
+    add(">" + join(split(key, "_"), " "), [&](const Row &row) { return row.at(key); });
+  for (const std::string &name : options)
+    add(name, [&](const Row &row) { return option(row, name, ""); });
+  for (const std::string &name : names) {
+    headings.push_back(">" + name);
+    for (size_t i = 0; i < problems.size(); ++i) {
+      Rows found;
+      for (const Row *row : rows)
+        if (row->at("step") == name && problem_text(*row) == problem_text(*problems[i]))
+          found.push_back(row);
+      table[i].push_back(found.empty() ? kDash : significant(median(found, column), 3));
+    }
+  }
+  return markdown_table(headings, table);
 }
 
 /// Every name that is no step's, nor a variant's.
@@ -177,10 +274,7 @@ std::vector<Count> counts_of(const Rows &rows) {
   std::vector<Count> counts;
   std::map<std::string, size_t> places;
   for (const Row *row : rows) {
-    const std::string heads = row->at("heads") + (row->at("heads") == "1" ? " head" : " heads");
-    const Count fresh = {"batch " + row->at("batch") + ", " + heads + ", seqlen " +
-                             row->at("seqlen") + ", head dim " + row->at("head_dim"),
-                         row->at("step"), row->at("counter")};
+    const Count fresh = {problem_text(*row), row->at("step"), row->at("counter")};
     const auto [place, is_new] =
         places.try_emplace(fresh.shape + fresh.step + fresh.counter, counts.size());
     if (is_new) counts.push_back(fresh);
@@ -210,18 +304,19 @@ std::vector<Strings> count_rows(const std::vector<Count> &counts) {
 
 /// One step's counters, emulator beside ncu.
 Strings counters(const Request &r) {
-  const Rows rows = r.rows({"step=" + r.step});
-  require_same(rows, {"batch", "heads", "seqlen", "head_dim"});  // or it compares nothing
+  const Rows rows = r.rows({"step=" + r.more[0]});
+  require_same(rows,
+               {"batch", "heads", "seqlen", "head_dim", "options"});  // or it compares nothing
   std::vector<Strings> table = count_rows(counts_of(rows));
   for (Strings &row : table) row.erase(row.begin());
   return markdown_table({"counter", ">emulator", ">ncu", ">difference"}, table);
 }
 
-/// The same of all steps, a table for each shape.
+/// The same of all steps, a table for each problem.
 Strings truth(const Request &r) {
   Strings shapes, lines;
   std::map<std::string, std::vector<Count>> counts;
-  for (const Count &c : counts_of(r.rows({"seqlen~"}))) {  // of every shape
+  for (const Count &c : counts_of(r.rows({"seqlen~", "options~"}))) {  // of every problem
     if (!counts.count(c.shape)) shapes.push_back(c.shape);
     counts[c.shape].push_back(c);
   }
@@ -241,7 +336,7 @@ Strings truth_sentence(const Request &r) {
   int all = 0, equal = 0;
   Strings shapes, others;
   std::map<std::string, Strings> steps;  // of a counter that is not equal
-  for (const Count &c : counts_of(r.rows({"seqlen~"}))) {
+  for (const Count &c : counts_of(r.rows({"seqlen~", "options~"}))) {
     if (std::find(shapes.begin(), shapes.end(), c.shape) == shapes.end()) shapes.push_back(c.shape);
     if (!c.both()) continue;
     all++;
@@ -288,10 +383,16 @@ Strings power(const Request &r) {
 }
 
 const std::map<std::string, Strings (*)(const Request &)> kTables = {
-    {"ladder BENCH", ladder},     {"peers BENCH", peers},
-    {"variants BENCH", variants}, {"counters COUNTERS STEP", counters},
-    {"truth COUNTERS", truth},    {"truth-sentence COUNTERS", truth_sentence},
-    {"ceilings NAMED", ceilings}, {"power NAMED", power}};
+    {"ladder BENCH", ladder},
+    {"peers BENCH", peers},
+    {"variants BENCH", variants},
+    {"models BENCH", models},
+    {"problems BENCH COLUMN NAMES", problems},
+    {"counters COUNTERS STEP", counters},
+    {"truth COUNTERS", truth},
+    {"truth-sentence COUNTERS", truth_sentence},
+    {"ceilings NAMED", ceilings},
+    {"power NAMED", power}};
 
 Strings table(Request r, const std::string &arguments) {
   Strings list = words(arguments), usages;
@@ -305,7 +406,7 @@ Strings table(Request r, const std::string &arguments) {
       throw Error("the table is '" + usage + " [filters]', not '" + arguments + "'" +
                   (kind.empty() ? "" : "; " + list[1] + ".csv is a " + kind));
     r.file = list[1];
-    r.step = list.back();
+    r.more.assign(list.begin() + 2, list.end());
     return make(r);
   }
   throw Error("no table '" + arguments + "'; allowed: " + join(usages, ", "));
@@ -413,7 +514,7 @@ std::string rewrite(const fs::path &file, Results &results, std::ostream &stale)
   static const std::regex opening("( *)<!-- (code|output|table): (.*) -->"),
       ours("<!-- /?(code|output|table)\\b");
   const Strings lines = split(read_text(file), "\n");
-  const Request request = {results, fs::absolute(file).lexically_normal().parent_path(), "", ""};
+  const Request request = {results, fs::absolute(file).lexically_normal().parent_path()};
   Strings done;
   for (size_t i = 0; i < lines.size(); ++i) {
     const std::string at = file.string() + ":" + std::to_string(i + 1) + ": ";

@@ -18,7 +18,8 @@ namespace {
 
 const char kBenchHeader[] =
     "step,device,batch,heads,seqlen,head_dim,options,median_ms,min_ms,tflops,rms_error\n";
-const char kCounterHeader[] = "step,source,batch,heads,seqlen,head_dim,line,counter,value\n";
+const char kCounterHeader[] =
+    "step,source,batch,heads,seqlen,head_dim,options,line,counter,value\n";
 
 const char kBench[] =
     "00-standard,NVIDIA H200,2,16,8192,128,,400,390,2.5,1e-4\n"
@@ -38,17 +39,17 @@ const char kBench[] =
     "matmul-fp16,NVIDIA H200,1,1,16384,16384,,12,12,744,0\n";
 
 const char kCounters[] =
-    "02-loop,emulator,1,1,256,64,0,global bytes read,1048576\n"
-    "02-loop,ncu,1,1,256,64,0,global bytes read,1048576\n"
-    "02-loop,emulator,1,1,256,64,0,shared wavefronts,3000\n"
-    "02-loop,ncu,1,1,256,64,0,shared wavefronts,4000\n"
-    "02-loop,ncu,1,1,256,64,0,\"dram bytes\",5e5\n"
-    "02-loop,emulator,1,1,256,64,41,global bytes read,1000\n"
-    "02-loop,emulator,1,1,256,64,41,shared wavefronts,0\n"
-    "02-loop,emulator,1,1,256,64,9,shared wavefronts,2500.5\n"
-    "00-standard,emulator,1,1,256,64,0,global bytes read,500\n"
-    "00-standard,emulator,1,1,512,64,0,\"barriers, block\",7\n"
-    "00-standard,emulator,2,1,512,64,0,\"barriers, block\",8\n";
+    "02-loop,emulator,1,1,256,64,,0,global bytes read,1048576\n"
+    "02-loop,ncu,1,1,256,64,,0,global bytes read,1048576\n"
+    "02-loop,emulator,1,1,256,64,,0,shared wavefronts,3000\n"
+    "02-loop,ncu,1,1,256,64,,0,shared wavefronts,4000\n"
+    "02-loop,ncu,1,1,256,64,,0,\"dram bytes\",5e5\n"
+    "02-loop,emulator,1,1,256,64,,41,global bytes read,1000\n"
+    "02-loop,emulator,1,1,256,64,,41,shared wavefronts,0\n"
+    "02-loop,emulator,1,1,256,64,,9,shared wavefronts,2500.5\n"
+    "00-standard,emulator,1,1,256,64,,0,global bytes read,500\n"
+    "00-standard,emulator,1,1,512,64,,0,\"barriers, block\",7\n"
+    "00-standard,emulator,2,1,512,64,,0,\"barriers, block\",8\n";
 
 const char kCeilings[] =
     "name,value,unit\nmma,640,TFLOP/s\nmma-ex2,600,TFLOP/s\ncopy,4.28,TB/s\nfp32-peak,67,TFLOP/s\n"
@@ -216,7 +217,7 @@ TEST_CASE("docs: a benchmark's key is the median of the rows that match") {
   has(message([&] { r.value("[gpu tflops 02-loop seqlen=7]"); }),
       "no seqlen=7 in gpu.csv; there are: seqlen=8192");
   has(message([&] { r.value("[gpu tflops 02-loop colour=7]"); }),
-      "no column 'colour'; there are: batch device");
+      "no column 'colour'; there are: batch cache_TBs device");
   has(message([&] { r.value("[gpu tflops]"); }), "a key is [BENCH COLUMN STEP filters]");
 }
 
@@ -297,6 +298,43 @@ TEST_CASE("docs: tables of speeds") {
         "| wide | 24.0 | 445 | 16 | 2.0× | Loads of 1.5 words: a guess. |");
 }
 
+TEST_CASE("docs: tables of the problems of Part III") {
+  Repository r;
+  r.write("steps/20-causal/attention.cu", "// Takes       --causal\n");
+  r.write("steps/20-causal/README.md", "# Step 20: half the work\n");
+  r.write("steps/25-cache/attention.cu", "// Takes       --seqlen-k, --kv-heads\n");
+  r.write("plots/models.csv",
+          "step,batch,heads,seqlen,head_dim,options\n20,16,16,8192,128,causal\n"
+          "25,1,64,1,128,seqlen-k=131072 kv-heads=8\n28,4,16,8192,256,\n");
+  const std::string decode = ",1,64,1,128,seqlen-k=131072 kv-heads=8,";
+  r.write("plots/results/gpu-models.csv",
+          std::string(kBenchHeader) + "20-causal,H,16,16,8192,128,causal,11,11,400,1\n" +
+              "20-causal,H,16,16,8192,128,causal,11,11,410,1\n" +
+              "20-causal:slow,H,16,16,8192,128,causal,30,30,100,1\n" +
+              "20-causal,H,8,16,8192,128,causal,11,11,900,1\n" +
+              "20-causal,H,16,16,8192,128,,11,11,300,1\n" +
+              "flash-attention-2,H,16,16,8192,128,causal,12,12,360,1\n" +
+              "flash-attention-3-bf16,H,16,16,8192,128,causal,9,9,500,1\n" + "25-cache,H" + decode +
+              "0.134217728,0.1,1,1\n" + "cudnn,H" + decode + "0.2,0.1,1,1\n");
+  CHECK(
+      r.table("models gpu-models") ==
+      "| step | the idea | problem | speed | × FlashAttention-2 | × FlashAttention-3 | × cuDNN |\n"
+      "| --- | --- | --- | ---: | ---: | ---: | ---: |\n"
+      "| [20-causal](steps/20-causal/README.md) | half the work | batch 16, 16 heads, seqlen 8192, "
+      "head dim 128, causal | 405 TFLOP/s | 1.12× | 0.81× | — |\n"
+      "| 25-cache | — | batch 1, 64 heads, seqlen 1, head dim 128, seqlen-k=131072 kv-heads=8 | "
+      "4.00 TB/s | — | — | 1.49× |");
+  CHECK(r.value("[gpu-models cache_TBs 25-cache seqlen=1 options~kv-heads=8]:2") == "4.00");
+  CHECK(r.table("problems gpu-models tflops 20-causal,20-causal:slow,cudnn options~") ==
+        "| batch | causal | 20-causal | 20-causal:slow | cudnn |\n"
+        "| ---: | --- | ---: | ---: | ---: |\n"
+        "| 16 | yes | 405 | 100 | — |\n| 8 | yes | 900 | — | — |\n| 16 |  | 300 | — | — |");
+  has(message([&] { r.table("problems gpu-models tflops 20-other"); }),
+      "no step=20-other in gpu-models.csv with these filters");
+  // A step that takes more than the plain problem is on no ladder of it.
+  CHECK(r.table("ladder gpu").find("20-causal") == std::string::npos);
+}
+
 TEST_CASE("docs: the ladder's ceiling of the tensor-core steps") {
   Repository r;
   r.write("plots/results/gpu-ceilings.csv", kCeilings);
@@ -315,6 +353,12 @@ TEST_CASE("docs: the ladder's ceiling of the tensor-core steps") {
 
 TEST_CASE("docs: tables of counters") {
   Repository r;
+  r.write("plots/results/tpu-counters.csv", std::string(kCounterHeader) + kCounters +
+                                                "02-loop,ncu,1,1,256,64,causal,0,mma,5\n" +
+                                                "02-loop,emulator,1,1,256,64,causal,0,mma,5\n");
+  has(r.table("truth tpu-counters"), "## Batch 1, 1 head, seqlen 256, head dim 64, causal\n");
+  CHECK(r.value("[tpu-counters ncu mma 02-loop options=causal seqlen=256]:0") == "5");
+  has(message([&] { r.value("[tpu-counters ncu mma 02-loop]"); }), "there are: options=causal");
   CHECK(r.table("counters gpu-counters 02-loop") ==
         "| counter | emulator | ncu | difference |\n"
         "| --- | ---: | ---: | ---: |\n"
@@ -331,7 +375,8 @@ TEST_CASE("docs: tables of counters") {
   has(message([&] { r.table("counters gpu-counters 03-banks"); }), "no step=03-banks");
   has(message(
           [&] { r.table("counters gpu-counters 00-standard seqlen~"); }),  // shapes are never mixed
-      "filter by one of: batch=1 heads=1 seqlen=256 head_dim=64; batch=1 heads=1 seqlen=512");
+      "filter by one of: batch=1 heads=1 seqlen=256 head_dim=64 options=; batch=1 heads=1 "
+      "seqlen=512");
 }
 
 TEST_CASE("docs: tables of named values") {

@@ -34,6 +34,10 @@ Regions, all of them HTML comments:
                                          from BENCH-ceilings, its ceiling
       peers BENCH [filters]              every name in the CSV that is no step
       variants BENCH [filters]           steps and their variants, named STEP:VARIANT
+      models BENCH                       each step of Part III at its problem of plots/models.csv
+      problems BENCH COLUMN NAMES [filters]
+                                         this column of steps, variants and peers (02-x,cudnn), a row
+                                         for each problem of the first of them
       counters COUNTERS STEP [filters]   each counter, emulator beside ncu
       truth COUNTERS [filters]           the same for all steps and shapes
       truth-sentence COUNTERS [filters]  and in a sentence

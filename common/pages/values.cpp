@@ -71,6 +71,16 @@ const std::string &field(const Row &row, const std::string &column) {
   throw Error("no column '" + column + "'; there are: " + join(columns, " "));
 }
 
+/// Adds the column cache_TBs to a row of a BENCH.
+void add_cache_speed(Row &row) {
+  if (!row.count("median_ms") || !row.count("options")) return;
+  const auto of = [&](const std::string &column) { return std::atof(row.at(column).c_str()); };
+  const double heads = std::atof(option(row, "kv-heads", row.at("heads")).c_str());
+  const double keys = std::atof(option(row, "seqlen-k", row.at("seqlen")).c_str());
+  const double bytes = 2 * 2 * of("batch") * heads * keys * of("head_dim");
+  if (of("median_ms") > 0) row["cache_TBs"] = printed("%.*g", 6, bytes / of("median_ms") / 1e9);
+}
+
 /// The value of a key, given without its brackets.
 double key(const std::string &text, Results &results) {
   Strings list = words(text);
@@ -231,6 +241,7 @@ const std::vector<Row> &Results::read(const std::string &name) {
                   join(columns, ","));
     Row row;
     for (size_t c = 0; c < columns.size(); ++c) row[columns[c]] = fields[c];
+    add_cache_speed(row);
     rows.push_back(row);
   }
   if (rows.empty()) throw Error(name + ".csv has no rows");
@@ -248,7 +259,7 @@ Rows Results::select(const std::string &name, Strings filters) {
   };
   Strings defaults;
   const bool bench = kind(name) == "BENCH";
-  for (const std::string &column : bench ? words("options seqlen head_dim") : words("line"))
+  for (const std::string &column : words(bench ? "options seqlen head_dim" : "options line"))
     if (is_free(column)) defaults.push_back(column + "=" + kDefaults.at(column));
   if (!bench && std::all_of(kShape.begin(), kShape.end(), is_free))
     for (const std::string &column : kShape) defaults.push_back(column + "=" + first.at(column));
@@ -277,6 +288,14 @@ double Results::named(const std::string &file, const std::string &name, double m
   if (!fs::is_regular_file(dir_ / (file + ".csv"))) return missing;
   for (const Row &row : read(file))
     if (row.at("name") == name) return number(row, "value");
+  return missing;
+}
+
+std::string option(const Row &row, const std::string &name, const std::string &missing) {
+  for (const std::string &word : words(row.at("options"))) {
+    if (word == name) return "yes";
+    if (word.starts_with(name + "=")) return word.substr(name.size() + 1);
+  }
   return missing;
 }
 
@@ -322,7 +341,7 @@ double median(const Rows &rows, const std::string &column) {
 
 double counter_value(const Rows &rows) {
   if (different(rows, {"value"}).find(';') != std::string::npos)
-    require_same(rows, words("batch heads seqlen head_dim line value"));
+    require_same(rows, words("batch heads seqlen head_dim options line value"));
   return number(*rows.at(0), "value");
 }
 

@@ -43,7 +43,8 @@ class Results {
   /// and says what there is.
   Rows select(const std::string &name, Strings filters);
 
-  /// All rows of `name`.csv.
+  /// All rows of `name`.csv. Those of a BENCH have a column more, cache_TBs: the bytes of K and V, each
+  /// read once, over the time, in TB/s.
   const std::vector<Row> &read(const std::string &name);
 
   /// What `name`.csv holds: a BENCH, COUNTERS or NAMED values, such as ceilings.
@@ -59,6 +60,9 @@ class Results {
   std::filesystem::path dir_;
   std::map<std::string, std::vector<Row>> read_;
 };
+
+/// What a row's options say of one of them: "8" of "kv-heads", "yes" of "causal"; `missing` if they do not.
+std::string option(const Row &row, const std::string &name, const std::string &missing);
 
 /// Takes the filters off the end of `list`.
 Strings take_filters(Strings &list);

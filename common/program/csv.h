@@ -8,7 +8,9 @@
 constexpr const char *kCsvHeader =
     "step,device,batch,heads,seqlen,head_dim,options,median_ms,min_ms,tflops,rms_error";
 constexpr const char *kProfileCsvHeader =
-    "step,source,batch,heads,seqlen,head_dim,line,counter,value";
+    "step,source,batch,heads,seqlen,head_dim,options,line,counter,value";
+constexpr const char *kBlocksCsvHeader =
+    "step,batch,heads,seqlen,head_dim,options,launch,block,x,y,z,mma";
 constexpr const char *kTraceCsvHeader = "line,op,request,lane,address,bytes,bank,wavefront";
 
 class CsvFile {

@@ -26,10 +26,11 @@ class Device {
 
   /// Runs and waits for the end. Throws std::runtime_error if the kernel failed.
   virtual void run(const std::function<void()> &launch) = 0;
-  /// The milliseconds of each of `iterations` launches, one after the other, after `warm_up` that
-  /// are not timed. All are queued before the first is waited for, as peers.py does.
-  virtual std::vector<float> time(const std::function<void()> &launch, int warm_up,
-                                  int iterations) = 0;
+  /// The milliseconds of a launch, `iterations` times, each the mean of `each` launches between two
+  /// events; after `warm_up` that are not timed. All are queued before the first is waited for, as
+  /// peers.py does.
+  virtual std::vector<float> time(const std::function<void()> &launch, int warm_up, int iterations,
+                                  int each) = 0;
 };
 
 std::unique_ptr<Device> make_cpu_device();

@@ -18,6 +18,19 @@ void check(cudaError_t error, const char *what) {
 
 __global__ void nothing() {}
 
+constexpr long long kHoldNanoseconds = 5'000'000;
+
+/// Keeps the GPU, or this queue of it, busy for so long.
+__global__ void hold(long long nanoseconds) {
+  const auto now = [] {
+    long long t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+  };
+  for (const long long begin = now(); now() - begin < nanoseconds;) {
+  }
+}
+
 /// Throws DeviceError unless the GPU, the current device, runs this step, and as it was compiled.
 void check_runs_step(const cudaDeviceProp &gpu) {
   const int capability = 10 * gpu.major + gpu.minor;
@@ -91,19 +104,21 @@ class Gpu : public Device {
     launch();
     check(cudaDeviceSynchronize(), "the kernel failed");
   }
-  std::vector<float> time(const std::function<void()> &launch, int warm_up,
-                          int iterations) override {
+  std::vector<float> time(const std::function<void()> &launch, int warm_up, int iterations,
+                          int each) override {
     std::vector<Event> begin(iterations), end(iterations);
     for (int i = 0; i < warm_up; i++) launch();
+    // Short launches end sooner than the host queues them: they wait until all are queued.
+    if (each > 1) hold<<<1, 1>>>(kHoldNanoseconds);
     for (int i = 0; i < iterations; i++) {
       begin[i].record();
-      launch();
+      for (int j = 0; j < each; j++) launch();
       end[i].record();
     }
     check(cudaDeviceSynchronize(), "the kernel failed");
     std::vector<float> milliseconds;
     for (int i = 0; i < iterations; i++)
-      milliseconds.push_back(end[i].milliseconds_since(begin[i]));
+      milliseconds.push_back(end[i].milliseconds_since(begin[i]) / each);
     return milliseconds;
   }
 

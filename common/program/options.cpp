@@ -203,6 +203,8 @@ std::vector<Entry> option_table(const Step &step, Options &to) {
        [&to](Text option, Text text) { to.profile_csv = path(option, text); }},
       {"trace-csv", "FILE", "append which bank each lane asks for, for the bank maps",
        [&to](Text option, Text text) { to.trace_csv = path(option, text); }},
+      {"blocks-csv", "FILE", "append how many mma each block did, in the order of their start",
+       [&to](Text option, Text text) { to.blocks_csv = path(option, text); }},
       {"describe", "", "what this step needs, takes and does by default, for scripts",
        [&to](Text, Text) { to.describe = true; }},
       {"help", "", "this", [&to](Text, Text) { to.help = true; }},
@@ -214,6 +216,7 @@ void check_together(const Options &options) {
   const std::string counting = options.profile                ? "--profile"
                                : !options.profile_csv.empty() ? "--profile-csv"
                                : !options.trace_csv.empty()   ? "--trace-csv"
+                               : !options.blocks_csv.empty()  ? "--blocks-csv"
                                                               : "";
   if (!counting.empty() && options.device == DeviceChoice::kGpu)
     throw UsageError(counting +
@@ -236,7 +239,8 @@ void check_together(const Options &options) {
   const std::vector<std::pair<std::string, std::string>> files = {
       {"--csv", options.csv},
       {"--profile-csv", options.profile_csv},
-      {"--trace-csv", options.trace_csv}};
+      {"--trace-csv", options.trace_csv},
+      {"--blocks-csv", options.blocks_csv}};
   for (std::size_t i = 0; i < files.size(); i++)
     for (std::size_t j = 0; j < i; j++)
       if (same_file(files[i].second, files[j].second))
@@ -358,7 +362,8 @@ std::string describe_text(const Step &step) {
       {"emulator", shape(false)},
       {"csv", kCsvHeader},
       {"profile-csv", kProfileCsvHeader},
-      {"trace-csv", kTraceCsvHeader}};
+      {"trace-csv", kTraceCsvHeader},
+      {"blocks-csv", kBlocksCsvHeader}};
   std::string text;
   for (const auto &[name, value] : lines) text += name + (value.empty() ? "" : " ") + value + "\n";
   return text;

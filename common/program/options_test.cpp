@@ -275,7 +275,7 @@ TEST_CASE("options: a number is read well whatever went wrong before") {
 }
 
 TEST_CASE("options: a path that is empty, or given twice, is refused") {
-  for (const std::string option : {"--csv", "--profile-csv", "--trace-csv"})
+  for (const std::string option : {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv"})
     CHECK(error_of({option, ""}) == option + " : the path of a file is allowed, not nothing");
   CHECK(error_of({"--csv", "a.csv", "--profile-csv", "a.csv"}) ==
         "--profile-csv a.csv: --csv writes to it; another file is allowed");
@@ -283,6 +283,8 @@ TEST_CASE("options: a path that is empty, or given twice, is refused") {
         "--trace-csv a.csv: --csv writes to it; another file is allowed");
   CHECK(error_of({"--trace-csv", "a.csv", "--profile-csv", "a.csv"}) ==
         "--trace-csv a.csv: --profile-csv writes to it; another file is allowed");
+  CHECK(error_of({"--blocks-csv", "a.csv", "--csv", "a.csv"}) ==
+        "--blocks-csv a.csv: --csv writes to it; another file is allowed");
   CHECK(error_of({"--csv", "a.csv", "--profile-csv", "./a.csv"}) ==
         "--profile-csv ./a.csv: --csv writes to it; another file is allowed");
   CHECK(error_of({"--trace-csv", "a.csv", "--profile-csv", "b.csv", "--csv", "c.csv"}) == "");
@@ -303,10 +305,10 @@ TEST_CASE("options: a word that is not on the list is refused with the list") {
 
 TEST_CASE("options: a value that is missing") {
   for (const std::string option :
-       {"--device",   "--batch",  "--heads",       "--seqlen",    "--head-dim",  "--iters",
-        "--inputs",   "--csv",    "--profile-csv", "--trace-csv", "--seed",      "--seqlen-k",
-        "--kv-heads", "--window", "--type",        "--layout",    "--page-size", "--lengths",
-        "--sinks",    "--append", "--rope",        "--splits"})
+       {"--device",   "--batch",    "--heads",       "--seqlen",    "--head-dim",   "--iters",
+        "--inputs",   "--csv",      "--profile-csv", "--trace-csv", "--blocks-csv", "--seed",
+        "--seqlen-k", "--kv-heads", "--window",      "--type",      "--layout",     "--page-size",
+        "--lengths",  "--sinks",    "--append",      "--rope",      "--splits"})
     CHECK(error_of({"--check-only", option}) ==
           option + ": a value is missing; --help lists the options");
 }
@@ -348,6 +350,7 @@ TEST_CASE("options: counting on a GPU is refused, and the option is named") {
   CHECK(error_of({"--profile-csv", "a.csv", "--device", "gpu"}) ==
         "--profile-csv" + emulator_counts);
   CHECK(error_of({"--trace-csv", "a.csv", "--device", "gpu"}) == "--trace-csv" + emulator_counts);
+  CHECK(error_of({"--blocks-csv", "a.csv", "--device", "gpu"}) == "--blocks-csv" + emulator_counts);
   CHECK(error_of({"--csv", "a.csv", "--device", "gpu"}) == "");
   CHECK(error_of({"--device", "cpu", "--profile"}) == "");
   CHECK(error_of({"--profile"}) == "");
@@ -382,6 +385,7 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
                                           "--csv FILE",
                                           "--profile-csv FILE",
                                           "--trace-csv FILE",
+                                          "--blocks-csv FILE",
                                           "--describe ",
                                           "--help "};
   const std::vector<std::string> beyond = {"--causal ",
@@ -442,8 +446,9 @@ TEST_CASE("options: --describe says all that scripts ask for, a line for each th
         "gpu batch=12 heads=16 seqlen=8192 head-dim=128\n"
         "emulator batch=1 heads=2 seqlen=256 head-dim=64\n"
         "csv step,device,batch,heads,seqlen,head_dim,options,median_ms,min_ms,tflops,rms_error\n"
-        "profile-csv step,source,batch,heads,seqlen,head_dim,line,counter,value\n"
-        "trace-csv line,op,request,lane,address,bytes,bank,wavefront\n");
+        "profile-csv step,source,batch,heads,seqlen,head_dim,options,line,counter,value\n"
+        "trace-csv line,op,request,lane,address,bytes,bank,wavefront\n"
+        "blocks-csv step,batch,heads,seqlen,head_dim,options,launch,block,x,y,z,mma\n");
   const std::string all = describe_text(kTakesAll);
   CHECK(contains(all, "\ntakes " + std::string(kTakesAll.takes) + "\n"));
   CHECK(contains(all, "\ntypes fp16 bf16\n"));

@@ -27,7 +27,8 @@ enum ExitStatus { kPassed = 0, kWrongAnswer = 1, kBadArguments = 2, kNoDevice = 
 // --- before the run ------------------------------------------------------------------------------
 
 std::unique_ptr<Device> choose_device(const Options &options, std::string &note) {
-  const bool counts = options.profile || !options.profile_csv.empty() || !options.trace_csv.empty();
+  const bool counts = options.profile || !options.profile_csv.empty() ||
+                      !options.trace_csv.empty() || !options.blocks_csv.empty();
   if (options.device == DeviceChoice::kCpu) return make_cpu_device();
   if (options.device == DeviceChoice::kAuto && counts) return make_cpu_device();
   std::string why_not;
@@ -162,13 +163,15 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
 // --- the run -------------------------------------------------------------------------------------
 
 /// Times launches: as many as --iters says, else 20, or fewer if they would take over two seconds.
+/// Those of a tenth of a millisecond or less ten at a time: an event costs microseconds.
 void time_launches(Device &device, const std::function<void()> &launch, const Options &options,
                    Result &result) {
-  const float estimate = device.time(launch, 0, 1)[0];
+  const float estimate = device.time(launch, 0, 1, 1)[0];
   const int iterations =
       options.iters.value_or(std::clamp(static_cast<int>(2000 / std::max(estimate, 1e-3f)), 3, 20));
   const int warm_up = estimate < 100 ? 3 : 0;  // as peers.py does; a long launch was its own
-  std::vector<float> ms = device.time(launch, warm_up, iterations);
+  const int each = estimate < 0.1f ? 10 : 1;
+  std::vector<float> ms = device.time(launch, warm_up, iterations, each);
   std::sort(ms.begin(), ms.end());
   const std::size_t half = ms.size() / 2;
   result.median_ms = ms.size() % 2 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
@@ -210,12 +213,14 @@ ExitStatus run(const Options &options) {
   const Step &step = device->step();
   const reference::Shape shape = choose_shape(options, step, device->is_gpu());
 
-  std::optional<CsvFile> csv, profile_csv, trace_csv;
+  std::optional<CsvFile> csv, profile_csv, trace_csv, blocks_csv;
   if (!options.csv.empty()) csv.emplace("--csv", options.csv, kCsvHeader);
   if (!options.profile_csv.empty())
     profile_csv.emplace("--profile-csv", options.profile_csv, kProfileCsvHeader);
   if (!options.trace_csv.empty())
     trace_csv.emplace("--trace-csv", options.trace_csv, kTraceCsvHeader);
+  if (!options.blocks_csv.empty())
+    blocks_csv.emplace("--blocks-csv", options.blocks_csv, kBlocksCsvHeader);
 
   Problem problem = pose(shape, options);
   check_fits(problem, shape, options, *device);
@@ -284,6 +289,7 @@ ExitStatus run(const Options &options) {
   if (csv) csv->append({csv_row(result)});
   if (profile_csv) profile_csv->append(profile_rows(result, profile));
   if (trace_csv) trace_csv->append(trace_rows(profile));
+  if (blocks_csv) blocks_csv->append(block_rows(result, profile));
   return kPassed;
 }
 

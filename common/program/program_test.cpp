@@ -200,7 +200,7 @@ TEST_CASE("output that is lost: exit status 2, one line") {
 TEST_CASE("a CSV file that cannot be appended to: exit status 2, and it stays as it was") {
   const Scratch scratch;
   const std::string allowed = "is allowed";
-  for (const std::string option : {"--csv", "--profile-csv", "--trace-csv"}) {
+  for (const std::string option : {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv"}) {
     for (const std::string &path : {scratch.file("no/such/folder.csv"), scratch.file(""),
                                     scratch.file(std::string(300, 'x'))})
       check_refused("./step-02" + kSmall + " " + option + " " + shell_word(path), 2,
@@ -375,12 +375,44 @@ TEST_CASE("on a GPU a row has the time and the speed") {
         doctest::Approx(4.0 * 2 * 4 * 1024 * 1024 * 64 / median / 1e9).epsilon(1e-3));
 }
 
+TEST_CASE("--blocks-csv: what each block of a causal step did, in the order of their start") {
+  const Scratch scratch;
+  const std::string file = scratch.file("blocks.csv"), profile = scratch.file("counts.csv");
+  const Finished run = run_command(
+      "./step-20 --device cpu --causal --heads 2 --seqlen 384 --head-dim 64 --blocks-csv " +
+      shell_word(file) + " --profile-csv " + shell_word(profile));
+  CHECK(run.status == 0);
+  CHECK(first_line(file) == "step,batch,heads,seqlen,head_dim,options,launch,block,x,y,z,mma");
+  const std::vector<Row> rows = read_csv(file);
+  REQUIRE(rows.size() == 2 * 384 / 128);
+  long long sum = 0;
+  for (std::size_t i = 0; i < rows.size(); i++) {
+    CHECK(rows[i].at("step") == "20-causal");
+    CHECK(rows[i].at("options") == "causal");
+    CHECK(rows[i].at("launch") == "0");
+    CHECK(rows[i].at("block") == std::to_string(i));
+    CHECK(rows[i].at("x") == std::to_string(i % 3));
+    CHECK(rows[i].at("y") == std::to_string(i / 3));
+    CHECK(rows[i].at("z") == "0");
+    // 64 keys of a tile, 64 columns and 128 rows, for each of two products. The last rows first, with
+    // six tiles; then four, then two.
+    const long long tile = 2 * (128 / 16) * (64 / 8) * (64 / 16);
+    CHECK(std::stoll(rows[i].at("mma")) == tile * static_cast<long long>(6 - 2 * (i % 3)));
+    sum += std::stoll(rows[i].at("mma"));
+  }
+  for (const Row &row : read_csv(profile)) {
+    CHECK(row.at("options") == "causal");
+    if (row.at("line") == "0" && row.at("counter") == "mma")
+      CHECK(std::stoll(row.at("value")) == sum);
+  }
+}
+
 TEST_CASE("--profile-csv: every counter in total, and line by line") {
   const Scratch scratch;
   const std::string file = scratch.file("counts.csv");
   for (int i = 0; i < 2; i++)
     CHECK(run_command("./step-02" + kSmall + " --profile-csv " + shell_word(file)).status == 0);
-  CHECK(first_line(file) == "step,source,batch,heads,seqlen,head_dim,line,counter,value");
+  CHECK(first_line(file) == "step,source,batch,heads,seqlen,head_dim,options,line,counter,value");
 
   std::map<std::string, long long> total, sum;
   const std::vector<Row> rows = read_csv(file);

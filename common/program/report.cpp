@@ -31,10 +31,13 @@ std::string source_text(const emulator::Line &line) {
   return text.substr(0, 90);
 }
 
-/// "batch,heads,seqlen,head_dim".
-std::string shape_fields(const reference::Shape &shape) {
+/// "batch,heads,seqlen,head_dim,options".
+std::string problem_fields(const Result &result) {
+  const reference::Shape &shape = result.shape;
+  const bool list = result.options.find(',') != std::string::npos;
   return std::to_string(shape.batch) + "," + std::to_string(shape.heads) + "," +
-         std::to_string(shape.seqlen_q) + "," + std::to_string(shape.head_dim);
+         std::to_string(shape.seqlen_q) + "," + std::to_string(shape.head_dim) + "," +
+         (list ? "\"" + result.options + "\"" : result.options);
 }
 
 }  // namespace
@@ -135,7 +138,7 @@ void print_lines(const emulator::Profile &profile) {
 
 std::vector<std::string> profile_rows(const Result &result, const emulator::Profile &profile) {
   using namespace emulator;
-  const std::string prefix = result.step + ",emulator," + shape_fields(result.shape) + ",";
+  const std::string prefix = result.step + ",emulator," + problem_fields(result) + ",";
   std::vector<std::string> rows;
   const auto add = [&](unsigned line, const std::string &counter, std::uint64_t value) {
     rows.push_back(prefix + std::to_string(line) + ",\"" + counter + "\"," + std::to_string(value));
@@ -174,13 +177,22 @@ std::vector<std::string> trace_rows(const emulator::Profile &profile) {
   return rows;
 }
 
+std::vector<std::string> block_rows(const Result &result, const emulator::Profile &profile) {
+  std::vector<std::string> rows;
+  for (const emulator::BlockRow &row : profile.blocks) {
+    rows.push_back(result.step + "," + problem_fields(result));
+    for (const std::uint64_t value : {std::uint64_t(row.launch), row.number, std::uint64_t{row.x},
+                                      std::uint64_t{row.y}, std::uint64_t{row.z}, row.mma})
+      rows.back() += "," + std::to_string(value);
+  }
+  return rows;
+}
+
 std::string csv_row(const Result &result) {
   const auto number = [](const std::optional<double> &value) {
     return value ? format("%.6g", *value) : std::string();
   };
-  const bool list = result.options.find(',') != std::string::npos;
-  return result.step + ",\"" + result.device + "\"," + shape_fields(result.shape) + "," +
-         (list ? "\"" + result.options + "\"" : result.options) + "," + number(result.median_ms) +
-         "," + number(result.min_ms) + "," + number(result.tflops) + "," +
-         format("%.4g", result.rms_error);
+  return result.step + ",\"" + result.device + "\"," + problem_fields(result) + "," +
+         number(result.median_ms) + "," + number(result.min_ms) + "," + number(result.tflops) +
+         "," + format("%.4g", result.rms_error);
 }

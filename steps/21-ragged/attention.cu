@@ -52,8 +52,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
               int heads, int seqlen_q, int seqlen_k, bool causal, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
-  // Blocks start in the order of their index, x first: of some heads the last rows, which see the
-  // most keys, then the rows before them; then of the next heads.
+  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
   const int head = blockIdx.z * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   if (head >= heads) return;
@@ -71,9 +70,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
   // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
-
-  // Keys before this one are seen by all of the warp's rows.
-  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);
+  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // keys before it
 
   load_tile<Br, d, true>(smem.Q, gQ, first_row);
   if (last >= 0) {

@@ -3,8 +3,7 @@
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --layout, --lengths
 // Before      step 21: tensors are dense, [batch, heads, seqlen, d].
-// Bottleneck  Copies made beforehand: a model has [batch, seqlen, heads, d], or Q, K and V side by
-//             side, or sequences of many lengths one after the other.
+// Bottleneck  Copies made beforehand: a model has its tensors in other orders, or in one, or packed.
 // Change      A row's address is the caller's stride times its number. Lengths and first rows are read
 //             for each batch element; a block with no rows ends at once.
 // Prediction  The compiler does not know the strides: each of 16 addresses per thread and tile, which
@@ -35,9 +34,8 @@ __device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const h
                           int first_row) {
   // Eight threads copy 128 bytes of a row, then the next 128: of these addresses one is computed.
   const int row = threadIdx.x / 8, col = threadIdx.x % 8 * 8;
-  const int first = first_row + row;
-  const StridedMatrix<const half> part{&matrix.data[first * matrix.stride + col],
-                                       matrix.rows - first, d - col, matrix.stride};
+  const StridedMatrix<const half> part{&matrix.data[(first_row + row) * matrix.stride + col],
+                                       matrix.rows - first_row - row, d - col, matrix.stride};
 #pragma unroll
   for (int i = 0; i < Rows; i += num_warps * 32 / 8)
     for (int c = 0; c < d; c += 64)
@@ -62,8 +60,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     attention(const Problem problem, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
-  // Blocks start in the order of their index, x first: of some heads the last rows, which see the
-  // most keys, then the rows before them; then of the next heads.
+  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
   const int head = blockIdx.z * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   const int b = head / problem.heads, h = head % problem.heads;
@@ -85,9 +82,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
   // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
-
-  // Keys before this one are seen by all of the warp's rows.
-  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);
+  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // keys before it
 
   load_tile<Br, d, true>(smem.Q, gQ, first_row);
   if (last >= 0) {

@@ -2,185 +2,86 @@
 //
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --page-size, --append, --splits
-// Before      step 25: a block has all keys of a sequence and a key head.
+// Before      step 25: a block has all keys of a sequence and a head of K and V.
 // Bottleneck  Bytes under way: of batch 1 and 8 key heads 8 SMs of 132 work.
-// Change      The loop over keys is cut into splits, each a block's. A block leaves O, l and m of its
-//             keys in memory and counts itself; the last of a row tile's blocks combines them.
-// Prediction  The bandwidth of a full GPU for any batch: 131,072 keys of 8 heads take 112 us at 4.8
-//             TB/s and 8 us to begin and to end, 4.5 TB/s. 1024 keys: 5 to 7 us, all of it latency.
+// Change      The loop over keys is cut into splits, a block for each. A block leaves its part in
+//             memory and counts itself; the last one of a tile adds up the parts.
+// Prediction  The bandwidth of a full GPU at any batch: 131,072 keys of 8 heads are 112 us at 4.8
+//             TB/s, and some 8 us to begin and to end: 4.5 TB/s. 1024 keys: 5 to 7 us of latency.
+#include <algorithm>
+#include <cmath>
+
+#include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
+#include "common/kernel/kv_cache.h"
+#include "common/kernel/parts.h"
+#include "common/kernel/swizzle.h"
 
 namespace {
 
-constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a key head
+constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
 constexpr int keys = 16;  // of K and V in a warp's tile
 constexpr int num_warps = 8, stages = 3;
 constexpr int threads = num_warps * 32;
-constexpr float lowest = -0x1p100f;  // less than any score; no infinity, for inf - inf is NaN
-
-/// Rows of d elements, in swizzle atoms of 64 (128 bytes: each bank once). Within an atom the
-/// chunks of 8 (16 bytes: 4 banks) are permuted: 8 consecutive rows keep a column in all banks.
-template <int Rows, int d>
-struct Swizzled {
-  static constexpr int size = Rows * d;
-  __device__ static constexpr int offset(int row, int col) {
-    return row * d + col / 64 * 64 + (col % 64 ^ row % 8 * 8);
-  }
-};
-
-template <int Rows, int d>
-using SharedTile = Tile<half, Rows, d, Swizzled<Rows, d>>;
-
-template <int d>
-struct Stage {
-  SharedTile<keys, d> K, V;
-};
 
 template <int d>
 struct SharedStorage {
   union {
-    Stage<d> stage[stages];
-    Tile<float, rows, d + 8> part;  // of O; in columns d and d + 1 are m and l
+    struct {
+      SharedTile<keys, d> K, V;
+    } stage[stages];
+    Tile<float, rows, d + 8> part;  // of O; columns d and d + 1 are m and l
   } warp[num_warps];
   SharedTile<rows, d> Q;
   Tile<bool, 1, 8> is_last;
 };
 
-/// What some of the keys give a row: l and 4 columns of O, relative to m.
-struct Part {
-  float m = lowest, l = 0;
-  Vector<float, 4> O = {};
-
-  __device__ void add(const Part &other) {
-    const float m_new = fmaxf(m, other.m);
-    const float alpha = ex2(m - m_new), beta = ex2(other.m - m_new);
-    m = m_new;
-    l = alpha * l + beta * other.l;
-    for (int e = 0; e < 4; e++) O[e] = alpha * O[e] + beta * other.O[e];
-  }
-};
-
-template <int d, class View>
-__device__ Part part_at(View &parts, int row, int col) {
-  const Vector<float, 2> m_and_l = load<2>(parts(row, d));
-  return {m_and_l[0], m_and_l[1], load<4>(parts(row, col))};
-}
-
-/// Where a key and its value begin: pointers, as numbers that lanes can shuffle.
-struct Place {
-  std::int64_t K, V;
-};
-
-template <int d, class T>
-__device__ Matrix<T> row_at(std::int64_t place) {
-  return {reinterpret_cast<T *>(place), 1, d};
-}
-
-/// Where a key of a sequence is kept: in its page, if there are pages.
-__device__ Place place_in_cache(const Problem &p, int batch, int head, int key) {
-  std::int64_t block = batch, row = key;
-  if (p.page_table) {
-    const int pages = (p.seqlen_k + p.page_size - 1) / p.page_size;
-    block = Matrix<const int>{p.page_table, p.batch, pages}(batch, key / p.page_size);
-    row = key % p.page_size;
-  }
-  if (p.cu_seqlens_k) row += Matrix<const int>{p.cu_seqlens_k, 1, p.batch + 1}(0, batch);
-  const auto place = [&](void *first, const Strides &at) {
-    return reinterpret_cast<std::int64_t>(static_cast<half *>(first) + block * at.batch +
-                                          head * at.head + row * at.row);
-  };
-  return {place(p.K, p.K_strides), place(p.V, p.V_strides)};
-}
-
-/// Where to read it: a sequence's last keys may come beside the cache.
 template <int d>
-__device__ Place place_to_read(const Problem &p, int batch, int head, int key, int seqlen) {
-  const int i = key - (seqlen - p.seqlen_new);
-  if (!p.K_new || i < 0) return place_in_cache(p, batch, head, key);
-  const std::int64_t row = (std::int64_t{batch} * p.kv_heads + head) * p.seqlen_new + i;
-  return {reinterpret_cast<std::int64_t>(static_cast<const half *>(p.K_new) + row * d),
-          reinterpret_cast<std::int64_t>(static_cast<const half *>(p.V_new) + row * d)};
-}
-
-/// Stores the new keys and values in the cache. Nobody reads them there in this launch.
-template <int d>
-__device__ void append(const Problem &p, int batch, int head, int seqlen) {
-  for (int i = threadIdx.x * 8; i < p.seqlen_new * d; i += threads * 8) {
-    const int key = seqlen - p.seqlen_new + i / d, col = i % d;
-    const Place from = place_to_read<d>(p, batch, head, key, seqlen);
-    const Place to = place_in_cache(p, batch, head, key);
-    store<8>(row_at<d, half>(to.K)(0, col), load<8>(row_at<d, const half>(from.K)(0, col)));
-    store<8>(row_at<d, half>(to.V)(0, col), load<8>(row_at<d, const half>(from.V)(0, col)));
-  }
-}
-
-/// Starts the copies of a warp's tile: lane i knows where key i is. Those from `there` on are not;
-/// zeros arrive, for they are masked, but 0 times NaN is NaN.
-template <int d>
-__device__ void load_tile(Stage<d> &stage, const Place &place, int there) {
-  constexpr int lanes = d / 8;  // per row, 16 bytes each
-  const int first = threadIdx.x % 32 / lanes, col = threadIdx.x % lanes * 8;
-#pragma unroll
-  for (int row = first; row < keys; row += 32 / lanes) {
-    const std::int64_t K = __shfl_sync(kAllLanes, place.K, row);
-    const std::int64_t V = __shfl_sync(kAllLanes, place.V, row);
-    cp_async_16_or_zeros(stage.K(row, col), row_at<d, const half>(K)(0, col), row < there);
-    cp_async_16_or_zeros(stage.V(row, col), row_at<d, const half>(V)(0, col), row < there);
-  }
-}
-
-template <int d>
-__global__ void __launch_bounds__(threads) attention(const Problem p, float scale_log2) {
+__global__ void __launch_bounds__(threads)
+    attention(const Problem p, int splits, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
-  const int batch = blockIdx.z / p.kv_heads, kv_head = blockIdx.z % p.kv_heads;
-  const int split = blockIdx.y, splits = gridDim.y;
-  int seqlen_q = p.seqlen_q, seqlen_k = p.seqlen_k, first_query = 0;
-  if (p.lengths_q) seqlen_q = Matrix<const int>{p.lengths_q, 1, p.batch}(0, batch);
-  if (p.lengths_k) seqlen_k = Matrix<const int>{p.lengths_k, 1, p.batch}(0, batch);
-  if (p.cu_seqlens_q) first_query = Matrix<const int>{p.cu_seqlens_q, 1, p.batch + 1}(0, batch);
-
-  // Row r of the block's heads is query r / group of head r % group.
-  const int group = p.heads / p.kv_heads, first_row = blockIdx.x * rows;
-  const int rows_there =
-      seqlen_q * group - first_row < rows ? seqlen_q * group - first_row : rows;  // of this tile
-  const auto row_of = [&](auto *tensor, const Strides &at, int row) {
-    return Matrix<std::remove_pointer_t<decltype(tensor)>>{
-        tensor + batch * at.batch + (kv_head * group + (first_row + row) % group) * at.head +
-            (first_query + (first_row + row) / group) * at.row,
-        1, d};
+  const int split = blockIdx.x % splits, kv_h = blockIdx.y, b = blockIdx.z;
+  const int first_row = blockIdx.x / splits * rows;
+  const int seqlen_q = of_batch(p.lengths_q, p, b, p.seqlen_q);
+  const int seqlen_k = of_batch(p.lengths_k, p, b, p.seqlen_k);
+  const int q_start = of_batch(p.cu_seqlens_q, p, b, 0);
+  // Row r of the group's heads is query r / group of its head r % group.
+  const int group = p.heads / p.kv_heads, rows_there = min(rows, seqlen_q * group - first_row);
+  const auto row_of = [=]<class T>(T *tensor, const Strides &strides, int row) {
+    const int head = kv_h * group + (first_row + row) % group;
+    return head_of<T, d>(tensor, strides, b, head, q_start + (first_row + row) / group, 1);
   };
-  const auto keys_seen = [&](int row) {  // by a row of this tile: so many, from key 0 on
+  const auto keys_seen = [=](int row) {  // by a row of the tile: key 0 and so many in all
     return p.causal ? (first_row + row) / group + 1 + seqlen_k - seqlen_q : seqlen_k;
   };
-  // This block's keys: as many of the tiles that any of its rows sees as each other split's.
-  const int seen = rows_there > 0 ? keys_seen(rows_there - 1) : 0;
-  const int tiles = seen > 0 ? (seen + keys - 1) / keys : 0;
-  const int keys_begin = std::int64_t{tiles} * split / splits * keys;
-  const int keys_end = std::int64_t{tiles} * (split + 1) / splits * keys;
+  // Of the tiles of keys that any row sees, each split has as many as another, or one more.
+  const int seen = rows_there > 0 ? max(0, keys_seen(rows_there - 1)) : 0;
+  const std::int64_t tiles = (seen + keys - 1) / keys;
+  const int keys_begin = tiles * split / splits * keys;
+  const int keys_end = tiles * (split + 1) / splits * keys;
 
   for (int i = threadIdx.x * 8; i < rows * d; i += threads * 8)
     cp_async_16_or_zeros(smem.Q(i / d, i % d),
                          row_of(static_cast<const half *>(p.Q), p.Q_strides, i / d)(0, i % d),
                          i / d < rows_there);
 
-  // The place of a key is looked up a tile before its copies begin: a page table is slow, too.
-  Stage<d> *const stage = smem.warp[warp].stage;
-  int next = keys_begin + warp * keys;  // the first key of the warp's tile to load
-  Place place{};
+  // A key's place is looked up a tile before its copy begins: the page table is memory, too.
+  auto *const stage = smem.warp[warp].stage;
+  int next = keys_begin + warp * keys;  // the first key of the tile to load
   const auto find_next = [&] {
     const int key = next + lane % keys;
-    if (key < seqlen_k) place = place_to_read<d>(p, batch, kv_head, key, seqlen_k);
+    return key < seqlen_k ? place_of<d>(p, b, kv_h, key, seqlen_k - p.seqlen_new) : Place{};
   };
+  Place place = find_next();
   const auto load_next = [&](int to) {
-    if (next < keys_end) load_tile<d>(stage[to], place, seqlen_k - next);
+    if (next < keys_end) load_keys<keys, d>(stage[to], place, seqlen_k - next);
     cp_async_commit();
     next += num_warps * keys;
-    find_next();
+    place = find_next();
   };
-  find_next();
   for (int i = 0; i < stages - 1; i++) load_next(i);
-  if (first_row == 0 && split == 0) append<d>(p, batch, kv_head, seqlen_k);
+  if (blockIdx.x == 0) append<d>(p, b, kv_h, seqlen_k);
 
   cp_async_wait<stages - 2>();
   __syncthreads();  // Q is there for all warps
@@ -191,7 +92,7 @@ __global__ void __launch_bounds__(threads) attention(const Problem p, float scal
   for (int col = 0; col < d; col += 16) q[col / 16] = ldmatrix_x4(smem.Q(lane_row, col + lane_col));
 
   FragmentC o[d / 8] = {};
-  float l[2] = {}, m[2] = {lowest, lowest};
+  float l[2] = {}, m[2] = {no_maximum, no_maximum};
   for (int j = keys_begin + warp * keys, now = 0; j < keys_end; j += num_warps * keys) {
     cp_async_wait<stages - 2>();
     __syncwarp();  // the tile is there for all lanes, and the one before it has been read by all
@@ -212,7 +113,7 @@ __global__ void __launch_bounds__(threads) attention(const Problem p, float scal
             s[key / 8][e] = -INFINITY;
 
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < 2; r++) {  // not lazily, as step 14 has it: instructions do not matter
       float m_new = -INFINITY;
       for (FragmentC &x : s) m_new = fmaxf(m_new, fmaxf(x[2 * r], x[2 * r + 1]));
       for (int mask = 1; mask < 4; mask *= 2)
@@ -230,12 +131,13 @@ __global__ void __launch_bounds__(threads) attention(const Problem p, float scal
 #pragma unroll
     for (int key = 0; key < keys; key += 16) {
       const FragmentC &left = s[key / 8], &right = s[key / 8 + 1];
-      const FragmentA w = {cvt_rn_f16x2(left[0], left[1]), cvt_rn_f16x2(left[2], left[3]),
-                           cvt_rn_f16x2(right[0], right[1]), cvt_rn_f16x2(right[2], right[3])};
+      const FragmentA weights = {cvt_rn_f16x2(left[0], left[1]), cvt_rn_f16x2(left[2], left[3]),
+                                 cvt_rn_f16x2(right[0], right[1]),
+                                 cvt_rn_f16x2(right[2], right[3])};
       for (int col = 0; col < d; col += 16) {
         const auto v = ldmatrix_x4_trans(stage[now].V(key + lane_row, col + lane_col));
-        mma(o[col / 8], w, {v[0], v[1]});
-        mma(o[col / 8 + 1], w, {v[2], v[3]});
+        mma(o[col / 8], weights, {v[0], v[1]});
+        mma(o[col / 8 + 1], weights, {v[2], v[3]});
       }
     }
     now = now == stages - 1 ? 0 : now + 1;
@@ -251,46 +153,40 @@ __global__ void __launch_bounds__(threads) attention(const Problem p, float scal
       store<2>(part(row, col + lane % 4 * 2),
                Vector<float, 2>{o[col / 8][2 * r], o[col / 8][2 * r + 1]});
   }
-  __syncthreads();  // all warps' parts are there
+  __syncthreads();  // the parts of all warps are there
 
-  const auto finish = [&](const Part &sum, int row, int col) {
-    const float scale = sum.l > 0 ? 1 / sum.l : 0;  // a row that sees nothing is 0
-    Vector<half, 4> O;
-    for (int e = 0; e < 4; e++) O[e] = __float2half(sum.O[e] * scale);
-    store<4>(row_of(static_cast<half *>(p.O), p.O_strides, row)(0, col), O);
-  };
-  const int row_tile = blockIdx.z * gridDim.x + blockIdx.x, row_tiles = gridDim.z * gridDim.x;
-  const Matrix<unsigned> left{static_cast<unsigned *>(p.workspace), 1, row_tiles};
-  const Matrix<float> parts{static_cast<float *>(p.workspace) + (row_tiles + 3) / 4 * 4,
-                            row_tiles * splits * rows, d + 4};
-  for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
-    const int row = i / d, col = i % d;
-    Part sum;
-    for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, row, col));
-    if (splits == 1) {
-      finish(sum, row, col);
-      continue;
+  // The workspace of the tile: a part for each split, and the number of those that are missing.
+  const std::int64_t tile = (b * p.kv_heads + kv_h) * (gridDim.x / splits) + blockIdx.x / splits;
+  float *const workspace = static_cast<float *>(p.workspace) + tile * (splits * rows + 1) * (d + 4);
+  const Matrix<float> parts{workspace, splits * rows, d + 4};
+  const Matrix<unsigned> missing{reinterpret_cast<unsigned *>(workspace + splits * rows * (d + 4)),
+                                 1, 1};
+  if (splits > 1) {
+    for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
+      Part sum;
+      for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
+      store<4>(parts(split * rows + i / d, i % d), sum.O);
+      store<2>(parts(split * rows + i / d, d), Vector<float, 2>{sum.m, sum.l});
     }
-    const int to = (row_tile * splits + split) * rows + row;
-    store<4>(parts(to, col), sum.O);
-    if (col == 0) store<2>(parts(to, d), Vector<float, 2>{sum.m, sum.l});
+    __syncthreads();  // the part is there, for this block
+    if (threadIdx.x == 0) {
+      __threadfence();  // and for every block that finds it counted
+      smem.is_last(0, 0) = atomic_dec(missing(0, 0), splits - 1) == 1;
+      __threadfence();  // and if it is the last, the parts of all others are there for it
+    }
+    __syncthreads();
+    if (!smem.is_last(0, 0)) return;
   }
-  if (splits == 1) return;
-
-  __syncthreads();  // the block's part is there, for this block
-  if (threadIdx.x == 0) {
-    __threadfence();  // and for all
-    smem.is_last(0, 0) = atomic_dec(left(0, row_tile), splits - 1) == 1;
-    __threadfence();
-  }
-  __syncthreads();
-  if (!smem.is_last(0, 0)) return;
   for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
     Part sum;
+    if (splits == 1)
+      for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
+    else
 #pragma unroll 8
-    for (int s = 0; s < splits; s++)
-      sum.add(part_at<d>(parts, (row_tile * splits + s) * rows + i / d, i % d));
-    finish(sum, i / d, i % d);
+      for (int j = 0; j < splits; j++) sum.add(part_at<d>(parts, j * rows + i / d, i % d));
+    Vector<half, 4> O;  // of a row that saw no key it is 0
+    for (int e = 0; e < 4; e++) O[e] = __float2half(sum.l > 0 ? sum.O[e] / sum.l : 0);
+    store<4>(row_of(static_cast<half *>(p.O), p.O_strides, i / d)(0, i % d), O);
   }
 }
 
@@ -298,34 +194,26 @@ int row_tiles(const Problem &p) {
   return (p.seqlen_q * (p.heads / p.kv_heads) + rows - 1) / rows;
 }
 
-/// The fewest splits that leave hardly an SM idle, none with less than a tile for each warp.
-template <int d>
+/// The fewest splits whose blocks fill the GPU's last wave as well as any number does, within 5%.
 int num_splits(const Problem &p) {
   if (p.splits) return p.splits;
-  const int slots = resident_blocks<SharedStorage<d>>(attention<d>, threads);
-  const int blocks = row_tiles(p) * p.batch * p.kv_heads;
-  const int most = p.seqlen_k / (num_warps * keys) + 1;
+  const int slots = p.head_dim == 64 ? resident_blocks<SharedStorage<64>>(attention<64>, threads)
+                                     : resident_blocks<SharedStorage<128>>(attention<128>, threads);
+  const int most = std::clamp(p.seqlen_k / (num_warps * keys), 1, 128);
   int best = 1;
-  float best_efficiency = 0;
-  for (int splits = 1; splits <= most && splits <= 128; splits++) {
-    const int waves = (blocks * splits + slots - 1) / slots;
-    const float efficiency = float(blocks) * splits / (waves * slots);
-    if (efficiency > 1.05f * best_efficiency) best = splits, best_efficiency = efficiency;
+  double filled = 0;  // of the waves of the best
+  for (int splits = 1; splits <= most; splits++) {
+    const double waves = double(row_tiles(p)) * p.kv_heads * p.batch * splits / slots;
+    if (waves / std::ceil(waves) > 1.05 * filled) filled = waves / std::ceil(waves), best = splits;
   }
   return best;
 }
 
-/// The workspace: for each row tile how many of its splits are left, and each split's part.
-template <int d>
-std::size_t workspace(const Problem &p) {
-  const std::size_t tiles = row_tiles(p) * p.batch * p.kv_heads;
-  return sizeof(float) * ((tiles + 3) / 4 * 4 + tiles * num_splits<d>(p) * rows * (d + 4));
-}
-
 template <int d>
 void run(const Problem &p) {
-  launch<SharedStorage<d>>(attention<d>, dim3(row_tiles(p), num_splits<d>(p), p.batch * p.kv_heads),
-                           dim3(threads), p, 1.44269504f / sqrtf(d));
+  const int splits = num_splits(p);
+  launch<SharedStorage<d>>(attention<d>, dim3(row_tiles(p) * splits, p.kv_heads, p.batch),
+                           dim3(threads), p, splits, 1.44269504f / sqrtf(d));
 }
 
 }  // namespace
@@ -335,5 +223,8 @@ EXPORT_STEP({
     .default_batch = 16,
     .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
     .workspace_bytes =
-        [](const Problem &p) { return p.head_dim == 64 ? workspace<64>(p) : workspace<128>(p); },
+        [](const Problem &p) {
+          return sizeof(float) * row_tiles(p) * p.kv_heads * p.batch * (num_splits(p) * rows + 1) *
+                 (p.head_dim + 4);
+        },
 });

@@ -9,6 +9,7 @@
 // Prediction  TODO
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
+#include "common/kernel/order.h"
 #include "common/kernel/swizzle.h"
 
 namespace {
@@ -31,23 +32,28 @@ struct SharedStorage {
 template <int Rows, int d, bool ragged = false>
 __device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const half> &matrix,
                           int first_row) {
-  const int row = threadIdx.x / (d / 8), col = threadIdx.x % (d / 8) * 8;
-  // From the thread's first element on: 64 bits lead to it, and each iteration is a stride further.
+  // Eight threads copy 128 bytes of a row, then the next 128: of these addresses one is computed.
+  const int row = threadIdx.x / 8, col = threadIdx.x % 8 * 8;
   const int first = first_row + row;
   const StridedMatrix<const half> part{&matrix.data[first * matrix.stride + col],
-                                       matrix.rows - first, d, matrix.stride};
+                                       matrix.rows - first, d - col, matrix.stride};
 #pragma unroll
-  for (int i = 0; i < Rows; i += num_warps * 32 / (d / 8))
-    cp_async_16_or_zeros(tile(row + i, col), part(i, 0), !ragged || i < part.rows);
+  for (int i = 0; i < Rows; i += num_warps * 32 / 8)
+    for (int c = 0; c < d; c += 64)
+      cp_async_16_or_zeros(tile(row + i, col + c), part(i, c), !ragged || i < part.rows);
 }
 
 template <int d>
 __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, blocks per SM
     attention(const Problem problem, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
-  const int warp = warp_index(), lane = threadIdx.x % 32, h = blockIdx.y, b = blockIdx.z;
-  // Blocks start in the order of their index: from the last rows, which see the most keys, down.
-  const int first_row = (gridDim.x - 1 - blockIdx.x) * Br;
+  const int warp = warp_index(), lane = threadIdx.x % 32;
+  // Blocks start in the order of their index, x first: of some heads the last rows, which see the
+  // most keys, then the rows before them; then of the next heads.
+  const int head = blockIdx.z * gridDim.x + blockIdx.x;
+  const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
+  const int b = head / problem.heads, h = head % problem.heads;
+  if (b >= problem.batch) return;
   const int seqlen_q = of_batch(problem.lengths_q, problem, b, problem.seqlen_q);
   const int seqlen_k = of_batch(problem.lengths_k, problem, b, problem.seqlen_k);
   if (first_row >= seqlen_q) return;  // the sequence is shorter than the longest
@@ -121,8 +127,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
       for (int mt = 0; mt < m_tiles; mt++)
         for (int key = 0; key < Bc; key += 8)
           for (int e = 0; e < 4; e++) {
-            const int row = first_row + warp_row + mt * 16 + threadIdx.x % 32 / 4 + e / 2 * 8;
-            // (Of threadIdx.x, not lane: the register for it is one too many on sm_80.)
+            const int row = first_row + warp_row + mt * 16 + lane / 4 + e / 2 * 8;
             const int sees = row + query_0_sees, k = j + key + lane % 4 * 2 + e % 2;
             if (k >= min(seqlen_k, sees) || (k < sees - window && k >= problem.sinks))
               s[mt][key / 8][e] = -INFINITY;
@@ -183,7 +188,6 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     }
   }
 
-  // Not before the loop: its address would take registers there.
   const auto gO = head_of<half, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++) {
@@ -204,8 +208,8 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
 
 template <int d>
 void run(const Problem &p) {
-  const dim3 grid((p.seqlen_q + Br - 1) / Br, p.heads, p.batch);
-  launch<SharedStorage<d>>(attention<d>, grid, dim3(num_warps * 32), p, 1.44269504f / sqrtf(d));
+  launch<SharedStorage<d>>(attention<d>, grid_by_heads(p, Br), dim3(num_warps * 32), p,
+                           1.44269504f / sqrtf(d));
 }
 
 }  // namespace

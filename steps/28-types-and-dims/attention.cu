@@ -3,22 +3,23 @@
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --type
 // Before      step 23: fp16, and head dims 64 and 128.
-// Bottleneck  The models that are not of these: most are trained in bf16, and head dims go up to 256.
-// Change      TODO
-// Prediction  TODO
+// Bottleneck  Registers, from d = 192 on: O of a warp's 32 rows takes d of a thread's 255.
+// Change      Type and d are template parameters. From 192 on a warp has 16 rows; rows of K that are no
+//             multiple of 128 bytes get a swizzle of their own.
+// Prediction  bf16 as fast as fp16; d = 128 the machine code of step 23. At 256, where a fragment of K or
+//             V feeds one m tile and shared memory is busy 2.25 clocks per mma, not 1.25: 340 TFLOP/s.
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
+#include "common/kernel/order.h"
 #include "common/kernel/swizzle.h"
 
 namespace {
 
 struct Tiling {
-  int Br, Bc;  // rows of Q, and of K and V, in a tile
-  int num_warps, blocks_per_SM;
+  int Br, Bc, num_warps, blocks_per_SM;  // rows of Q in a tile, rows of K and V, ...
 };
 template <int d>
 constexpr Tiling tiling = d <= 128 ? Tiling{128, 64, 4, 2} : Tiling{128, 64, 8, 1};
-
 constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
 constexpr float no_maximum = -1e30f;    // of no keys: finite, for -inf - -inf is NaN
 
@@ -28,20 +29,19 @@ struct SharedStorage {
   SharedTile<tiling<d>.Bc, d, T> K, V;
 };
 
-/// Starts the copies of Rows x d elements, 16 bytes per thread and copy. Of a ragged tile, which may
-/// go on after the matrix' last row, the rows that are not there become zeros.
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
+/// may go on after the matrix' last row, the rows that are not there become zeros.
 template <bool ragged = false, class T, int Rows, int d>
 __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
                           int first_row) {
-  constexpr int lanes = d / 8 & -(d / 8);  // to a row: the largest power of two that divides it
-  const int row = threadIdx.x / lanes, col = threadIdx.x % lanes * 8;
-  // From the thread's first element on: 64 bits lead to it, and each iteration is a stride further.
-  const int first = first_row + row;
-  const StridedMatrix<const T> part{&matrix.data[first * matrix.stride + col], matrix.rows - first,
-                                    d, matrix.stride};
+  // Eight threads, or as many as divide d, copy 128 bytes of a row, then the next: one address.
+  constexpr int threads = d % 64 == 0 ? 8 : d % 32 == 0 ? 4 : 2;
+  const int row = threadIdx.x / threads, col = threadIdx.x % threads * 8;
+  const StridedMatrix<const T> part{&matrix.data[(first_row + row) * matrix.stride + col],
+                                    matrix.rows - first_row - row, d - col, matrix.stride};
 #pragma unroll
-  for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / lanes)
-    for (int c = 0; c < d; c += lanes * 8)
+  for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads)
+    for (int c = 0; c < d; c += threads * 8)
       cp_async_16_or_zeros(tile(row + i, col + c), part(i, c), !ragged || i < part.rows);
 }
 
@@ -51,9 +51,12 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   constexpr int Br = tiling<d>.Br, Bc = tiling<d>.Bc;
   constexpr int m_tiles = Br / tiling<d>.num_warps / 16;  // a warp's rows, in units of mma's 16
   auto &smem = shared_storage<SharedStorage<T, d>>();
-  const int warp = warp_index(), lane = threadIdx.x % 32, h = blockIdx.y, b = blockIdx.z;
-  // Blocks start in the order of their index: from the last rows, which see the most keys, down.
-  const int first_row = (gridDim.x - 1 - blockIdx.x) * Br;
+  const int warp = warp_index(), lane = threadIdx.x % 32;
+  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
+  const int head = blockIdx.z * gridDim.x + blockIdx.x;
+  const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
+  const int b = head / problem.heads, h = head % problem.heads;
+  if (b >= problem.batch) return;
   const int seqlen_q = of_batch(problem.lengths_q, problem, b, problem.seqlen_q);
   const int seqlen_k = of_batch(problem.lengths_k, problem, b, problem.seqlen_k);
   if (first_row >= seqlen_q) return;  // the sequence is shorter than the longest
@@ -67,15 +70,12 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   const auto gQ = head_of<const T, d>(problem.Q, problem.Q_strides, b, h, q_start, seqlen_q);
   const auto gK = head_of<const T, d>(problem.K, problem.K_strides, b, kv_h, k_start, seqlen_k);
   const auto gV = head_of<const T, d>(problem.V, problem.V_strides, b, kv_h, k_start, seqlen_k);
-  const auto gO = head_of<T, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
 
   // ldmatrix.x4 of a 16 x 16 block: lane i names row i % 16 of its left or its right half.
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
   // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
-
-  // Keys before this one are seen by all of the warp's rows.
-  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);
+  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // keys before it
 
   load_tile<true>(smem.Q, gQ, first_row);
   if (last >= 0) {
@@ -181,6 +181,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
     }
   }
 
+  const auto gO = head_of<T, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++) {
     for (int r = 0; r < 2; r++) {
@@ -200,10 +201,8 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
 
 template <class T, int d>
 void run(const Problem &p) {
-  constexpr int Br = tiling<d>.Br;
-  const dim3 grid((p.seqlen_q + Br - 1) / Br, p.heads, p.batch);
-  launch<SharedStorage<T, d>>(attention<T, d>, grid, dim3(tiling<d>.num_warps * 32), p,
-                              1.44269504f / sqrtf(d));
+  launch<SharedStorage<T, d>>(attention<T, d>, grid_by_heads(p, tiling<d>.Br),
+                              dim3(tiling<d>.num_warps * 32), p, 1.44269504f / sqrtf(d));
 }
 
 /// Runs the one of the kernels that is for the problem's head dim and type.

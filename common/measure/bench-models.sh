@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# make bench-models: bench-models.sh STEP...: the problems of Part III, each with the steps that take it
+# and their peers one after the other, into plots/results/GPU-models.csv. The headline problems are
+# measured in REPEAT rounds (default 2), the first before all others and the rest after them. The rows
+# are in build/models.csv as they come, the most important first.
+set -euo pipefail
+. common/measure/shell.sh
+need_gpu
+begin_rows build/models.csv "$@"
+repeat=${REPEAT:-2}
+
+# The peers wait in a process of their own, which imports PyTorch once. Without PyTorch it ends, and
+# asking it fails; bash itself is not to end of that.
+trap '' PIPE
+coproc PEERS { "$PYTHON" common/measure/peers.py --csv "$csv" --follow; }
+exec {ask}>&"${PEERS[1]}" {answer}<&"${PEERS[0]}"
+peers() { { echo >&"$ask"; } 2>/dev/null && read -r <&"$answer" || true; }
+
+rows() { [ ! -e "$csv" ] || wc -l <"$csv"; }
+
+# problem "NN..." OPTIONS...: these steps, and the peers where a step has measured the problem.
+problem() {
+  local n before
+  before=$(rows)
+  for n in $1; do step "$n" "${@:2}"; done
+  [ "$(rows)" = "$before" ] || peers
+}
+
+# Where nothing else is said: 16 heads, head dim 128. The rows of a problem have one batch; where
+# only ratios count a quarter of the usual one, whose 4096 blocks take 16 waves on 132 SMs.
+at() { echo "--batch $1 --heads ${3:-16} --seqlen $2 --head-dim ${4:-128}"; }
+# decode BATCH KEYS: one query of 64 heads on 8 of a cache
+decode() { echo "$(at "$1" 1 64) --kv-heads 8 --seqlen-k $2"; }
+
+round() {
+  problem "20 21 22 23 29" --causal $(at 16 8192)
+  for shape in "1 131072" "4 65536" "64 4096"; do problem "25 26 29" $(decode $shape); done
+  # What each generality costs a problem that does not need it.
+  problem "15 20 21 22 23 28 29" $(at 8 8192)
+}
+
+once() {
+  local n shape window layout
+  # Decoding: the longest batch 16, 8.6 GB, then the short caches. Those of up to 12k keys in all
+  # (4 KB a key: 50 MB) are read from the L2 cache.
+  problem "26 29" $(decode 16 65536)
+  for shape in "1 1024" "1 4096" "1 16384" "1 32768" "16 1024" "16 4096" "16 16384" "4 16384" \
+    "64 1024" "256 1024"; do
+    problem "25 26 29" $(decode $shape)
+  done
+  for n in 512 1024 2048 4096; do problem "20 29" --causal $(at 16 $n); done
+  problem "20 29" --causal $(at 8 16384)
+  problem "20 29" --causal $(at 16 8192 16 64)
+  # Lengths: 8192 fits all tiles, the others none.
+  for n in 8191 8192 8193; do
+    problem "21 22 29" --causal $(at 4 $n)
+    problem "21 22 29" $(at 4 $n)
+  done
+  # Grouped heads beside as many that share nothing.
+  for n in 64 8; do problem "23 29" --kv-heads $n $(at 4 8192 64); done
+  for n in 16 1; do problem "23 29" --kv-heads $n --causal $(at 4 8192); done
+  for n in halves neighbours; do problem "24 29" --rope $n --causal $(at 4 8192); done
+  problem "27 29" --causal $(at 2 16384)
+  for window in 256 512 1024 2048 4096 8192; do problem "27 29" --window $window $(at 2 16384); done
+  for window in 512 4096; do
+    problem "27 29" --window $window --sinks 4 $(at 2 16384)
+  done
+  for n in 32 64 80 96 128 192 256; do problem "28 29" --type bf16 $(at 4 8192 16 $n); done
+  for n in 32 80 96 192 256; do problem "28 29" $(at 4 8192 16 $n); done
+  for layout in bnhd interleaved; do problem "22 29" --layout $layout --causal $(at 4 8192); done
+  # Half of the rows that four full sequences have.
+  problem "22 29" --layout packed --causal --lengths 8192,4096,3000,1096 $(at 4 8192)
+}
+
+round
+once
+for ((i = 2; i <= repeat; i++)); do round; done
+exec {ask}>&-
+end_rows
+finish models
+echo "measured in $SECONDS s; 'make plot' draws it"
