@@ -44,8 +44,11 @@ void launch(const Problem &p) {
 }
 template <int... d>
 std::size_t workspace_bytes(const Problem &p) {
-  const auto parts = [&](auto of_bf16, auto of_fp16) { return p.type == Type::kBf16 ? of_bf16(p) : of_fp16(p); };
-  return rotated_bytes(p) + ((p.head_dim == d ? parts(parts_bytes<bf16, d>, parts_bytes<half, d>) : 0) + ...);
+  const auto parts = [&](auto of_bf16, auto of_fp16) {
+    return p.type == Type::kBf16 ? of_bf16(p) : of_fp16(p);
+  };
+  return rotated_bytes(p) +
+         ((p.head_dim == d ? parts(parts_bytes<bf16, d>, parts_bytes<half, d>) : 0) + ...);
 }
 
 }  // namespace

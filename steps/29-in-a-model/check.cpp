@@ -101,7 +101,8 @@ void check_tensor(const char *name, const attention_tensor &tensor) {
                                                            {".head_stride", tensor.head_stride},
                                                            {".row_stride", tensor.row_stride}};
   for (const auto &[stride, value] : strides) {
-    if (value < 0) refuse(ATTENTION_STRIDE, std::string(name) + stride, value, "0 or more is allowed");
+    if (value < 0)
+      refuse(ATTENTION_STRIDE, std::string(name) + stride, value, "0 or more is allowed");
     if (value * kElementBytes % kAlignment)
       refuse(ATTENTION_ALIGNMENT, std::string(name) + stride, value,
              "a multiple of " + number(kAlignment / kElementBytes) + " elements is allowed");
@@ -113,7 +114,8 @@ void check_lengths(const attention_problem &p, const char *name, const attention
                    int longest, const char *cu_name, const attention_array &cu_seqlens, int total) {
   for (int b = 0; lengths.host && b < p.batch; b++)
     if (lengths.host[b] < 0 || lengths.host[b] > longest)
-      refuse(ATTENTION_LENGTH, at(name, b), lengths.host[b], "0 to " + number(longest) + " is allowed");
+      refuse(ATTENTION_LENGTH, at(name, b), lengths.host[b],
+             "0 to " + number(longest) + " is allowed");
   int before = 0;
   for (int b = 0; cu_seqlens.host && b <= p.batch; b++) {
     const int here = cu_seqlens.host[b];
@@ -168,7 +170,8 @@ void check_sizes(const attention_problem &p, const std::vector<int> &head_dims) 
     refuse(ATTENTION_SIZE, "batch " + number(p.batch) + ", heads", p.heads,
            "a product of at most 65535 is allowed");
   if (p.heads % p.kv_heads)
-    refuse(ATTENTION_HEADS, "kv_heads", p.kv_heads, "a divisor of heads " + number(p.heads) + " is allowed");
+    refuse(ATTENTION_HEADS, "kv_heads", p.kv_heads,
+           "a divisor of heads " + number(p.heads) + " is allowed");
   if (p.window != ATTENTION_NO_WINDOW && p.window < 1)
     refuse(ATTENTION_WINDOW, "window", p.window, "1 or more, or ATTENTION_NO_WINDOW is allowed");
   check_at_least(ATTENTION_WINDOW, "sinks", p.sinks, 0);
@@ -255,6 +258,7 @@ void check_tensors(const attention_problem &p) {
         refuse(ATTENTION_OVERLAP, name + " is written", std::string("it overlaps ") + other.name);
     for (std::size_t j = 0; j < i; j++)
       if (!apart(written[i], written[j]))
-        refuse(ATTENTION_OVERLAP, name + " is written", std::string("it overlaps ") + written[j].name);
+        refuse(ATTENTION_OVERLAP, name + " is written",
+               std::string("it overlaps ") + written[j].name);
   }
 }

@@ -14,8 +14,8 @@ constexpr int keys = 16;  // of K and V in a warp's tile
 constexpr int stages = 3;
 template <int d>
 constexpr int num_warps = d <= 128 ? 8 : 4;  // as many as shared memory has room for
-constexpr float lowest = -0x1p100f;          // less than any score; no infinity, for inf - inf is NaN
-constexpr int max_counters = 4096;           // more row tiles than fill any GPU: their keys stay whole
+constexpr float lowest = -0x1p100f;  // less than any score; no infinity, for inf - inf is NaN
+constexpr int max_counters = 4096;   // more row tiles than fill any GPU: their keys stay whole
 
 template <class T, int d>
 struct Stage {
@@ -99,13 +99,9 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
             (first_query + (first_row + row) / group) * at.row,
         1, d};
   };
-  const auto position_of = [&](int row) {
-    return (first_row + row) / group + seqlen_k - seqlen_q;
-  };
+  const auto position_of = [&](int row) { return (first_row + row) / group + seqlen_k - seqlen_q; };
   // A row of this tile sees the keys from window_begin to seen, and the sinks.
-  const auto seen = [&](int row) {
-    return p.causal || p.window ? position_of(row) + 1 : seqlen_k;
-  };
+  const auto seen = [&](int row) { return p.causal || p.window ? position_of(row) + 1 : seqlen_k; };
   const auto window_begin = [&](int row) { return p.window ? max(0, seen(row) - p.window) : 0; };
   // This block's share of the tiles that any of its rows sees: first those of the sinks.
   const int end = rows_there > 0 ? (max(0, seen(rows_there - 1)) + keys - 1) / keys : 0;
@@ -119,7 +115,8 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
   };
 
   for (int i = threadIdx.x; i < rows * d / 16; i += threads) {
-    const int row = i % rows, col = i / rows * 8;  // 8 lanes, 8 rows: with the swizzle each bank once
+    const int row = i % rows,
+              col = i / rows * 8;  // 8 lanes, 8 rows: with the swizzle each bank once
     Vector<T, 8> left = {}, right = {};
     if (row < rows_there) {
       const auto gQ = row_of(static_cast<const T *>(p.Q), p.Q_strides, row);

@@ -69,10 +69,18 @@ Problem problem_of(const attention_problem &p) {
   problem.lengths_k = p.lengths_k.device;
   problem.cu_seqlens_q = p.cu_seqlens_q.device;
   problem.cu_seqlens_k = p.cu_seqlens_k.device;
+  problem.total_k = p.cu_seqlens_k.device ? p.total_k : 0;
   problem.page_table = p.page_table.device;
   problem.page_size = p.page_size;
   problem.K_new = p.K_new.data;
   problem.V_new = p.V_new.data;
+  if (p.K_new.data) {  // as many as there are queries
+    problem.seqlen_new = p.seqlen_q;
+    problem.K_new_strides = strides(p.K_new, p.cu_seqlens_q);
+    problem.V_new_strides = strides(p.V_new, p.cu_seqlens_q);
+    problem.lengths_new = p.lengths_q.device;
+    problem.cu_seqlens_new = p.cu_seqlens_q.device;
+  }
   problem.rope = static_cast<Rope>(p.rope);
   problem.rope_cos = p.rope_cos;
   problem.rope_sin = p.rope_sin;
@@ -159,8 +167,7 @@ int attention_forward(const attention_problem *problem) {
     if (p.workspace_bytes < needed)
       throw Failure(ATTENTION_WORKSPACE, "workspace_bytes " + std::to_string(p.workspace_bytes) +
                                              ": " + std::to_string(needed) + " or more is allowed");
-    if (needed > 0 && !p.workspace)
-      throw Failure(ATTENTION_NULL_POINTER, "workspace: it is NULL");
+    if (needed > 0 && !p.workspace) throw Failure(ATTENTION_NULL_POINTER, "workspace: it is NULL");
     BACKEND_STEP.launch(problem_of(p));
   });
 }

@@ -35,7 +35,8 @@ __device__ Matrix<T> kv_row(const Problem &p, Void *tensor, const Strides &strid
 template <Rope rope, class T, int d>
 __device__ void rotate_as(Vector<T, 8> &left, Vector<T, 8> &right, const Problem &p, int position,
                           int col) {
-  const Matrix<const float> gCos{p.rope_cos, p.seqlen_k, d / 2}, gSin{p.rope_sin, p.seqlen_k, d / 2};
+  const Matrix<const float> gCos{p.rope_cos, p.seqlen_k, d / 2},
+      gSin{p.rope_sin, p.seqlen_k, d / 2};
 #pragma unroll
   for (int i = 0; i < 2; i++) {  // 4 pairs each
     const int pair = rope == Rope::kHalves ? col + 4 * i : col / 2 + d / 4 * i;
