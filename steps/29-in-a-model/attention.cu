@@ -56,7 +56,7 @@ std::size_t workspace_bytes(const Problem &p) {
 EXPORT_STEP({
     .tile = 1,
     .default_batch = 16,
-    .launch = launch<64, 128>,
-    .workspace_bytes = workspace_bytes<64, 128>,
+    .launch = launch<32, 64, 80, 96, 128, 192, 256>,
+    .workspace_bytes = workspace_bytes<32, 64, 80, 96, 128, 192, 256>,
     .head_dims = {64, 32, 80, 96, 128, 192, 256},
 });

@@ -92,11 +92,14 @@ bool apart(const Bytes &a, const Bytes &b) {
 
 // --- the checks ----------------------------------------------------------------------------------
 
+void check_aligned(const std::string &name, const void *pointer) {
+  if (reinterpret_cast<std::uintptr_t>(pointer) % kAlignment)
+    refuse(ATTENTION_ALIGNMENT, name, "a multiple of " + number(kAlignment) + " bytes is allowed");
+}
+
 void check_tensor(const char *name, const attention_tensor &tensor) {
   if (!tensor.data) refuse(ATTENTION_NULL_POINTER, std::string(name) + ".data", "it is NULL");
-  if (reinterpret_cast<std::uintptr_t>(tensor.data) % kAlignment)
-    refuse(ATTENTION_ALIGNMENT, std::string(name) + ".data",
-           "a multiple of " + number(kAlignment) + " bytes is allowed");
+  check_aligned(std::string(name) + ".data", tensor.data);
   const std::pair<const char *, std::int64_t> strides[] = {{".batch_stride", tensor.batch_stride},
                                                            {".head_stride", tensor.head_stride},
                                                            {".row_stride", tensor.row_stride}};
@@ -211,14 +214,24 @@ void check_tensors(const attention_problem &p) {
   };
   if (p.cu_seqlens_q.device) need("lengths_q.device", p.lengths_q.device);
   if (p.cu_seqlens_k.device) need("lengths_k.device", p.lengths_k.device);
-  if (p.rope) need("rope_cos", p.rope_cos), need("rope_sin", p.rope_sin);
+  if (p.rope) {
+    for (const auto &[name, table] :
+         {std::pair{"rope_cos", p.rope_cos}, {"rope_sin", p.rope_sin}}) {
+      need(name, table);
+      check_aligned(name, table);
+    }
+  }
 
   check_lengths(p, "lengths_q", p.lengths_q, p.seqlen_q, "cu_seqlens_q", p.cu_seqlens_q, p.total_q);
   check_lengths(p, "lengths_k", p.lengths_k, p.seqlen_k, "cu_seqlens_k", p.cu_seqlens_k, p.total_k);
-  for (int b = 0; appends && b < p.batch; b++) {
+  for (int b = 0; b < p.batch; b++) {
     const int all = length_of(p.lengths_k, b, p.seqlen_k);
     const int of_new = length_of(p.lengths_q, b, p.seqlen_q);
-    if (all >= 0 && of_new > all)
+    if (!appends && p.rope && all >= 0 && of_new > all)
+      refuse(ATTENTION_ROPE, at("lengths_q", b), of_new,
+             "at most " + at("lengths_k", b) + " " + number(all) +
+                 " is allowed with a rotation: a query before the first key has no position");
+    if (appends && all >= 0 && of_new > all)
       refuse(ATTENTION_LENGTH, at("lengths_k", b), all,
              "with K_new the " + number(of_new) + " new keys count: so many or more are allowed");
   }
