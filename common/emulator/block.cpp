@@ -1,6 +1,7 @@
 #include "common/emulator/block.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdlib>
 #include <cstring>
@@ -43,13 +44,19 @@ std::byte *allocate_shared(std::size_t bytes) {
 
 namespace {
 
-std::mutex atomics;                                  // guards what follows, and is the atomics' order
+std::mutex atomics;  // guards what follows, and is the atomics' order
 std::map<const unsigned *, Knowledge> told_by_atomics;  // by address
+std::atomic<bool> abandoned = false;
 
 }  // namespace
 
-void forget_atomics() {
+void begin_atomics() {
   told_by_atomics.clear();
+  abandoned = false;
+}
+
+void abandon_atomics() {
+  abandoned = true;
 }
 
 Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<void()> &thread)
@@ -75,6 +82,7 @@ void Block::run(std::uint64_t number) {
   random_ = settings.seed * 0x2545f4914f6cdd1du + number;
   in_block_barrier_ = 0;
   error_.clear();
+  abandoned_ = false;
   std::memset(shared_.get(), 0xff, shared_bytes_);  // NaN as fp16 and as fp32
   clocks_.begin_block();
   shadow_.reset();
@@ -93,15 +101,16 @@ void Block::run(std::uint64_t number) {
   blockIdx = index_;
   blockDim = dim_;
   gridDim = grid_;
-  while (!ready_.empty() && error_.empty()) {
+  while (!ready_.empty() && error_.empty() && !abandoned_) {
     const std::uint64_t drawn = (next_random(random_) >> 32) * ready_.size() >> 32;
     running_ = std::exchange(ready_[drawn], ready_.back());
     ready_.pop_back();
     threadIdx = threads_[running_].index;
     threads_[running_].fiber.resume();
   }
-  if (error_.empty()) report_stuck();
+  if (error_.empty() && !abandoned_) report_stuck();
   current = nullptr;
+  if (abandoned_) throw Abandoned();
   if (!error_.empty()) throw KernelError(error_);
 }
 
@@ -348,6 +357,10 @@ void Block::access_global(const Access &access, const Where &where) {
 
 unsigned Block::atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
                        const Where &where) {
+  if (abandoned) {
+    abandoned_ = true;
+    for (;;) Fiber::yield();
+  }
   if (reinterpret_cast<std::uintptr_t>(address) % sizeof *address)
     fail("atomic at an address that is not a multiple of 4", where);
   const auto *byte = reinterpret_cast<const std::byte *>(address);

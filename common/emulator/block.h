@@ -20,7 +20,12 @@
 namespace emulator {
 
 /// A launch begins: nothing has been told by its atomics.
-void forget_atomics();
+void begin_atomics();
+
+/// A block has failed: others may wait for its atomics, and must not for ever. Their next atomics end
+/// them, and run() throws this.
+void abandon_atomics();
+struct Abandoned {};
 
 /// Runs the blocks of a launch one after the other. A thread runs until it waits for others; then
 /// one that can go on is drawn at random.
@@ -109,6 +114,7 @@ class Block {
   unsigned in_block_barrier_ = 0;
   std::uint64_t random_ = 0;
   std::string error_;
+  bool abandoned_ = false;
 };
 
 }  // namespace emulator

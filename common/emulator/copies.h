@@ -12,7 +12,7 @@
 namespace emulator {
 
 struct Copy {
-  std::size_t offset;  // in shared memory
+  std::size_t offset;       // in shared memory
   const std::byte *global;  // null: zeros
   SiteId site;
   std::uint64_t group;  // of its thread's

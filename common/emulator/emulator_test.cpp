@@ -512,7 +512,8 @@ TEST_CASE("emulator: threads of two blocks race in global memory") {
   const Matrix<float> m{memory.data, 1, 64};
   const auto in_block_2 = [](unsigned thread, const std::string &what) {
     return file_and(also_at) + ": block (2,0,0) thread (" + std::to_string(thread) +
-           ",0,0): " + what + " (the other is of another block; no fences and atomics order the two)";
+           ",0,0): " + what +
+           " (the other is of another block; no fences and atomics order the two)";
   };
   std::string error = error_of<void>(dim3(3), dim3(64), [&] {
     if (blockIdx.x == 1 && is_thread(2)) at = __LINE__, m(0, 5) = 1.0f;

@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <thread>
 #include <vector>
 
 #include "common/kernel/view.h"
@@ -164,4 +165,10 @@ inline unsigned atomic_dec(const Reference<unsigned> &counter, unsigned limit) {
       counter.checked(),
       [limit](unsigned before) { return before == 0 || before > limit ? limit : before - 1; },
       counter.where());
+}
+
+inline unsigned atomic_read(const Reference<unsigned> &counter) {
+  std::this_thread::yield();  // a block that waits for another lets its host thread go on
+  return emulator::atomic(
+      counter.checked(), [](unsigned before) { return before; }, counter.where());
 }

@@ -48,13 +48,18 @@ void check_limits(Dim3 grid, Dim3 block, std::size_t shared_bytes) {
 
 }  // namespace
 
-void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread) {
+void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread,
+         bool together) {
   check_limits(grid, block, shared_bytes);
   const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
+  constexpr std::uint64_t kMostTogether = 256;
+  if (together && blocks > kMostTogether)
+    throw KernelError("launch refused: " + std::to_string(blocks) + " blocks at once; at most " +
+                      std::to_string(kMostTogether) + " are allowed");
   launch_number++;
   begin_launch(settings.profile);
   begin_time();
-  forget_atomics();
+  begin_atomics();
   std::atomic<std::uint64_t> next = 0;
   std::atomic<bool> stop = false;
   std::mutex mutex;  // guards profile, failed and first_error
@@ -74,8 +79,11 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
       }
       const std::lock_guard lock(mutex);
       worker.add_counts(profile);
+    } catch (const Abandoned &) {
+      // Another block has failed, and says why.
     } catch (...) {
       stop = true;
+      abandon_atomics();
       const std::lock_guard lock(mutex);
       if (number < failed) {
         failed = number;
@@ -85,6 +93,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   };
   unsigned workers = settings.host_threads > 0 ? static_cast<unsigned>(settings.host_threads)
                                                : std::max(1u, std::thread::hardware_concurrency());
+  if (together) workers = kMostTogether;
   workers = static_cast<unsigned>(std::min<std::uint64_t>(workers, blocks));
   std::vector<std::thread> pool;
   for (unsigned i = 1; i < workers; i++) pool.emplace_back(work);

@@ -52,8 +52,10 @@ extern Settings settings;
 extern std::uint64_t launch_number;
 
 /// Runs one kernel: every thread of every block calls `thread`. Blocks are spread over the host's
-/// cores. Throws KernelError, also for a launch that a GPU refuses.
-void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread);
+/// cores, in the order of their numbers; or `together`: each has a thread of the host to itself, so
+/// that they can wait for each other. Throws KernelError, also for a launch that a GPU refuses.
+void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread,
+         bool together = false);
 
 /// The counts of all launches since the last call, which begins a new profile.
 Profile take_profile();

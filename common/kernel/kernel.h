@@ -85,6 +85,22 @@ int resident_blocks(Kernel *kernel, int threads) {
   return blocks;
 }
 
+/// The same launch with all blocks on the GPU at once, so that they can wait for each other.
+template <class SharedStorage, class... Parameters, class... Arguments>
+void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
+  allow_shared_memory(reinterpret_cast<const void *>(kernel), sizeof(SharedStorage));
+  cudaLaunchAttribute cooperative;
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  cudaLaunchConfig_t config{grid, block, sizeof(SharedStorage), nullptr, &cooperative, 1};
+  const cudaError_t error =
+      cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+  if (error == cudaErrorCooperativeLaunchTooLarge)
+    throw ShapeError("this step has all blocks on the GPU at once, and they are " +
+                     std::to_string(grid.x * grid.y * grid.z) + "; --batch or --splits is less");
+  cuda_check(error, "kernel launch");
+}
+
 /// The thread's warp within its block. Shuffled, so that nvcc knows that it is one number for all
 /// lanes and computes what follows from it once per warp, in uniform registers.
 __device__ __forceinline__ int warp_index() {
@@ -132,6 +148,13 @@ void launch_on(void *, void (*kernel)(Parameters...), dim3 grid, dim3 block,
   std::size_t bytes = 0;
   if constexpr (!std::is_void_v<SharedStorage>) bytes = sizeof(SharedStorage);
   emulator::run(grid, block, bytes, [=] { kernel(static_cast<Parameters>(arguments)...); });
+}
+
+template <class SharedStorage, class... Parameters, class... Arguments>
+void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
+  emulator::run(
+      grid, block, sizeof(SharedStorage), [=] { kernel(static_cast<Parameters>(arguments)...); },
+      true);
 }
 
 #define BACKEND_STEP cpu_step

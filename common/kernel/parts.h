@@ -26,3 +26,9 @@ __device__ __forceinline__ Part part_at(View &parts, int row, int col) {
   const Vector<float, 2> m_and_l = load<2>(parts(row, d));
   return {m_and_l[0], m_and_l[1], load<4>(parts(row, col))};
 }
+
+template <int d, class View>
+__device__ __forceinline__ void store_part(View &parts, int row, int col, const Part &part) {
+  store<4>(parts(row, col), part.O);
+  store<2>(parts(row, d), Vector<float, 2>{part.m, part.l});  // the same from all lanes of a row
+}

@@ -132,6 +132,13 @@ __device__ __forceinline__ unsigned atomic_dec(unsigned &counter, unsigned limit
   return atomicDec(&counter, limit);
 }
 
+/// What is there now: each time it is asked for, memory is read (PTX ISA 'ld', .relaxed).
+__device__ __forceinline__ unsigned atomic_read(unsigned &counter) {
+  unsigned value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(&counter) : "memory");
+  return value;
+}
+
 #else
 
 #include "common/emulator/ptx.h"

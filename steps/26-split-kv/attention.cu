@@ -8,9 +8,6 @@
 //             memory and counts itself; the last one of a tile adds up the parts.
 // Prediction  The bandwidth of a full GPU at any batch: 131,072 keys of 8 heads are 112 us at 4.8
 //             TB/s, and some 8 us to begin and to end: 4.5 TB/s. 1024 keys: 5 to 7 us of latency.
-#include <algorithm>
-#include <cmath>
-
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
 #include "common/kernel/kv_cache.h"
@@ -37,8 +34,7 @@ struct SharedStorage {
 };
 
 template <int d>
-__global__ void __launch_bounds__(threads)
-    attention(const Problem p, int splits, float scale_log2) {
+__global__ void __launch_bounds__(threads) attention(Problem p, int splits, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   const int split = blockIdx.x % splits, kv_h = blockIdx.y, b = blockIdx.z;
@@ -56,8 +52,8 @@ __global__ void __launch_bounds__(threads)
     return p.causal ? (first_row + row) / group + 1 + seqlen_k - seqlen_q : seqlen_k;
   };
   // Of the tiles of keys that any row sees, each split has as many as another, or one more.
-  const int seen = rows_there > 0 ? max(0, keys_seen(rows_there - 1)) : 0;
-  const std::int64_t tiles = (seen + keys - 1) / keys;
+  const int seen = rows_there > 0 ? keys_seen(rows_there - 1) : 0;
+  const std::int64_t tiles = max(0, seen + keys - 1) / keys;
   const int keys_begin = tiles * split / splits * keys;
   const int keys_end = tiles * (split + 1) / splits * keys;
 
@@ -154,7 +150,6 @@ __global__ void __launch_bounds__(threads)
                Vector<float, 2>{o[col / 8][2 * r], o[col / 8][2 * r + 1]});
   }
   __syncthreads();  // the parts of all warps are there
-
   // The workspace of the tile: a part for each split, and the number of those that are missing.
   const std::int64_t tile = (b * p.kv_heads + kv_h) * (gridDim.x / splits) + blockIdx.x / splits;
   float *const workspace = static_cast<float *>(p.workspace) + tile * (splits * rows + 1) * (d + 4);
@@ -165,8 +160,7 @@ __global__ void __launch_bounds__(threads)
     for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
       Part sum;
       for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
-      store<4>(parts(split * rows + i / d, i % d), sum.O);
-      store<2>(parts(split * rows + i / d, d), Vector<float, 2>{sum.m, sum.l});
+      store_part<d>(parts, split * rows + i / d, i % d, sum);
     }
     __syncthreads();  // the part is there, for this block
     if (threadIdx.x == 0) {
@@ -199,12 +193,13 @@ int num_splits(const Problem &p) {
   if (p.splits) return p.splits;
   const int slots = p.head_dim == 64 ? resident_blocks<SharedStorage<64>>(attention<64>, threads)
                                      : resident_blocks<SharedStorage<128>>(attention<128>, threads);
-  const int most = std::clamp(p.seqlen_k / (num_warps * keys), 1, 128);
+  const int most = min(128, p.seqlen_k / (num_warps * keys));
   int best = 1;
-  double filled = 0;  // of the waves of the best
+  float best_filled = 0;  // of the slots of its waves
   for (int splits = 1; splits <= most; splits++) {
-    const double waves = double(row_tiles(p)) * p.kv_heads * p.batch * splits / slots;
-    if (waves / std::ceil(waves) > 1.05 * filled) filled = waves / std::ceil(waves), best = splits;
+    const int blocks = row_tiles(p) * p.kv_heads * p.batch * splits;
+    const float filled = float(blocks) / ((blocks + slots - 1) / slots * slots);
+    if (filled > 1.05f * best_filled) best = splits, best_filled = filled;
   }
   return best;
 }
