@@ -298,6 +298,57 @@ const std::vector<Plant> kPlants = {
      {"normal", "rising", "one-hot", "equal-keys"}},
     {"15", "O begins with anything", "o[m_tiles][d / 8] = {}", "o[m_tiles][d / 8]", kNotWritten},
     {"15", "l begins with anything", "l[m_tiles][2] = {}", "l[m_tiles][2]", kNotWritten},
+
+    // Step 28
+    {"28",
+     "P of bf16 rounded as fp16",
+     "cvt_rn_x2<T>(left[0], left[1])",
+     "cvt_rn_f16x2(left[0], left[1])",
+     kWrong,
+     {"normal"},
+     "--type bf16 --seqlen 130"},
+    {"28",
+     "half of the products of bf16 as of fp16",
+     "mma<T>(s[mt][key / 8], q",
+     "mma<half>(s[mt][key / 8], q",
+     kWrong,
+     {"normal", "rising"},
+     "--type bf16 --seqlen 130 --causal"},
+    {"28",
+     "the last columns of Q K^T missed where they are 16",
+     "col < d; col += 16) {\n      FragmentA",
+     "col < d / 32 * 32; col += 16) {\n      FragmentA",
+     kWrong,
+     {"normal"},
+     "--head-dim 80 --seqlen 130"},
+    {"28",
+     "the last columns of O missed where they are 16",
+     "col < d; col += 16) {\n        const",
+     "col < d / 32 * 32; col += 16) {\n        const",
+     kWrong,
+     {"normal", "equal-keys"},
+     "--head-dim 80 --seqlen 130"},
+    {"28",
+     "rows of 96 written as if they were of 128",
+     "tile(row + i, col + c)",
+     "tile(row + i, (col + c) ^ (row / 2 ^ row) % 4 * 8)",
+     kWrong,
+     {"normal", "one-hot"},
+     "--head-dim 96 --seqlen 130"},
+    {"28",
+     "copies by 8 threads of rows that 8 do not divide",
+     "d % 64 == 0 ? 8 : d % 32 == 0 ? 4 : 2",
+     "8",
+     kOutside,
+     {"normal"},
+     "--head-dim 80 --seqlen 130"},
+    {"28",
+     "the rows of 4 warps for 8",
+     "Br / tiling<d>.num_warps / 16",
+     "Br / 4 / 16",
+     kOutside,
+     {"normal"},
+     "--head-dim 192 --seqlen 130"},
 };
 
 std::string step_name(const std::string &number) {
@@ -512,20 +563,23 @@ TEST_CASE("a layout with bank conflicts gives the right answer, and the counts t
                layout.find.empty() ? "./step-" + layout.step : build(step, name, source, failures);
            if (program.empty()) return failures;
            const std::string csv = kFolder + name + ".csv";
-           std::filesystem::remove(csv);
-           const std::string line =
-               program + " --device cpu --batch 1 --heads 1 --head-dim 128 --seqlen " +
-               std::to_string(describe(program).tile) + " --profile-csv " + csv;
-           const Finished finished = run_command(line);
-           std::map<std::string, std::uint64_t> counts = totals(csv);
-           std::uint64_t wavefronts = 0;
-           for (const char *kind : {"shared load", "shared store", "cp.async"})
-             wavefronts += counts[kind + std::string(" wavefronts")];
-           const std::uint64_t ideal = counts["shared wavefronts, ideal"];
-           if (finished.status != 0 || ideal == 0 || (wavefronts > ideal) != layout.conflicts)
-             failures += show(line, finished) + std::to_string(wavefronts) + " wavefronts, ideal " +
-                         std::to_string(ideal) + ": expected " +
-                         (layout.conflicts ? "conflicts" : "no conflicts");
+           const Description help = describe(program);
+           for (const std::string &head_dim : help.head_dims) {
+             std::filesystem::remove(csv);
+             const std::string line = program + " --device cpu --batch 1 --heads 1 --head-dim " +
+                                      head_dim + " --seqlen " + std::to_string(help.tile) +
+                                      " --profile-csv " + csv;
+             const Finished finished = run_command(line);
+             std::map<std::string, std::uint64_t> counts = totals(csv);
+             std::uint64_t wavefronts = 0;
+             for (const char *kind : {"shared load", "shared store", "cp.async"})
+               wavefronts += counts[kind + std::string(" wavefronts")];
+             const std::uint64_t ideal = counts["shared wavefronts, ideal"];
+             if (finished.status != 0 || ideal == 0 || (wavefronts > ideal) != layout.conflicts)
+               failures += show(line, finished) + std::to_string(wavefronts) +
+                           " wavefronts, ideal " + std::to_string(ideal) + ": expected " +
+                           (layout.conflicts ? "conflicts" : "no conflicts");
+           }
            return failures;
          },
          ""});

@@ -31,12 +31,13 @@ struct Setup {
   ~Setup() { emulator::settings = before; }
 };
 
-/// An array of fp16 in the emulator's global memory: 0, 1, 2, ...
+/// An array of fp16 or bf16 in the emulator's global memory: 0, 1, 2, ...
+template <class T = half>
 struct Global {
-  half *data;
+  T *data;
 
-  explicit Global(int size) : data(static_cast<half *>(emulator::allocate(size * sizeof(half)))) {
-    for (int i = 0; i < size; i++) data[i] = float_to_half(static_cast<float>(i));
+  explicit Global(int size) : data(static_cast<T *>(emulator::allocate(size * sizeof(T)))) {
+    for (int i = 0; i < size; i++) data[i] = from_float<T>(static_cast<float>(i));
   }
   Global(const Global &) = delete;
   Global &operator=(const Global &) = delete;
@@ -121,22 +122,24 @@ Plain<16, 8> product(const Plain<16, 16> &A, const Plain<16, 8> &B, Plain<16, 8>
 // The lane's elements a0 ... a7, b0 ... b3, c0 ... c3, as the PTX ISA numbers them ('Matrix
 // Fragments for mma.m16n8k16 with floating point type').
 
+template <class T = half>
 FragmentA fragment_a(const Plain<16, 16> &A) {
   const int group = lane_id() / 4, in_group = lane_id() % 4;
   std::array<float, 8> a;
   for (int i = 0; i < 8; i++)
     a[i] = A[(i < 2 || (4 <= i && i < 6)) ? group : group + 8]
             [i < 4 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8];
-  return {cvt_rn_f16x2(a[0], a[1]), cvt_rn_f16x2(a[2], a[3]), cvt_rn_f16x2(a[4], a[5]),
-          cvt_rn_f16x2(a[6], a[7])};
+  return {cvt_rn_x2<T>(a[0], a[1]), cvt_rn_x2<T>(a[2], a[3]), cvt_rn_x2<T>(a[4], a[5]),
+          cvt_rn_x2<T>(a[6], a[7])};
 }
 
+template <class T = half>
 FragmentB fragment_b(const Plain<16, 8> &B) {
   const int group = lane_id() / 4, in_group = lane_id() % 4;
   std::array<float, 4> b;
   for (int i = 0; i < 4; i++)
     b[i] = B[i < 2 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8][group];
-  return {cvt_rn_f16x2(b[0], b[1]), cvt_rn_f16x2(b[2], b[3])};
+  return {cvt_rn_x2<T>(b[0], b[1]), cvt_rn_x2<T>(b[2], b[3])};
 }
 
 FragmentC fragment_c(const Plain<16, 8> &C) {
@@ -236,6 +239,33 @@ TEST_CASE("ptx: mma's products are exact and its sums are fp32") {
   CHECK(wrong == 0);
 }
 
+TEST_CASE("ptx: mma of bf16: the same places, a range as fp32 has it, exact products") {
+  const Setup setup;
+  int wrong = 0;
+  run<void>(dim3(32), [&] {
+    const auto A = whole_numbers<16, 16>(1);
+    const auto B = whole_numbers<16, 8>(2), C = whole_numbers<16, 8>(3);
+    FragmentC c = fragment_c(C);
+    mma<bf16>(c, fragment_a<bf16>(A), fragment_b<bf16>(B));
+    compare(c, product(A, B, C), wrong);
+    const auto check = [&](float a, float b, float expected) {
+      for (int k = 4; k < 6; k++) {  // in the lower and in the upper half of a register
+        Plain<16, 16> one{};
+        Plain<16, 8> other{};
+        one[3][k] = a;
+        other[k][6] = b;
+        FragmentC sum{};
+        mma<bf16>(sum, fragment_a<bf16>(one), fragment_b<bf16>(other));
+        if (lane_id() == 15) wrong += !(sum[0] == expected);  // row 3, column 6
+      }
+    };
+    check(1 + 0x1p-7f, 1 + 0x1p-7f, 1 + 0x1p-6f + 0x1p-14f);  // 15 bits
+    check(0x1p100f, 0x1p-126f, 0x1p-26f);                     // far beyond fp16
+    check(1e30f, 0, 0);
+  });
+  CHECK(wrong == 0);
+}
+
 // --- ldmatrix ------------------------------------------------------------------------------------
 
 namespace {
@@ -298,6 +328,33 @@ TEST_CASE("ptx: ldmatrix.trans gives lane 4 g + t rows 2t and 2t + 1 of column g
     for (int i = 0; i < 4; i++) wrong += m4[i] != expected_pair(i, true);
     const auto m2 = ldmatrix_x2_trans(x(row_of(n, r), col_of(n, r)));
     for (int i = 0; i < 2; i++) wrong += m2[i] != expected_pair(i, true);
+  });
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("ptx: ldmatrix and cp.async move the bits of bf16 as those of fp16") {
+  struct Rows {
+    Tile<bf16, 16, 16> x;
+  };
+  const Setup setup;
+  const Global<bf16> global(16 * 16);
+  int wrong = 0;
+  run<Rows>(dim3(32), [&] {
+    auto &x = shared_storage<Rows>().x;
+    const Matrix<const bf16> g{global.data, 16, 16};
+    const int row = lane_id() % 16, col = lane_id() / 16 * 8;
+    cp_async_16_or_zeros(x(row, col), g(row, col), row > 0);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncwarp();
+    const auto element = [](int i, int j) { return static_cast<float>(i ? 16 * i + j : 0); };
+    const int group = lane_id() / 4, in_group = lane_id() % 4 * 2;
+    const auto m = ldmatrix_x4(x(row, col)), trans = ldmatrix_x4_trans(x(row, col));
+    wrong += m[0] != cvt_rn_bf16x2(element(group, in_group), element(group, in_group + 1));
+    wrong += trans[3] !=
+             cvt_rn_bf16x2(element(8 + in_group, 8 + group), element(8 + in_group + 1, 8 + group));
+    store<2>(x(row, 2 * (lane_id() / 16)), Vector<bf16, 2>{from_float<bf16>(1), bf16{}});
+    wrong += bf16_to_float(x(row, 2 * (lane_id() / 16))) != 1;
   });
   CHECK(wrong == 0);
 }
@@ -509,7 +566,7 @@ struct Buffer {
 };
 
 /// Copies 16 bytes: those with number i of global memory, to those with number i of the buffer.
-void copy(const Global &memory, int i, Where where = Where::current()) {
+void copy(const Global<> &memory, int i, Where where = Where::current()) {
   cp_async_16(shared_storage<Buffer>().x(i / 8, i % 8 * 8),
               Matrix<const half>{memory.data, 8, 64}(i / 8, i % 8 * 8), where);
 }
@@ -927,6 +984,19 @@ TEST_CASE(
   CHECK(cvt_rn_f16x2(0x1p-24f, 0x1p-25f) == 0x00000001u);  // the smallest, and a tie with zero
   CHECK(cvt_rn_f16x2(0x1.8p-24f, 0x1.8p-25f) == 0x00010002u);
   CHECK((cvt_rn_f16x2(NAN, 1) & 0x7fffu) > 0x7c00u);
+}
+
+TEST_CASE("ptx: cvt_rn_bf16x2 rounds to the nearest bf16, ties to even") {
+  CHECK(cvt_rn_bf16x2(1, -2) == 0xc0003f80u);
+  // Between 256 and 512 bf16 has even numbers only.
+  CHECK(cvt_rn_bf16x2(257, 259) == cvt_rn_bf16x2(256, 260));
+  CHECK(cvt_rn_bf16x2(257.01f, 258.99f) == cvt_rn_bf16x2(258, 258));
+  CHECK(cvt_rn_bf16x2(0x1p127f, 3.4e38f) == 0x7f807f00u);  // beyond the largest + half a step
+  CHECK((cvt_rn_bf16x2(NAN, 1) & 0x7fffu) > 0x7f80u);
+  CHECK(cvt_rn_x2<half>(1, -2) == cvt_rn_f16x2(1, -2));
+  CHECK(cvt_rn_x2<bf16>(1, -2) == cvt_rn_bf16x2(1, -2));
+  CHECK(from_float<half>(65519.99f).bits == 0x7bff);
+  CHECK(from_float<bf16>(259).bits == 0x4382);
 }
 
 TEST_CASE("ptx: ex2 is 2^x, and denormals are zero") {

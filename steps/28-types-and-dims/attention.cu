@@ -205,7 +205,6 @@ void run(const Problem &p) {
                               dim3(tiling<d>.num_warps * 32), p, 1.44269504f / sqrtf(d));
 }
 
-/// Runs the one of the kernels that is for the problem's head dim and type.
 template <int... d>
 void run_one_of(const Problem &p) {
   ((p.head_dim != d ? void() : p.type == Type::kBf16 ? run<bf16, d>(p) : run<half, d>(p)), ...);
