@@ -349,6 +349,105 @@ const std::vector<Plant> kPlants = {
      kOutside,
      {"normal"},
      "--head-dim 192 --seqlen 130"},
+    // Step 24
+    {"24",
+     "the angles of the wrong pairs",
+     "halves ? col + 4 * n",
+     "halves ? col + 4 * (1 - n)",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "halves for neighbours",
+     "problem.rope == Rope::kHalves",
+     "problem.rope != Rope::kNone",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope neighbours"},
+    {"24",
+     "an element of each half for neighbours",
+     "x[n][2 * e + 1]",
+     "x[1 - n][2 * e + 1]",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope neighbours"},
+    {"24",
+     "half of the pairs backwards",
+     "sin[e] + b_before * cos[e]",
+     "sin[e] - b_before * cos[e]",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "position off by one",
+     "first_row + seqlen_k - seqlen_q);",
+     "first_row + seqlen_k - seqlen_q - 1);",
+     kWrong,
+     {"normal"},
+     "--seqlen 150 --seqlen-k 250 --rope halves"},
+    {"24",
+     "Q rotated by its row",
+     "first_row + seqlen_k - seqlen_q);",
+     "first_row);",
+     kWrong,
+     {"normal"},
+     "--seqlen 150 --seqlen-k 250 --rope halves"},
+    {"24",
+     "K rotated by the position of the query in its place",
+     "problem, first_row);\n}",
+     "problem, first_row + problem.seqlen_k - problem.seqlen_q);\n}",
+     kOutside,
+     {"normal"},
+     "--seqlen 150 --seqlen-k 250 --rope halves"},
+    {"24",
+     "K rotated by its row in the tile",
+     "rotated_rows), problem, first_row);",
+     "rotated_rows), problem, 0);",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "only Q rotated",
+     "if (p.rope != Rope::kNone) rotate_keys_beforehand<d>(p);",
+     "",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "only K rotated",
+     "min(Br, seqlen_q - first_row)",
+     "0",
+     kWrong,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "rotated keys where packed keys begin",
+     "p.cu_seqlens_k ? 0 : sequence",
+     "sequence",
+     kNoMemory,
+     {"normal"},
+     "--seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
+    {"24",
+     "keys of the first sequence",
+     "of_batch(problem.cu_seqlens_k, problem, b, 0) + first_row;",
+     "first_row;",
+     kGlobalRace,
+     {"normal"},
+     "--seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
+    {"24",
+     "one head of keys rotated",
+     "rotated_rows, p.kv_heads, p.batch)",
+     "rotated_rows, 1, p.batch)",
+     kNotWritten,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
+    {"24",
+     "Q rotated before it is there",
+     "cp_async_wait<1>();",
+     "",
+     kStillWriting,
+     {"normal"},
+     "--seqlen 200 --rope halves"},
 };
 
 std::string step_name(const std::string &number) {
@@ -357,8 +456,18 @@ std::string step_name(const std::string &number) {
   return number;
 }
 
+/// A step's source; with a header of its own where that is included.
 std::string source_of(const std::string &step) {
-  return read_text("steps/" + step + "/attention.cu");
+  std::string source = read_text("steps/" + step + "/attention.cu");
+  const std::string include = "#include \"steps/" + step + "/";
+  for (std::size_t at; (at = source.find(include)) != std::string::npos;) {
+    const std::size_t end = source.find('\n', at);
+    const std::string line = source.substr(at, end - at), quoted = line.substr(line.find('"') + 1);
+    std::string header = read_text(quoted.substr(0, quoted.size() - 1));
+    header.replace(header.find("#pragma once"), 12, "");
+    source.replace(at, end - at, header);
+  }
+  return source;
 }
 
 /// `text` with the one `find` in it replaced; empty if there is none, or another.
@@ -488,24 +597,28 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
             step.substr(0, 2) + "-no-barrier-in-line-" + std::to_string(line_number);
         std::string without = source;
         without.replace(at, barrier.size(), ";");
-        jobs.push_back(
-            {name,
-             [step, name, without] {
-               std::string failures;
-               const std::string program = build(step, name, without, failures);
-               if (program.empty()) return failures;
-               const Description help = describe(program);
-               for (const int seed : {1, 2}) {  // one head: a barrier is of one block
-                 const std::string line = command(program, help.tile, {2, seed, "normal", ""}, 1);
-                 const Finished finished = run_command(line);
-                 if (!reports(finished, kRace) && !reports(finished, kGlobalRace) &&
-                     !reports(finished, "memory that nobody wrote") &&
-                     !reports(finished, kStillWriting))
-                   failures += show(line, finished);
-               }
-               return failures;
-             },
-             ""});
+        jobs.push_back({name,
+                        [step, name, without] {
+                          std::string failures;
+                          const std::string program = build(step, name, without, failures);
+                          if (program.empty()) return failures;
+                          const Description help = describe(program);
+                          // A step that rotates has barriers for it.
+                          const bool rotates =
+                              std::count(help.takes.begin(), help.takes.end(), "--rope");
+                          const std::string options = rotates ? "--seqlen 256 --rope halves" : "";
+                          for (const int seed : {1, 2}) {  // one head: a barrier is of one block
+                            const std::string line =
+                                command(program, help.tile, {2, seed, "normal", options}, 1);
+                            const Finished finished = run_command(line);
+                            if (!reports(finished, kRace) && !reports(finished, kGlobalRace) &&
+                                !reports(finished, "memory that nobody wrote") &&
+                                !reports(finished, kStillWriting))
+                              failures += show(line, finished);
+                          }
+                          return failures;
+                        },
+                        ""});
       }
   }
   REQUIRE(!jobs.empty());

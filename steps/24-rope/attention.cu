@@ -1,16 +1,16 @@
-// Step 24: rotary embedding. A row of Q and K is rotated by its position, pair by pair of its elements.
+// Step 24: rotary embedding. Rows of Q and K are rotated by their positions, pair by pair of elements.
 //
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --rope
-// Before      step 23: scores know nothing of positions; who wants them rotates Q and K beforehand.
-// Bottleneck  HBM: a kernel that rotates both reads and writes both, 2.15 GB at the default shape. At
-//             4.26 TB/s that is 0.50 ms beside step 23's 22, and the share doubles with half the keys.
-// Change      Q is rotated when it is in shared memory: a block loads its rows once. K is loaded by
-//             seqlen_q / 128 blocks, so another kernel rotates it once, into the workspace.
-// Prediction  0.25 ms for K at the default shape, and for Q 600 instructions per warp before the first
-//             tile: 1.5% in all. K in the load, too, would be 300 more per tile, 700 without: 20%.
+// Before      step 23: who wants positions in the scores rotates Q and K beforehand.
+// Bottleneck  HBM: a kernel that rotates both reads and writes 2.15 GB at the default shape, 0.50 ms
+//             at 4.25 TB/s. Step 23 takes 22 ms there, and a quarter of that with half the keys.
+// Change      Q is rotated in shared memory: its rows are loaded by one block. K's are by seqlen_q / 128
+//             blocks, so a kernel rotates them once, into the workspace.
+// Prediction  0.25 ms for K and 0.1 for Q: 1.6%. K rotated in shared memory, too: 1.2 times as long.
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
+#include "common/kernel/order.h"
 #include "common/kernel/swizzle.h"
 #include "steps/24-rope/rotate.h"
 
@@ -34,23 +34,26 @@ struct SharedStorage {
 template <int Rows, int d, bool ragged = false>
 __device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const half> &matrix,
                           int first_row) {
-  const int row = threadIdx.x / (d / 8), col = threadIdx.x % (d / 8) * 8;
-  // From the thread's first element on: 64 bits lead to it, and each iteration is a stride further.
-  const int first = first_row + row;
-  const StridedMatrix<const half> part{&matrix.data[first * matrix.stride + col],
-                                       matrix.rows - first, d, matrix.stride};
+  // Eight threads copy 128 bytes of a row, then the next 128: of these addresses one is computed.
+  const int row = threadIdx.x / 8, col = threadIdx.x % 8 * 8;
+  const StridedMatrix<const half> part{&matrix.data[(first_row + row) * matrix.stride + col],
+                                       matrix.rows - first_row - row, d - col, matrix.stride};
 #pragma unroll
-  for (int i = 0; i < Rows; i += num_warps * 32 / (d / 8))
-    cp_async_16_or_zeros(tile(row + i, col), part(i, 0), !ragged || i < part.rows);
+  for (int i = 0; i < Rows; i += num_warps * 32 / 8)
+    for (int c = 0; c < d; c += 64)
+      cp_async_16_or_zeros(tile(row + i, col + c), part(i, c), !ragged || i < part.rows);
 }
 
 template <int d, bool rope>
 __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, blocks per SM
     attention(const Problem problem, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
-  const int warp = warp_index(), lane = threadIdx.x % 32, h = blockIdx.y, b = blockIdx.z;
-  // Blocks start in the order of their index: from the last rows, which see the most keys, down.
-  const int first_row = (gridDim.x - 1 - blockIdx.x) * Br;
+  const int warp = warp_index(), lane = threadIdx.x % 32;
+  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
+  const int head = blockIdx.z * gridDim.x + blockIdx.x;
+  const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
+  const int b = head / problem.heads, h = head % problem.heads;
+  if (b >= problem.batch) return;
   const int seqlen_q = of_batch(problem.lengths_q, problem, b, problem.seqlen_q);
   const int seqlen_k = of_batch(problem.lengths_k, problem, b, problem.seqlen_k);
   if (first_row >= seqlen_q) return;  // the sequence is shorter than the longest
@@ -64,15 +67,12 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const auto gQ = head_of<const half, d>(problem.Q, problem.Q_strides, b, h, q_start, seqlen_q);
   const auto gK = head_of<const half, d>(problem.K, problem.K_strides, b, kv_h, k_start, seqlen_k);
   const auto gV = head_of<const half, d>(problem.V, problem.V_strides, b, kv_h, k_start, seqlen_k);
-  const auto gO = head_of<half, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
 
   // ldmatrix.x4 of a 16 x 16 block: lane i names row i % 16 of its left or its right half.
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
   // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
-
-  // Keys before this one are seen by all of the warp's rows.
-  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);
+  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // keys before it
 
   load_tile<Br, d, true>(smem.Q, gQ, first_row);
   if constexpr (rope) cp_async_commit();
@@ -185,6 +185,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     }
   }
 
+  const auto gO = head_of<half, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++) {
     for (int r = 0; r < 2; r++) {
@@ -205,9 +206,8 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
 template <int d>
 void run(Problem p) {
   if (p.rope != Rope::kNone) rotate_keys_beforehand<d>(p);
-  const dim3 grid((p.seqlen_q + Br - 1) / Br, p.heads, p.batch);
-  launch<SharedStorage<d>>(p.rope == Rope::kNone ? attention<d, false> : attention<d, true>, grid,
-                           dim3(num_warps * 32), p, 1.44269504f / sqrtf(d));
+  launch<SharedStorage<d>>(p.rope == Rope::kNone ? attention<d, false> : attention<d, true>,
+                           grid_by_heads(p, Br), dim3(num_warps * 32), p, 1.44269504f / sqrtf(d));
 }
 
 }  // namespace

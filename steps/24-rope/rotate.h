@@ -4,6 +4,8 @@
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
 
+namespace {
+
 /// rotate_rows of one pairing.
 template <int d, bool halves, class From, class To>
 __device__ void rotate_pairs(From &from, To &to, int rows, const Problem &problem,
@@ -69,9 +71,11 @@ inline std::size_t rotated_keys_bytes(const Problem &p) {
 template <int d>
 void rotate_keys_beforehand(Problem &p) {
   // [kv_heads, batch, seqlen_k, d]; of packed sequences [kv_heads, the rows of all, d].
-  const std::int64_t sequence = p.seqlen_k * d;
+  const std::int64_t sequence = std::int64_t{p.seqlen_k} * d;
   const Strides strides{p.cu_seqlens_k ? 0 : sequence, p.batch * sequence, d};
   const dim3 grid((p.seqlen_k + rotated_rows - 1) / rotated_rows, p.kv_heads, p.batch);
   launch<void>(rotate_keys<d>, grid, dim3(rotating_threads), p, strides);
   p.K = p.workspace, p.K_strides = strides;
 }
+
+}  // namespace
