@@ -38,7 +38,10 @@ case $n in
       measured+=("--batch $batch --seqlen-k $keys $decode")
     done
     ;;
-  27) also_checked="--window 100" measured=("--batch 2 --seqlen 16384 --window 1024") ;;
+  27)
+    also_checked="--window 100"
+    measured=("--batch 2 --seqlen 16384 --window 1024" "--batch 2 --seqlen 16384 --window 256")
+    ;;
   28) measured=("--batch 4 --head-dim 256" "--batch 4 --head-dim 80" "--batch 8 --type bf16") ;;
   29) also_checked=--causal measured=("--causal --batch 8") ;;
 esac
