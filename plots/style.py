@@ -90,6 +90,26 @@ def skip(reason):
     sys.exit()
 
 
+def read_measured(path, target):
+    """The rows of a CSV file; without one the figure is skipped: nothing was measured yet."""
+    if not path.is_file():
+        skip(f"no {path}; make {target} writes it")
+    return read(path)
+
+
+def options(row):
+    """What a row's options say: {"causal": "", "kv-heads": "8"}."""
+    return dict(pair.partition("=")[::2] for pair in row["options"].split())
+
+
+def cache_speed(row):
+    """TB/s at which K and V are read, each once."""
+    said = options(row)
+    keys, heads = int(said.get("seqlen-k", row["seqlen"])), int(said.get("kv-heads", row["heads"]))
+    size = 2 * 2 * int(row["batch"]) * heads * keys * int(row["head_dim"])
+    return size / float(row["median_ms"]) / 1e9
+
+
 def is_step(name):
     """Whether a name is a step of the ladder: no peer and no variant of a step."""
     return re.fullmatch(r"\d\d-[^:]+", name) is not None

@@ -268,6 +268,35 @@ Rate copy_rate() {
   return {2.0 * static_cast<double>(bytes) / (ms * 1e-3), 0};
 }
 
+/// Reads it all, and writes nothing: of random bits no thread's are all ones.
+__global__ void read_all(const uint4 *from, std::size_t count, float *sink) {
+  uint4 bits = {~0u, ~0u, ~0u, ~0u};
+  const std::size_t threads = std::size_t{gridDim.x} * blockDim.x;
+#pragma unroll 8
+  for (std::size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += threads) {
+    const uint4 read = from[i];
+    bits = {bits.x & read.x, bits.y & read.y, bits.z & read.z, bits.w & read.w};
+  }
+  if ((bits.x & bits.y & bits.z & bits.w) == ~0u) *sink = 1;
+}
+
+/// Bytes a second, read only: what a decoding step does.
+Rate read_rate(const cudaDeviceProp &gpu) {
+  std::size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+  const std::size_t bytes = std::min(std::size_t{4} << 30, free / 2 / 256 * 256);
+  std::uint32_t *from = nullptr;
+  check(cudaMalloc(&from, bytes), "cudaMalloc");
+  draw<<<1024, 256>>>(from, bytes / sizeof *from);
+  const float ms = median_ms([&] {
+    read_all<<<8 * gpu.multiProcessorCount, 256>>>(reinterpret_cast<const uint4 *>(from),
+                                                   bytes / sizeof(uint4),
+                                                   reinterpret_cast<float *>(from));
+  });
+  cudaFree(from);
+  return {static_cast<double>(bytes) / (ms * 1e-3), 0};
+}
+
 struct Row {
   const char *name, *what, *unit;
   std::function<Rate()> measure;
@@ -300,6 +329,7 @@ std::vector<Row> rows(const Bench &bench, const cudaDeviceProp &gpu) {
       {"mma-ldmatrix", "with an ldmatrix.x4 for 4 mma", "FLOP/s", rate(multiply_shared, mma_work)},
       {"ldmatrix", "shared memory, by ldmatrix.x4", "B/s", rate(read_shared, load_work)},
       {"copy", "HBM: a copy, bytes read and written", "B/s", copy_rate},
+      {"read", "HBM: bytes read, and none written", "B/s", [&gpu] { return read_rate(gpu); }},
       {"fp32-peak", "fp32 units, computed", "FLOP/s", [&gpu] { return fp32_peak(gpu); }},
   };
 }

@@ -108,7 +108,7 @@ measure() {
   local status=0 row=build/row.csv problem
   rm -f $row
   ncu --clock-control none --metrics "$2" --csv ./step-"$(number_of "$3")" --device gpu \
-    --check-only $4 --csv $row </dev/null >build/ncu.txt || status=$?
+    --check-only $4 --csv $row </dev/null >build/ncu.txt 2>&1 || status=$?
   if [ $status != 0 ]; then
     tail -3 build/ncu.txt
     grep -qE 'is allowed|does not take' build/ncu.txt || exit 1

@@ -33,7 +33,7 @@ except ImportError:
     sys.exit("peers.py: SKIP: PyTorch is not installed here")
 try:
     import fa3_fwd_interface as fa3
-except (ImportError, OSError):
+except (ImportError, OSError, RuntimeError):  # not there, or made for another PyTorch
     fa3 = None
 
 

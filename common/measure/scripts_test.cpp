@@ -127,6 +127,15 @@ TEST_CASE("truth: equal, explained by the shape, or a failure") {
       "    22-x, shared wavefronts, ideal: emulator 6, ncu 7: NOT EXPLAINED\n");
 }
 
+TEST_CASE("scripts: what measures says so where there is nothing to measure with") {
+  for (const std::string script : {"bench", "bench-models", "ceilings", "power"}) {
+    const Finished finished = run_command("GPU= NVCC= common/measure/" + script + ".sh 00-x");
+    CHECK(finished.status == 3);
+    CHECK(finished.out == "");
+    CHECK(finished.err == "make " + script + ": no GPU here\n");
+  }
+}
+
 TEST_CASE("scripts: what is not there is refused in one line") {
   const auto refusal = [](const std::string &script) {
     const Finished finished = run_command("common/measure/" + script);

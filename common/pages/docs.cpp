@@ -343,12 +343,16 @@ Strings truth_sentence(const Request &r) {
     equal += c.equal();
     if (!c.equal()) steps[c.counter].push_back(c.step.substr(0, 2));
   }
+  constexpr size_t kNamed = 3;  // Part III has problems of its own for each step
+  const size_t more = shapes.size() - std::min(shapes.size(), kNamed);
+  shapes.resize(shapes.size() - more);
   for (auto &[counter, of] : steps) {
     of.erase(std::unique(of.begin(), of.end()), of.end());
     others.push_back(counter + " (" + join(of, ", ") + ")");
   }
   return {count(equal) + " of " + count(all) + " counts equal ncu's, at " + join(shapes, "; at ") +
-          "." + (others.empty() ? "" : " The others, by step: " + join(others, "; ") + ".")};
+          (more ? "; and at " + count(static_cast<double>(more)) + " more problems." : ".") +
+          (others.empty() ? "" : " The others, by step: " + join(others, "; ") + ".")};
 }
 
 /// What the GPU can do at most: each named value, and the clock that it was measured at.

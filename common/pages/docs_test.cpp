@@ -357,6 +357,8 @@ TEST_CASE("docs: tables of counters") {
                                                 "02-loop,ncu,1,1,256,64,causal,0,mma,5\n" +
                                                 "02-loop,emulator,1,1,256,64,causal,0,mma,5\n");
   has(r.table("truth tpu-counters"), "## Batch 1, 1 head, seqlen 256, head dim 64, causal\n");
+  has(r.table("truth-sentence tpu-counters"),
+      "; at batch 2, 1 head, seqlen 512, head dim 64; and at 1 more problems. The others");
   CHECK(r.value("[tpu-counters ncu mma 02-loop options=causal seqlen=256]:0") == "5");
   has(message([&] { r.value("[tpu-counters ncu mma 02-loop]"); }), "there are: options=causal");
   CHECK(r.table("counters gpu-counters 02-loop") ==

@@ -49,6 +49,9 @@ Regions, all of them HTML comments:
         [BENCH COLUMN STEP filters]              e.g. [h200 tflops 02-loop-inverted seqlen=1024]
         [COUNTERS SOURCE COUNTER STEP filters]   e.g. [h200-counters ncu dram bytes 02-loop-inverted]
         [NAMED NAME]                             e.g. [h200-ceilings mma-ex2], in the file's unit
+      A BENCH's COLUMN may be cache_TBs, too: TB/s at which K and V are read, each once. A filter is
+      COLUMN=TEXT or COLUMN~TEXT, which contains it, with a + for a space: options=causal+kv-heads=8.
+      Without filters it is options= seqlen=8192 head_dim=128, and a counter's line=0.
       FORMAT: 0, 1, 2... decimals; s3 significant digits (the default); "," 1,234,567; % or %1
       a ratio as percent; x a ratio as 7.3x; GB, MB, KB bytes.
       It may stand anywhere but at the start of a line, where Markdown would end the paragraph.

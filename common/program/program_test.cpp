@@ -391,13 +391,13 @@ TEST_CASE("--blocks-csv: what each block of a causal step did, in the order of t
     CHECK(rows[i].at("options") == "causal");
     CHECK(rows[i].at("launch") == "0");
     CHECK(rows[i].at("block") == std::to_string(i));
-    CHECK(rows[i].at("x") == std::to_string(i % 3));
-    CHECK(rows[i].at("y") == std::to_string(i / 3));
+    CHECK(rows[i].at("x") == std::to_string(i % 2));  // the head
+    CHECK(rows[i].at("y") == std::to_string(i / 2));
     CHECK(rows[i].at("z") == "0");
     // 64 keys of a tile, 64 columns and 128 rows, for each of two products. The last rows first, with
     // six tiles; then four, then two.
     const long long tile = 2 * (128 / 16) * (64 / 8) * (64 / 16);
-    CHECK(std::stoll(rows[i].at("mma")) == tile * static_cast<long long>(6 - 2 * (i % 3)));
+    CHECK(std::stoll(rows[i].at("mma")) == tile * static_cast<long long>(6 - 2 * (i / 2)));
     sum += std::stoll(rows[i].at("mma"));
   }
   for (const Row &row : read_csv(profile)) {
