@@ -112,10 +112,11 @@ struct attention_problem {
   const float *rope_cos, *rope_sin;
   int rope_positions; /* at least seqlen_k */
 
-  void *workspace; /* on the device, of attention_workspace_bytes; NULL if these are 0 */
+  /* On the device, of attention_workspace_bytes; NULL if these are 0. All 0 before its first use:
+   * the calls of one stream may share it and leave the counters in it as they were. */
+  void *workspace;
   size_t workspace_bytes;
-  void *stream; /* a cudaStream_t; NULL: the default stream. Calls of one stream may share a
-                 * workspace. */
+  void *stream; /* a cudaStream_t; NULL: the default stream */
 };
 
 /* How much workspace a problem takes. Looks at the sizes alone: the pointers may be NULL. */

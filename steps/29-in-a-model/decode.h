@@ -2,25 +2,18 @@
 // types and head dims of step 28, with the windows of step 27 and the queries of step 24.
 #pragma once
 
-#include "common/kernel/swizzle.h"
-#include "steps/29-in-a-model/rows.h"
+#include "common/kernel/parts.h"
+#include "steps/29-in-a-model/stages.h"
 
 namespace {
 
 namespace decoding {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a key head
-constexpr int keys = 16;  // of K and V in a warp's tile
 constexpr int stages = 3;
 template <int d>
 constexpr int num_warps = d <= 128 ? 8 : 4;  // as many as shared memory has room for
-constexpr float lowest = -0x1p100f;  // less than any score; no infinity, for inf - inf is NaN
-constexpr int max_counters = 4096;   // more row tiles than fill any GPU: their keys stay whole
-
-template <class T, int d>
-struct Stage {
-  SharedTile<keys, d, T> K, V;
-};
+constexpr int max_counters = 4096;  // more row tiles than fill any GPU: their keys stay whole
 
 template <class T, int d>
 struct SharedStorage {
@@ -31,53 +24,6 @@ struct SharedStorage {
   SharedTile<rows, d, T> Q;
   Tile<bool, 1, 8> is_last;
 };
-
-/// What some of the keys give a row: l and 4 columns of O, relative to m.
-struct Part {
-  float m = lowest, l = 0;
-  Vector<float, 4> O = {};
-
-  __device__ void add(const Part &other) {
-    const float m_new = fmaxf(m, other.m);
-    const float alpha = ex2(m - m_new), beta = ex2(other.m - m_new);
-    m = m_new;
-    l = alpha * l + beta * other.l;
-    for (int e = 0; e < 4; e++) O[e] = alpha * O[e] + beta * other.O[e];
-  }
-};
-
-template <int d, class View>
-__device__ Part part_at(View &parts, int row, int col) {
-  const Vector<float, 2> m_and_l = load<2>(parts(row, d));
-  return {m_and_l[0], m_and_l[1], load<4>(parts(row, col))};
-}
-
-/// Where a key and its value begin: pointers, as numbers that lanes can shuffle.
-struct Place {
-  std::int64_t K, V;
-};
-
-template <class T, int d>
-__device__ Matrix<const T> row_at(std::int64_t place) {
-  return {reinterpret_cast<const T *>(place), 1, d};
-}
-
-/// Starts the copies of a warp's tile: lane i knows where key i is. Those from `there` on are not;
-/// zeros arrive, for they are masked, but 0 times NaN is NaN.
-template <class T, int d>
-__device__ void load_stage(Stage<T, d> &stage, const Place &place, int there) {
-  constexpr int lanes = d / 8 & -(d / 8);  // per row, 16 bytes each
-  const int first = threadIdx.x % 32 / lanes, col = threadIdx.x % lanes * 8;
-#pragma unroll
-  for (int row = first; row < keys; row += 32 / lanes) {
-    const std::int64_t K = __shfl_sync(kAllLanes, place.K, row);
-    const std::int64_t V = __shfl_sync(kAllLanes, place.V, row);
-    for (int c = col; c < d; c += lanes * 8) {
-      cp_async_16_or_zeros(stage.K(row, c), row_at<T, d>(K)(0, c), row < there);
-      cp_async_16_or_zeros(stage.V(row, c), row_at<T, d>(V)(0, c), row < there);
-    }
-  }
-}
 
 template <class T, int d>
 __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, float scale_log2) {
@@ -157,7 +103,7 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
   for (int col = 0; col < d; col += 16) q[col / 16] = ldmatrix_x4(smem.Q(lane_row, col + lane_col));
 
   FragmentC o[d / 8] = {};
-  float l[2] = {}, m[2] = {lowest, lowest};
+  float l[2] = {}, m[2] = {no_maximum, no_maximum};
   for (int now = 0; t < last; t += num_warps<d>) {
     cp_async_wait<stages - 2>();
     __syncwarp();  // the tile is there for all lanes, and the one before it has been read by all
@@ -218,85 +164,39 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
   }
   __syncthreads();  // all warps' parts are there
 
-  const auto finish = [&](const Part &sum, int row, int col) {
-    const float scale = sum.l > 0 ? 1 / sum.l : 0;  // a row that sees nothing is 0
-    Vector<T, 4> O;
-    for (int e = 0; e < 4; e++) O[e] = from_float<T>(sum.O[e] * scale);
-    store<4>(row_of(static_cast<T *>(p.O), p.O_strides, row)(0, col), O);
-  };
-  const int row_tile = blockIdx.z * gridDim.x + blockIdx.x, row_tiles = gridDim.z * gridDim.x;
-  const Matrix<unsigned> left{static_cast<unsigned *>(p.workspace), 1, max_counters};
+  const int tile = blockIdx.z * gridDim.x + blockIdx.x, all_tiles = gridDim.z * gridDim.x;
+  const Matrix<unsigned> missing{static_cast<unsigned *>(p.workspace), 1, max_counters};
   const Matrix<float> parts{static_cast<float *>(p.workspace) + max_counters,
-                            row_tiles * splits * rows, d + 4};
-  for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
-    const int row = i / d, col = i % d;
-    Part sum;
-    for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, row, col));
-    if (splits == 1) {
-      finish(sum, row, col);
-      continue;
+                            all_tiles * splits * rows, d + 4};
+  if (splits > 1) {
+    for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
+      Part sum;
+      for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
+      store_part<d>(parts, (tile * splits + split) * rows + i / d, i % d, sum);
     }
-    const int to = (row_tile * splits + split) * rows + row;
-    store<4>(parts(to, col), sum.O);
-    if (col == 0) store<2>(parts(to, d), Vector<float, 2>{sum.m, sum.l});
+    __syncthreads();  // the part is there, for this block
+    if (threadIdx.x == 0) {
+      __threadfence();  // and for every block that finds it counted
+      smem.is_last(0, 0) = atomic_dec(missing(0, tile), splits - 1) == 1;
+      __threadfence();  // and if it is the last, the parts of all others are there for it
+    }
+    __syncthreads();
+    if (!smem.is_last(0, 0)) return;
   }
-  if (splits == 1) return;
-
-  __syncthreads();  // the block's part is there, for this block
-  if (threadIdx.x == 0) {
-    __threadfence();  // and for all
-    smem.is_last(0, 0) = atomic_dec(left(0, row_tile), splits - 1) == 1;
-    __threadfence();
-  }
-  __syncthreads();
-  if (!smem.is_last(0, 0)) return;
   for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
     Part sum;
+    if (splits == 1)
+      for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
+    else
 #pragma unroll 8
-    for (int s = 0; s < splits; s++)
-      sum.add(part_at<d>(parts, (row_tile * splits + s) * rows + i / d, i % d));
-    finish(sum, i / d, i % d);
+      for (int j = 0; j < splits; j++)
+        sum.add(part_at<d>(parts, (tile * splits + j) * rows + i / d, i % d));
+    Vector<T, 4> O;  // of a row that saw no key it is 0
+    for (int e = 0; e < 4; e++) O[e] = from_float<T>(sum.l > 0 ? sum.O[e] / sum.l : 0);
+    store<4>(row_of(static_cast<T *>(p.O), p.O_strides, i / d)(0, i % d), O);
   }
-}
-
-int row_tiles(const Problem &p) {
-  return (p.seqlen_q * (p.heads / p.kv_heads) + rows - 1) / rows * p.batch * p.kv_heads;
-}
-
-/// The fewest splits that leave hardly an SM idle, none with less than a tile for each warp.
-template <class T, int d>
-int num_splits(const Problem &p) {
-  if (row_tiles(p) > max_counters) return 1;
-  if (p.splits) return p.splits;
-  const int slots = resident_blocks<SharedStorage<T, d>>(decode<T, d>, num_warps<d> * 32);
-  const int seen = p.window ? min(p.seqlen_k, p.window + p.sinks) : p.seqlen_k;
-  const int most = seen / (num_warps<d> * keys) + 1;
-  int best = 1;
-  float best_efficiency = 0;
-  for (int splits = 1; splits <= most && splits <= 128; splits++) {
-    const int waves = (row_tiles(p) * splits + slots - 1) / slots;
-    const float efficiency = float(row_tiles(p)) * splits / (waves * slots);
-    if (efficiency > 1.05f * best_efficiency) best = splits, best_efficiency = efficiency;
-  }
-  return best;
-}
-
-/// The workspace: for each row tile how many of its splits are left, and each split's part.
-template <class T, int d>
-std::size_t workspace_bytes(const Problem &p) {
-  const int splits = num_splits<T, d>(p);
-  if (splits == 1) return 0;
-  return sizeof(float) * (max_counters + std::size_t(row_tiles(p)) * splits * rows * (d + 4));
 }
 
 }  // namespace decoding
-
-template <class T, int d>
-void launch_decode(const Problem &p) {
-  using namespace decoding;
-  const dim3 grid(row_tiles(p) / (p.batch * p.kv_heads), num_splits<T, d>(p), p.batch * p.kv_heads);
-  launch_on<SharedStorage<T, d>>(p.stream, decode<T, d>, grid, dim3(num_warps<d> * 32), p,
-                                 1.44269504f / sqrtf(d));
-}
 
 }  // namespace

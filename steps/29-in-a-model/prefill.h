@@ -2,12 +2,13 @@
 // step 28, with the queries of step 24; and K and V may be in pages.
 #pragma once
 
+#include "common/kernel/order.h"
+#include "common/kernel/parts.h"
 #include "steps/29-in-a-model/tiles.h"
 
 namespace {
 
 constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
-constexpr float no_maximum = -1e30f;    // of no keys: finite, for -inf - -inf is NaN
 
 template <class T, int d>
 struct SharedStorage {
@@ -21,9 +22,12 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   constexpr int Br = tiling<d>.Br, Bc = tiling<d>.Bc;
   constexpr int m_tiles = Br / tiling<d>.num_warps / 16;  // a warp's rows, in units of mma's 16
   auto &smem = shared_storage<SharedStorage<T, d>>();
-  const int warp = warp_index(), lane = threadIdx.x % 32, h = blockIdx.y, b = blockIdx.z;
-  // Blocks start in the order of their index: from the last rows, which see the most keys, down.
-  const int first_row = (gridDim.x - 1 - blockIdx.x) * Br;
+  const int warp = warp_index(), lane = threadIdx.x % 32;
+  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
+  const int head = blockIdx.z * gridDim.x + blockIdx.x;
+  const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
+  const int b = head / problem.heads, h = head % problem.heads;
+  if (b >= problem.batch) return;
   const int seqlen_q = of_batch(problem.lengths_q, problem, b, problem.seqlen_q);
   const int seqlen_k = of_batch(problem.lengths_k, problem, b, problem.seqlen_k);
   if (first_row >= seqlen_q) return;  // the sequence is shorter than the longest
@@ -184,9 +188,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
 
 template <class T, int d, bool paged>
 void launch_prefill(const Problem &p) {
-  constexpr int Br = tiling<d>.Br;
-  launch_on<SharedStorage<T, d>>(p.stream, prefill<T, d, paged>,
-                                 dim3((p.seqlen_q + Br - 1) / Br, p.heads, p.batch),
+  launch_on<SharedStorage<T, d>>(p.stream, prefill<T, d, paged>, grid_by_heads(p, tiling<d>.Br),
                                  dim3(tiling<d>.num_warps * 32), p, 1.44269504f / sqrtf(d));
 }
 

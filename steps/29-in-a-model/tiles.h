@@ -13,23 +13,24 @@ struct Tiling {
 template <int d>
 constexpr Tiling tiling = d <= 128 ? Tiling{128, 64, 4, 2} : Tiling{128, 64, 8, 1};
 
+/// So many threads copy 128 bytes of a row, or what divides it, then the next: one address.
 template <int d>
-constexpr int lanes_per_row = d / 8 & -(d / 8);  // the largest power of two that divides its chunks
+constexpr int threads_per_row = d % 64 == 0   ? 8
+                                : d % 32 == 0 ? 4
+                                              : 2;
 
 /// Starts the copies of Rows x d elements, 16 bytes per thread and copy. Of a ragged tile, which may
 /// go on after the matrix' last row, the rows that are not there become zeros.
 template <bool ragged, class T, int Rows, int d>
 __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
                           int first_row) {
-  constexpr int lanes = lanes_per_row<d>;
-  const int row = threadIdx.x / lanes, col = threadIdx.x % lanes * 8;
-  // From the thread's first element on: 64 bits lead to it, and each iteration is a stride further.
-  const int first = first_row + row;
-  const StridedMatrix<const T> part{&matrix.data[first * matrix.stride + col], matrix.rows - first,
-                                    d, matrix.stride};
+  constexpr int threads = threads_per_row<d>;
+  const int row = threadIdx.x / threads, col = threadIdx.x % threads * 8;
+  const StridedMatrix<const T> part{&matrix.data[(first_row + row) * matrix.stride + col],
+                                    matrix.rows - first_row - row, d - col, matrix.stride};
 #pragma unroll
-  for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / lanes)
-    for (int c = 0; c < d; c += lanes * 8)
+  for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads)
+    for (int c = 0; c < d; c += threads * 8)
       cp_async_16_or_zeros(tile(row + i, col + c), part(i, c), !ragged || i < part.rows);
 }
 
@@ -38,20 +39,20 @@ template <class T, int Rows, int d>
 __device__ void load_pages(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &head,
                            int first_row, const Problem &problem, const Strides &strides, int b) {
   static_assert(Rows == 64);
-  constexpr int lanes = lanes_per_row<d>;
+  constexpr int threads = threads_per_row<d>;
   const Pages pages(problem);
   std::int64_t lower = 0, upper = 0;
   const int looked_up = first_row + threadIdx.x % 32;
   if (looked_up < head.rows) lower = pages.offset(strides, b, looked_up);
   if (looked_up + 32 < head.rows) upper = pages.offset(strides, b, looked_up + 32);
-  const int first = threadIdx.x / lanes, col = threadIdx.x % lanes * 8;
+  const int first = threadIdx.x / threads, col = threadIdx.x % threads * 8;
 #pragma unroll
-  for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / lanes) {
+  for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads) {
     const int row = first + i;
     const std::int64_t if_lower = __shfl_sync(kAllLanes, lower, row % 32);
     const std::int64_t if_upper = __shfl_sync(kAllLanes, upper, row % 32);
     const Matrix<const T> from{head.data + (row < 32 ? if_lower : if_upper), 1, d};
-    for (int c = 0; c < d; c += lanes * 8)
+    for (int c = 0; c < d; c += threads * 8)
       cp_async_16_or_zeros(tile(row, col + c), from(0, col + c), first_row + row < head.rows);
   }
 }
