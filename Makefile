@@ -6,9 +6,9 @@ CXXFLAGS ?= -O2 -g
 NVCCFLAGS ?= -O3 -lineinfo
 CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
 	sed -nE '1s/^([0-9]+)\.([0-9]+)$$/\1\2/p')
-ifeq ($(strip $(ARCH)),)
-override ARCH := sm_$(or $(CAPABILITY),80)
-endif
+override ARCH := $(or $(strip $(ARCH)),sm_$(or $(CAPABILITY),80))
+$(if $(shell echo '$(ARCH)' | grep -vxE 'sm_[0-9]+[af]?( +sm_[0-9]+[af]?)*'),\
+	$(error ARCH=$(ARCH): sm_NN is allowed, as in ARCH=sm_90a, or several: ARCH="sm_80 sm_90"))
 # GPU: the name of its results: "NVIDIA H200" becomes h200.
 GPU ?= $(if $(CAPABILITY),$(shell nvidia-smi --query-gpu=name --format=csv,noheader | \
 	sed -nE '1{s/^NVIDIA //; s/^GeForce //; s/ /-/g; p}' | tr A-Z a-z))
@@ -57,7 +57,7 @@ clean:
 # --- building --------------------------------------------------------------------------------------
 # What the code cannot do without, before CXXFLAGS and NVCCFLAGS. (-fpeel-loops and the two after it: the
 # emulator tells the copies apart that g++ makes of a short loop's iterations, Profile::mixed.)
-HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
+HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas -fstack-clash-protection \
 	$(if $(findstring clang,$(CXX)),,-Wno-restrict -fpeel-loops -fno-tree-tail-merge \
 	-fno-crossjumping) $(if $(WERROR),-Werror) -MMD -MP -I. -Ibuild/host $(CXXFLAGS)
 CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-warnings) -MMD -MP -I. $(NVCCFLAGS)

@@ -94,7 +94,9 @@ KeyValues key_values(const Inputs &inputs, Place place, int first, int end) {
   const auto d = static_cast<std::size_t>(inputs.shape.head_dim);
   const std::size_t from = (first_key(inputs.shape, place) + first) * d;
   const std::size_t n = (end - first) * d;
-  KeyValues head{first, std::vector<double>(n), std::vector<float>(n)};
+  KeyValues head{first, {}, {}};
+  head.K.resize(n);
+  head.V.resize(n);
   for (std::size_t i = 0; i < n; i++) {
     head.K[i] = element_to_float(inputs.type, inputs.K[from + i]);
     head.V[i] = element_to_float(inputs.type, inputs.V[from + i]);

@@ -141,8 +141,8 @@ struct Row {
 /// Some keys of a head, rotated, and their values as numbers, for all queries that see none but these.
 struct KeyValues {
   int first;
-  std::vector<double> K;  // [some keys from `first` on, head_dim]
-  std::vector<float> V;
+  std::vector<double, Unset<double>> K;  // [some keys from `first` on, head_dim]
+  std::vector<float, Unset<float>> V;
 };
 KeyValues key_values(const Inputs &inputs, Place place, int first, int end);
 

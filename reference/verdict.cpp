@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 #include <span>
+#include <tuple>
 
 #include "reference/parallel.h"
 
@@ -301,6 +302,10 @@ std::vector<Place> places_to_check(const Shape &shape, int tile, unsigned long s
   const auto below = [&](int limit) { return static_cast<int>(random() % limit); };
   for (int i = 0; i < 256; i++)
     places.push_back({below(shape.batch), below(shape.heads), below(N)});
+  // Those of one head side by side: its keys are then converted once.
+  std::sort(places.begin(), places.end(), [](const Place &a, const Place &b) {
+    return std::tie(a.batch, a.head, a.row) < std::tie(b.batch, b.head, b.row);
+  });
   return places;
 }
 

@@ -58,8 +58,13 @@ std::string complaint(const std::filesystem::path &patch) {
   if (const Finished finished = compile_step(program, step + ":" + name); finished.status != 0)
     return said("compiling " + program + ".cu", finished);
 
-  const int tile = describe(program).tile;
-  for (const Run &run : kRuns) {
+  const Description help = describe(program);
+  const int tile = help.tile;
+  std::vector<Run> runs(std::begin(kRuns), std::end(kRuns));
+  if (tile == 1)  // more rows than a tile of the kernel has
+    for (const std::string &head_dim : help.head_dims)
+      runs.push_back({200, std::stoi(head_dim), 4, "normal"});
+  for (const Run &run : runs) {
     const std::string line =
         shell_word(program) + " --device cpu --check-only --batch 1 --heads 2" + " --seqlen " +
         std::to_string(run.tiles * tile) + " --head-dim " + std::to_string(run.head_dim) +

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -31,6 +32,12 @@ std::string describe(const Where &where) {
 
 std::string text(const Dim3 &d) {
   return "(" + std::to_string(d.x) + "," + std::to_string(d.y) + "," + std::to_string(d.z) + ")";
+}
+
+std::string hex(std::uint32_t mask) {
+  char buffer[11];
+  std::snprintf(buffer, sizeof buffer, "0x%08x", mask);
+  return buffer;
 }
 
 std::byte *allocate_shared(std::size_t bytes) {
@@ -106,7 +113,10 @@ void Block::run(std::uint64_t number) {
     running_ = std::exchange(ready_[drawn], ready_.back());
     ready_.pop_back();
     threadIdx = threads_[running_].index;
-    threads_[running_].fiber.resume();
+    Fiber &fiber = threads_[running_].fiber;
+    fiber.resume();
+    if (fiber.overflowed())
+      report("its stack is full: a GPU allows 512 KB of local memory per thread");
   }
   if (error_.empty() && !abandoned_) report_stuck();
   current = nullptr;
@@ -256,12 +266,29 @@ void Block::count_each_place(unsigned warp, std::uint32_t lanes, Counter counter
   }
 }
 
+/// Of a lane that waits for one that waits for others than it does: what to say; else "".
+std::string Block::other_mask(unsigned thread) const {
+  const Thread &self = threads_[thread];
+  if (self.state != State::kInWarp) return "";
+  const unsigned first = thread / 32 * 32;
+  for (unsigned lane = 0; lane < 32; lane++)
+    if (self.members & warps_[thread / 32].waiting & 1u << lane)
+      if (const Thread &other = threads_[first + lane]; other.members != self.members)
+        return "; lane " + std::to_string(thread - first) + "'s mask is " + hex(self.members) +
+               ", that of lane " + std::to_string(lane) + ", which it names, " + hex(other.members);
+  return "";
+}
+
 void Block::report_stuck() {
   unsigned exited = 0;
   const Thread *first = nullptr;
+  std::string masks;
   for (const Thread &thread : threads_) {
     exited += thread.state == State::kExited;
-    if (thread.state != State::kExited && !first) first = &thread;
+    if (thread.state == State::kExited || !masks.empty()) continue;
+    if (!first) first = &thread;
+    masks = other_mask(static_cast<unsigned>(&thread - threads_.data()));
+    if (!masks.empty()) first = &thread;  // more likely the cause than who else waits
   }
   if (!first) return;
   unsigned with_first = 0;
@@ -275,7 +302,7 @@ void Block::report_stuck() {
   }
   running_ = static_cast<unsigned>(first - threads_.data());
   std::string what = std::to_string(with_first) + " of " + std::to_string(size_) +
-                     " threads wait for ever in " + first->waits_in;
+                     " threads wait for ever in " + first->waits_in + masks;
   if (exited) what += "; " + std::to_string(exited) + " have exited without reaching it";
   if (other)
     what += std::string("; others wait in ") + other->waits_in + " at " + describe(other->where);

@@ -89,12 +89,14 @@ class Block {
   void end_block_barrier();
   void count_each_place(unsigned warp, std::uint32_t lanes, Counter counter);
   void flush(unsigned warp) { requests_.flush(warp, number_ == 0 && warp == 0); }
+  std::string other_mask(unsigned thread) const;
   void report_stuck();
   void report(const std::string &what);
   void report(const std::string &line, const std::string &what);
   std::size_t shared_offset(const void *address) const;
   void access_global(const Access &access, const Where &where);
 
+  const SignalStack signal_stack_;
   const Dim3 grid_, dim_;
   const unsigned size_;
   const std::function<void()> &entry_;

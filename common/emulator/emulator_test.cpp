@@ -547,6 +547,112 @@ TEST_CASE("emulator: threads of two blocks race in global memory") {
   CHECK(error == "");
 }
 
+/// What a launch ends with in which each of four blocks stores its part, counts itself, and the last
+/// reads all parts. What is false is left out.
+struct Order {
+  bool barrier_before = true, fence_before = true, fence_after = true, barrier_after = true;
+};
+std::string last_of_four(const Order &order) {
+  const Global<float> memory(256);
+  const Global<unsigned> counter(1, ~0u);
+  const Matrix<float> parts{memory.data, 4, 64};
+  const Matrix<unsigned> missing{counter.data, 1, 1};
+  return error_of<Numbers>(dim3(4), dim3(64), [&] {
+    parts(static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x)) = 1.0f;
+    if (order.barrier_before) __syncthreads();
+    if (is_thread(0)) {
+      if (order.fence_before) __threadfence();
+      numbers().x(0, 0) = atomic_dec(missing(0, 0), 3) == 1 ? 1.0f : 0.0f;
+      if (order.fence_after) __threadfence();
+    }
+    if (order.barrier_after) __syncthreads();
+    if (order.barrier_after ? numbers().x(0, 0) == 0.0f : blockIdx.x < 3) return;
+    for (int block = 0; block < 4; block++) read(parts(block, static_cast<int>(threadIdx.x)));
+  });
+}
+
+TEST_CASE("emulator: a fence, an atomic and a fence order two blocks, and nothing less does") {
+  const Setup setup;
+  const std::string other = "no fences and atomics order the two";
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = seed;
+    CHECK(last_of_four({}) == "");
+    CHECK(contains(last_of_four({.barrier_before = false}), other));
+    CHECK(contains(last_of_four({.fence_before = false}), other));
+    CHECK(contains(last_of_four({.fence_after = false}), other));
+    CHECK(contains(last_of_four({.barrier_after = false}), other));
+  }
+  emulator::settings.host_threads = 4;
+  for (int seed = 1; seed <= kSeeds; seed++) CHECK(last_of_four({}) == "");
+}
+
+TEST_CASE("emulator: what a block has heard of another it tells a third") {
+  const Setup setup;
+  const Global<float> memory(4);
+  const Global<unsigned> counters(2, ~0u);
+  const Matrix<float> m{memory.data, 1, 4};
+  const Matrix<unsigned> counter{counters.data, 1, 2};
+  const auto kernel = [&](bool second_fences) {
+    return error_of<void>(dim3(3), dim3(1), [&, second_fences] {
+      if (blockIdx.x == 0) {
+        m(0, 0) = 1.0f;
+        __threadfence();
+        atomic_dec(counter(0, 0), 1);
+      } else if (blockIdx.x == 1) {
+        atomic_dec(counter(0, 0), 1);
+        if (second_fences) __threadfence();
+        atomic_dec(counter(0, 1), 1);
+      } else {
+        atomic_dec(counter(0, 1), 1);
+        __threadfence();
+        read(m(0, 0));
+        m(0, 0) = 2.0f;
+      }
+    });
+  };
+  CHECK(kernel(true) == "");
+  CHECK(contains(kernel(false), "no fences and atomics order the two"));
+}
+
+TEST_CASE("emulator: atomic_dec counts down and begins anew; atomics are of memory that is there") {
+  const Setup setup;
+  const Global<unsigned> counters(1, ~0u);
+  const Matrix<unsigned> counter{counters.data, 1, 1};
+  std::vector<unsigned> was;
+  CHECK(error_of<void>(dim3(8), dim3(1), [&] { was.push_back(atomic_dec(counter(0, 0), 2)); }) ==
+        "");
+  CHECK(was == std::vector<unsigned>{~0u, 2, 1, 0, 2, 1, 0, 2});
+  CHECK(contains(error_of<void>(dim3(1), dim3(1), [&] { atomic_dec(counter(0, 1), 2); }),
+                 "row or column out of bounds"));
+  const Matrix<unsigned> nowhere{reinterpret_cast<unsigned *>(16), 1, 1};
+  CHECK(contains(error_of<void>(dim3(1), dim3(1), [&] { atomic_dec(nowhere(0, 0), 2); }),
+                 "atomic outside of every allocation"));
+}
+
+TEST_CASE("emulator: blocks that are there together can wait for each other") {
+  const Setup setup;
+  const Global<unsigned> counters(1);
+  const Matrix<unsigned> counter{counters.data, 1, 1};
+  const auto meet = [&](unsigned blocks, bool one_fails) {
+    const Kernel kernel = [&, blocks, one_fails] {
+      if (one_fails && blockIdx.x == blocks - 1) read(counter(0, 1));
+      atomic_dec(counter(0, 0), blocks - 1);
+      while (atomic_read(counter(0, 0)) != 0) continue;
+    };
+    try {
+      launch_together<Numbers>(
+          +[](const Kernel *body) { (*body)(); }, dim3(blocks), dim3(1), &kernel);
+    } catch (const emulator::KernelError &error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (int i = 0; i < 5; i++) CHECK(meet(20, false) == "");
+  // The others would wait for it for ever; they end with it.
+  CHECK(contains(meet(20, true), "block (19,0,0) thread (0,0,0): row or column out of bounds"));
+  CHECK(meet(257, false) == "launch refused: 257 blocks at once; at most 256 are allowed");
+}
+
 TEST_CASE("emulator: two warps of a block race in global memory without a __syncthreads") {
   const Setup setup;
   const Global<float> memory(64);
@@ -883,7 +989,20 @@ TEST_CASE("emulator: what is wrong with a mask") {
   error = error_of<void>(dim3(32), [] {
     if (threadIdx.x < 2) at = __LINE__, __any_sync(threadIdx.x ? 0x7u : 0x3u, 1);
   });
-  CHECK(contains(error, "wait for ever in __any_sync"));
+  CHECK(error == error_in_thread(at, 0,
+                                 "2 of 32 threads wait for ever in __any_sync; lane 0's mask is "
+                                 "0x00000003, that of lane 1, which it names, 0x00000007; 30 have "
+                                 "exited without reaching it"));
+  // The second warp's; the first waits for it.
+  error = error_of<void>(dim3(64), [] {
+    if (threadIdx.x >= 32) at = __LINE__, __syncwarp(threadIdx.x < 48 ? 0x1ffffu : 0xffff8000u);
+    also_at = __LINE__, __syncthreads();
+  });
+  CHECK(error == error_in_thread(at, 32,
+                                 "32 of 64 threads wait for ever in __syncwarp; lane 0's mask is "
+                                 "0x0001ffff, that of lane 16, which it names, 0xffff8000; others "
+                                 "wait in __syncthreads at " +
+                                     file_and(also_at)));
 }
 
 TEST_CASE("emulator: a block whose last warp is not whole") {
@@ -1398,6 +1517,36 @@ TEST_CASE("emulator: a thread may use 100 KB of stack") {
       wrong += stack[i] != static_cast<unsigned char>(threadIdx.x + i / 64);
   });
   CHECK(wrong == 0);
+}
+
+/// Uses a local array of so many KB. (A function of its own: only who calls it has the array.)
+template <int KB>
+[[gnu::noinline]] int use_local_memory() {
+  volatile unsigned char array[KB * 1024];
+  for (int i = 0; i < KB * 1024; i += 64) array[i] = 1;
+  __syncwarp(1u << threadIdx.x);
+  return array[KB * 512];
+}
+
+TEST_CASE("emulator: a thread has the 512 KB of local memory that a GPU allows") {
+  const Setup setup;
+  int used = 0;
+  const auto error_with = [&](int (*use)()) {
+    return error_of<void>(dim3(2), dim3(32), [&] {
+      if (blockIdx.x == 1 && threadIdx.x == 5) used += use();
+    });
+  };
+  for (const int host_threads : {1, 2}) {
+    emulator::settings.host_threads = host_threads;
+    const std::string full =
+        "block (1,0,0) thread (5,0,0): its stack is full: a GPU allows 512 KB of local memory per "
+        "thread";
+    CHECK(error_with(use_local_memory<3 * 1024>) == full);
+    CHECK(error_with(use_local_memory<100 * 1024>) == full);
+    // The thread is gone; the next launch is as good as any.
+    CHECK(error_with(use_local_memory<512>) == "");
+  }
+  CHECK(used == 2);
 }
 
 TEST_CASE("emulator: three threads of the host compute and count what one does") {

@@ -1,7 +1,6 @@
 #include "common/emulator/fiber.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -11,15 +10,19 @@
 namespace emulator {
 namespace {
 
-constexpr std::size_t kStackBytes = 256 * 1024;  // touched pages only are ever real
+// Touched pages only are ever real. A kernel may have 512 KB of local arrays; the rest is for what it
+// calls. Below the stack lies a guard, which no frame steps over: the compiler touches a large one
+// page by page, or every 64 KB (-fstack-clash-protection).
+constexpr std::size_t kStackBytes = 640 * 1024, kGuardBytes = 64 * 1024;
+constexpr std::size_t kMappedBytes = kGuardBytes + kStackBytes;
 
 // Of a new stack so much is poisoned. Of one that ran before, what it used down to its deepest
 // yield and a little more, or this if it never yielded.
 constexpr std::size_t kNewPoison = 32 * 1024, kMorePoison = 256, kLeastPoison = 4096;
 
-const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));  // of the guard page
-
 thread_local Fiber *running = nullptr;
+
+struct sigaction handler_before;
 
 }  // namespace
 
@@ -96,27 +99,27 @@ emulator_switch_stacks:
 #endif
 
 Fiber::~Fiber() {
-  if (stack_) munmap(stack_, kStackBytes);
+  if (stack_) munmap(stack_ - kGuardBytes, kMappedBytes);
 }
 
 void Fiber::poison() {
   std::byte *const top = stack_ + kStackBytes;
   std::size_t bytes = kLeastPoison;
   if (deepest_) bytes = static_cast<std::size_t>(top - deepest_) + kMorePoison;
-  bytes = std::min(bytes, kStackBytes - page_bytes);
+  bytes = std::min(bytes, kStackBytes);
   std::memset(top - bytes, 0xff, bytes);
 }
 
 void Fiber::start(void (*function)(void *), void *argument) {
   function_ = function;
   argument_ = argument;
-  finished_ = false;
+  finished_ = overflowed_ = false;
   if (!stack_) {
-    void *memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+    void *memory = mmap(nullptr, kMappedBytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
-    stack_ = static_cast<std::byte *>(memory);
-    mprotect(stack_, page_bytes, PROT_NONE);
+    stack_ = static_cast<std::byte *>(memory) + kGuardBytes;
+    mprotect(memory, kGuardBytes, PROT_NONE);
     deepest_ = stack_ + kStackBytes - kNewPoison;
   }
   poison();
@@ -161,11 +164,51 @@ void Fiber::yield() {
   if (std::byte *const depth = &here;
       !self->finished_ && (!self->deepest_ || depth < self->deepest_))
     self->deepest_ = depth;
+  switch_to_resumer();
+}
+
+void Fiber::switch_to_resumer() {
+  Fiber *self = running;
 #ifdef FIBER_UCONTEXT
   swapcontext(&self->context_, &self->resumer_);
 #else
   switch_stacks(&self->context_, self->resumer_);
 #endif
+}
+
+// --- a stack that is full ------------------------------------------------------------------------
+
+/// Handles SIGSEGV, on the signal stack. It does not return to the fiber that touched its guard.
+void Fiber::on_fault(int, siginfo_t *fault, void *) {
+  const auto *address = static_cast<const std::byte *>(fault->si_addr);
+  if (running && address >= running->stack_ - kGuardBytes && address < running->stack_) {
+    running->overflowed_ = true;
+    switch_to_resumer();
+  }
+  sigaction(SIGSEGV, &handler_before, nullptr);  // it happens again, and is not ours
+}
+
+OverflowHandler::OverflowHandler() {
+  struct sigaction action = {};
+  action.sa_sigaction = Fiber::on_fault;
+  // Not blocked: the handler is left without returning.
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  sigaction(SIGSEGV, &action, &handler_before);
+}
+
+OverflowHandler::~OverflowHandler() {
+  sigaction(SIGSEGV, &handler_before, nullptr);
+}
+
+SignalStack::SignalStack() : memory_(64 * 1024) {
+  stack_t stack = {};
+  stack.ss_sp = memory_.data();
+  stack.ss_size = memory_.size();
+  sigaltstack(&stack, &before_);
+}
+
+SignalStack::~SignalStack() {
+  sigaltstack(&before_, nullptr);
 }
 
 }  // namespace emulator

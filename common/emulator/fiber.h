@@ -2,7 +2,10 @@
 // emulator runs each CUDA thread of a block as one fiber, all of them on one thread of the host.
 #pragma once
 
+#include <signal.h>
+
 #include <cstddef>
+#include <vector>
 
 // Switching is 15 lines of assembly on x86-64 and arm64. Elsewhere, and with -DFIBER_UCONTEXT, it
 // is POSIX's swapcontext, with two system calls a switch. (So it is under AddressSanitizer, which
@@ -31,19 +34,26 @@ class Fiber {
   /// Sets what the next resume() begins to run, whatever the fiber was in the middle of.
   void start(void (*function)(void *), void *argument);
 
-  /// Runs the fiber until it yields or its function returns; true if the function returned.
+  /// Runs the fiber until it yields, its function returns or its stack is full; true if the function
+  /// returned.
   bool resume();
+
+  /// Whether the stack was full. The fiber is in the middle of something then, and must not go on.
+  bool overflowed() const { return overflowed_; }
 
   /// Called from inside a fiber: back to whoever resumed it.
   static void yield();
 
  private:
+  friend class OverflowHandler;
   static void run();
+  static void on_fault(int, siginfo_t *fault, void *);
+  static void switch_to_resumer();
   void poison();
 
   void (*function_)(void *) = nullptr;
   void *argument_ = nullptr;
-  bool finished_ = true;
+  bool finished_ = true, overflowed_ = false;
   std::byte *stack_ = nullptr;    // its lowest address
   std::byte *deepest_ = nullptr;  // where the stack was at its deepest yield since the start
 #ifdef FIBER_UCONTEXT
@@ -51,6 +61,29 @@ class Fiber {
 #else
   void *context_ = nullptr, *resumer_ = nullptr;  // stack pointers; the registers lie there
 #endif
+};
+
+/// While it lives, a fiber whose stack is full goes back to who resumed it, on those threads of the
+/// host that have a SignalStack.
+class OverflowHandler {
+ public:
+  OverflowHandler();
+  OverflowHandler(const OverflowHandler &) = delete;
+  OverflowHandler &operator=(const OverflowHandler &) = delete;
+  ~OverflowHandler();
+};
+
+/// A stack for this thread of the host to handle signals on: that of the fiber may be full.
+class SignalStack {
+ public:
+  SignalStack();
+  SignalStack(const SignalStack &) = delete;
+  SignalStack &operator=(const SignalStack &) = delete;
+  ~SignalStack();
+
+ private:
+  std::vector<std::byte> memory_;
+  stack_t before_;
 };
 
 }  // namespace emulator

@@ -353,6 +353,7 @@ TEST_CASE("ptx: ldmatrix and cp.async move the bits of bf16 as those of fp16") {
     wrong += m[0] != cvt_rn_bf16x2(element(group, in_group), element(group, in_group + 1));
     wrong += trans[3] !=
              cvt_rn_bf16x2(element(8 + in_group, 8 + group), element(8 + in_group + 1, 8 + group));
+    __syncwarp();  // all lanes have read what is overwritten now
     store<2>(x(row, 2 * (lane_id() / 16)), Vector<bf16, 2>{from_float<bf16>(1), bf16{}});
     wrong += bf16_to_float(x(row, 2 * (lane_id() / 16))) != 1;
   });

@@ -60,6 +60,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   begin_launch(settings.profile);
   begin_time();
   begin_atomics();
+  const OverflowHandler overflow_handler;
   std::atomic<std::uint64_t> next = 0;
   std::atomic<bool> stop = false;
   std::mutex mutex;  // guards profile, failed and first_error

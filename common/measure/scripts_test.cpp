@@ -150,3 +150,19 @@ TEST_CASE("scripts: what is not there is refused in one line") {
   CHECK(refusal("truth.sh no-such-gpu")
             .starts_with("make truth: plots/results/no-such-gpu-counters.csv: "));
 }
+
+TEST_CASE("make: an ARCH that is none is refused in one line") {
+  const auto dry_run = [](const std::string &arch) {
+    return run_command("env -u MAKEFLAGS -u MAKELEVEL make --dry-run help ARCH=" +
+                       shell_word(arch));
+  };
+  for (const std::string arch : {"bogus", "80", "sm_", "sm_80,sm_90", "sm_90x", "sm_80 bogus"}) {
+    const Finished finished = dry_run(arch);
+    CHECK(finished.status == 2);
+    CHECK(finished.out == "");
+    CHECK(lines_of(finished.err).size() == 1);
+    CHECK(finished.err.find("ARCH=" + arch + ": sm_NN is allowed") != std::string::npos);
+  }
+  for (const std::string arch : {"", "sm_75", "sm_90a", " sm_80  sm_100f "})
+    CHECK(dry_run(arch).status == 0);
+}

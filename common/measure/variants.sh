@@ -42,7 +42,10 @@ case $n in
     also_checked="--window 100"
     measured=("--batch 2 --seqlen 16384 --window 1024" "--batch 2 --seqlen 16384 --window 256")
     ;;
-  28) measured=("--batch 4 --head-dim 256" "--batch 4 --head-dim 80" "--batch 8 --type bf16") ;;
+  28)
+    checked=("--batch 1 --heads 2 --seqlen 500 --head-dim "{64,192,256})
+    measured=("--batch 4 --head-dim "{64,192,256})
+    ;;
   29) also_checked=--causal measured=("--causal --batch 8") ;;
 esac
 

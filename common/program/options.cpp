@@ -236,6 +236,12 @@ void check_together(const Options &options) {
     throw UsageError("--inputs " + reference::family_names()[static_cast<int>(family)] +
                      ": with --rope normal, one-hot and equal-keys are allowed: these scores hang "
                      "on how a kernel rounds what it rotates");
+  const std::string untimed = options.check_only                     ? "--check-only"
+                              : options.device == DeviceChoice::kCpu ? "--device cpu"
+                                                                     : counting;
+  if (options.iters && !untimed.empty())
+    throw UsageError("--iters with " + untimed +
+                     ": launches are timed on a GPU only; one of the two is allowed");
   const std::vector<std::pair<std::string, std::string>> files = {
       {"--csv", options.csv},
       {"--profile-csv", options.profile_csv},

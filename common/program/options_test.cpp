@@ -85,14 +85,13 @@ TEST_CASE("options: without arguments nothing is set but the seed") {
 
 TEST_CASE("options: every option, in both ways of writing it") {
   const std::vector<std::pair<std::string, std::string>> all = {
-      {"--device", "cpu"},      {"--batch", "2"},           {"--heads", "3"},
-      {"--seqlen", "512"},      {"--head-dim", "80"},       {"--iters", "7"},
-      {"--inputs", "one-hot"},  {"--seed", "99"},           {"--csv", "a.csv"},
-      {"--trace-csv", "c.csv"}, {"--profile-csv", "b.csv"}, {"--seqlen-k", "100"},
-      {"--kv-heads", "1"},      {"--window", "17"},         {"--type", "bf16"},
-      {"--layout", "bnhd"},     {"--page-size", "16"},      {"--lengths", "5,6:7"},
-      {"--sinks", "4"},         {"--append", "2"},          {"--rope", "halves"},
-      {"--splits", "3"}};
+      {"--device", "cpu"},        {"--batch", "2"},       {"--heads", "3"},
+      {"--seqlen", "512"},        {"--head-dim", "80"},   {"--inputs", "one-hot"},
+      {"--seed", "99"},           {"--csv", "a.csv"},     {"--trace-csv", "c.csv"},
+      {"--profile-csv", "b.csv"}, {"--seqlen-k", "100"},  {"--kv-heads", "1"},
+      {"--window", "17"},         {"--type", "bf16"},     {"--layout", "bnhd"},
+      {"--page-size", "16"},      {"--lengths", "5,6:7"}, {"--sinks", "4"},
+      {"--append", "2"},          {"--rope", "halves"},   {"--splits", "3"}};
   std::vector<std::string> two_words = {"--profile", "--causal"},
                            one_word = {"--causal", "--profile"};
   for (const auto &[option, value] : all) {
@@ -106,7 +105,6 @@ TEST_CASE("options: every option, in both ways of writing it") {
     CHECK(options.heads == 3);
     CHECK(options.seqlen == 512);
     CHECK(options.head_dim == 80);
-    CHECK(options.iters == 7);
     CHECK(options.inputs == reference::Family::kOneHot);
     CHECK(options.seed == 99);
     CHECK(options.profile);
@@ -220,6 +218,22 @@ TEST_CASE("options: what counts and what does not count exclude each other") {
     both.push_back("--check-only");
     CHECK(error_of(both) ==
           counting[0] + " with --check-only: one of the two is allowed; only one counts");
+  }
+}
+
+TEST_CASE("options: --iters with what is not timed is refused") {
+  CHECK(parse({"--iters", "7"}).iters == 7);
+  CHECK(parse({"--iters=7", "--device", "gpu"}).iters == 7);
+  for (const std::vector<std::string> &untimed : {std::vector<std::string>{"--device", "cpu"},
+                                                  {"--check-only"},
+                                                  {"--profile"},
+                                                  {"--profile-csv", "a.csv"},
+                                                  {"--trace-csv", "a.csv"}}) {
+    std::vector<std::string> both = untimed;
+    both.insert(both.end(), {"--iters", "7"});
+    CHECK(error_of(both) == "--iters with " + untimed[0] +
+                                (untimed[0] == "--device" ? " cpu" : "") +
+                                ": launches are timed on a GPU only; one of the two is allowed");
   }
 }
 

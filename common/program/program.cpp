@@ -210,6 +210,8 @@ void finish_output() {
 ExitStatus run(const Options &options) {
   std::string note;
   const std::unique_ptr<Device> device = choose_device(options, note);
+  if (options.iters && !device->is_gpu())
+    throw UsageError("--iters: launches are timed on a GPU only (" + note + "); leave it out");
   const Step &step = device->step();
   const reference::Shape shape = choose_shape(options, step, device->is_gpu());
 

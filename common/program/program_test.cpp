@@ -171,6 +171,7 @@ TEST_CASE("a bad argument: exit status 2, one line, no file") {
       {"15", "--type bf16", {"--type: this step does not take it; "}},
       {"02", "--device gpu --profile", {"--profile with --device gpu"}},
       {"02", "--check-only --trace-csv t.csv", {"--trace-csv with --check-only"}},
+      {"02", "--iters 5", {"--iters with --device cpu: launches are timed on a GPU only"}},
       {"02", "--profile-csv ./new.csv", {"--profile-csv ./new.csv: --csv writes to it"}},
   };
   const std::string programs = std::filesystem::current_path();
@@ -250,6 +251,12 @@ TEST_CASE("--device gpu without a GPU: exit status 3, one line, no file") {
   check_refused("./step-02 --device gpu --csv " + shell_word(scratch.file("new.csv")), 3,
                 {"--device gpu: no GPU (", "--device cpu runs the emulator"});
   CHECK(scratch.empty());
+}
+
+TEST_CASE("--iters without a GPU: exit status 2, one line") {
+  if (has_gpu()) return void(std::puts("SKIP: this machine has a GPU"));
+  check_refused("./step-02 --iters 5", 2,
+                {"--iters: launches are timed on a GPU only (no GPU: ", "); leave it out"});
 }
 
 TEST_CASE("every step describes and explains itself, whatever else is asked for") {

@@ -11,7 +11,6 @@
 // Prediction  128 KB of copies under way per SM, where 4.8 TB/s need 36 KB at a latency of 1 us. But
 //             there is one block per sequence and key head: with batch 1 and 8 key heads 8 SMs of
 //             132 work, at most 0.5 TB/s. With batch 16 it is 3.9 to 4.4, and no less beyond.
-#include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
 #include "common/kernel/kv_cache.h"
 #include "common/kernel/parts.h"
@@ -21,8 +20,7 @@ namespace {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
 constexpr int keys = 16;  // of K and V in a warp's tile
-constexpr int num_warps = 8, stages = 3;
-constexpr int threads = num_warps * 32;
+constexpr int num_warps = 8, stages = 3, threads = num_warps * 32;
 
 template <int d>
 struct SharedStorage {
@@ -90,7 +88,6 @@ __global__ void __launch_bounds__(threads) attention(const Problem p, float scal
     cp_async_wait<stages - 2>();
     __syncwarp();  // the tile is there for all lanes, and the one before it has been read by all
     load_next(now == 0 ? stages - 1 : now - 1);
-
     FragmentC s[keys / 8] = {};
 #pragma unroll
     for (int col = 0; col < d; col += 16)
@@ -135,7 +132,6 @@ __global__ void __launch_bounds__(threads) attention(const Problem p, float scal
     }
     now = now == stages - 1 ? 0 : now + 1;
   }
-
   __syncwarp();  // the last V has been read by all lanes; the part lies over it
   for (int r = 0; r < 2; r++) {
     auto &part = smem.warp[warp].part;

@@ -8,7 +8,6 @@
 //             memory and counts itself; the last one of a tile adds up the parts.
 // Prediction  The bandwidth of a full GPU at any batch: 131,072 keys of 8 heads are 112 us at 4.8
 //             TB/s, and some 8 us to begin and to end: 4.5 TB/s. 1024 keys: 5 to 7 us of latency.
-#include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
 #include "common/kernel/kv_cache.h"
 #include "common/kernel/parts.h"
@@ -18,8 +17,7 @@ namespace {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
 constexpr int keys = 16;  // of K and V in a warp's tile
-constexpr int num_warps = 8, stages = 3;
-constexpr int threads = num_warps * 32;
+constexpr int num_warps = 8, stages = 3, threads = num_warps * 32;
 
 template <int d>
 struct SharedStorage {
@@ -52,16 +50,14 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
     return p.causal ? (first_row + row) / group + 1 + seqlen_k - seqlen_q : seqlen_k;
   };
   // Of the tiles of keys that any row sees, each split has as many as another, or one more.
-  const int seen = rows_there > 0 ? keys_seen(rows_there - 1) : 0;
-  const std::int64_t tiles = max(0, seen + keys - 1) / keys;
-  const int keys_begin = tiles * split / splits * keys;
-  const int keys_end = tiles * (split + 1) / splits * keys;
+  const int tiles = rows_there > 0 ? max(0, keys_seen(rows_there - 1) + keys - 1) / keys : 0;
+  const int keys_begin = (tiles / splits * split + min(split, tiles % splits)) * keys;
+  const int keys_end = keys_begin + (tiles / splits + (split < tiles % splits)) * keys;
 
   for (int i = threadIdx.x * 8; i < rows * d; i += threads * 8)
     cp_async_16_or_zeros(smem.Q(i / d, i % d),
                          row_of(static_cast<const half *>(p.Q), p.Q_strides, i / d)(0, i % d),
                          i / d < rows_there);
-
   // A key's place is looked up a tile before its copy begins: the page table is memory, too.
   auto *const stage = smem.warp[warp].stage;
   int next = keys_begin + warp * keys;  // the first key of the tile to load
@@ -93,7 +89,6 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
     cp_async_wait<stages - 2>();
     __syncwarp();  // the tile is there for all lanes, and the one before it has been read by all
     load_next(now == 0 ? stages - 1 : now - 1);
-
     FragmentC s[keys / 8] = {};
 #pragma unroll
     for (int col = 0; col < d; col += 16)
@@ -138,7 +133,6 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
     }
     now = now == stages - 1 ? 0 : now + 1;
   }
-
   __syncwarp();  // the last V has been read by all lanes; the part lies over it
   for (int r = 0; r < 2; r++) {
     auto &part = smem.warp[warp].part;
@@ -156,12 +150,14 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   const Matrix<float> parts{workspace, splits * rows, d + 4};
   const Matrix<unsigned> missing{reinterpret_cast<unsigned *>(workspace + splits * rows * (d + 4)),
                                  1, 1};
+  const auto sum_of_warps = [&](int row, int col) {
+    Part sum;
+    for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, row, col));
+    return sum;
+  };
   if (splits > 1) {
-    for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
-      Part sum;
-      for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
-      store_part<d>(parts, split * rows + i / d, i % d, sum);
-    }
+    for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4)
+      store_part<d>(parts, split * rows + i / d, i % d, sum_of_warps(i / d, i % d));
     __syncthreads();  // the part is there, for this block
     if (threadIdx.x == 0) {
       __threadfence();  // and for every block that finds it counted
@@ -172,12 +168,10 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
     if (!smem.is_last(0, 0)) return;
   }
   for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
-    Part sum;
-    if (splits == 1)
-      for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
-    else
+    Part sum = splits == 1 ? sum_of_warps(i / d, i % d) : Part{};
 #pragma unroll 8
-      for (int j = 0; j < splits; j++) sum.add(part_at<d>(parts, j * rows + i / d, i % d));
+    for (int j = 0; j < splits && splits > 1; j++)
+      sum.add(part_at<d>(parts, j * rows + i / d, i % d));
     Vector<half, 4> O;  // of a row that saw no key it is 0
     for (int e = 0; e < 4; e++) O[e] = __float2half(sum.l > 0 ? sum.O[e] / sum.l : 0);
     store<4>(row_of(static_cast<half *>(p.O), p.O_strides, i / d)(0, i % d), O);
@@ -188,17 +182,18 @@ int row_tiles(const Problem &p) {
   return (p.seqlen_q * (p.heads / p.kv_heads) + rows - 1) / rows;
 }
 
-/// The fewest splits whose blocks fill the GPU's last wave as well as any number does, within 5%.
+/// The fewest splits whose blocks fill, within 5%, as much of their last wave as more would. A wave
+/// is half of the GPU: its copies are enough to keep HBM busy.
 int num_splits(const Problem &p) {
   if (p.splits) return p.splits;
-  const int slots = p.head_dim == 64 ? resident_blocks<SharedStorage<64>>(attention<64>, threads)
-                                     : resident_blocks<SharedStorage<128>>(attention<128>, threads);
   const int most = min(128, p.seqlen_k / (num_warps * keys));
+  // A block of head dim 64 has half as many bytes under way.
+  const int wave = resident_blocks<SharedStorage<128>>(attention<128>, threads) * 64 / p.head_dim;
   int best = 1;
-  float best_filled = 0;  // of the slots of its waves
+  float best_filled = 0;
   for (int splits = 1; splits <= most; splits++) {
-    const int blocks = row_tiles(p) * p.kv_heads * p.batch * splits;
-    const float filled = float(blocks) / ((blocks + slots - 1) / slots * slots);
+    const std::int64_t blocks = std::int64_t{splits} * row_tiles(p) * p.kv_heads * p.batch;
+    const float filled = float(blocks) / ((blocks + wave - 1) / wave * wave);
     if (filled > 1.05f * best_filled) best = splits, best_filled = filled;
   }
   return best;
