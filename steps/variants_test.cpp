@@ -60,6 +60,11 @@ std::string complaint(const std::filesystem::path &patch) {
 
   const Description help = describe(program);
   const int tile = help.tile;
+  // Few queries and many keys, where a step shares them among blocks.
+  const std::string beyond =
+      help.takes_option("--splits")
+          ? " --heads 4 --kv-heads 1 --seqlen 2 --seqlen-k 700 --splits 4 --causal"
+          : "";
   std::vector<Run> runs(std::begin(kRuns), std::end(kRuns));
   if (tile == 1)  // more rows than a tile of the kernel has
     for (const std::string &head_dim : help.head_dims)
@@ -68,8 +73,11 @@ std::string complaint(const std::filesystem::path &patch) {
     const std::string line =
         shell_word(program) + " --device cpu --check-only --batch 1 --heads 2" + " --seqlen " +
         std::to_string(run.tiles * tile) + " --head-dim " + std::to_string(run.head_dim) +
-        " --seed " + std::to_string(run.seed) + " --inputs " + run.inputs;
+        " --seed " + std::to_string(run.seed) + " --inputs " + run.inputs + beyond;
     const Finished finished = run_command(line);
+    if (finished.status == 3 &&
+        finished.err.find("the emulator has no clusters") != std::string::npos)
+      return "";
     if (finished.status != 0 || finished.out.find(": passed\n") == std::string::npos)
       return said(line, finished);
   }
