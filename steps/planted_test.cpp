@@ -1116,50 +1116,6 @@ struct Run {
   std::string inputs, options;
 };
 
-std::string step_name(const std::string &number) {
-  for (const std::string &step : step_names())
-    if (step.starts_with(number + "-")) return step;
-  return number;
-}
-
-/// A step's source; with a header of its own where that is included.
-std::string source_of(const std::string &step) {
-  std::string source = read_text("steps/" + step + "/attention.cu");
-  const std::string include = "#include \"steps/" + step + "/";
-  std::vector<std::string> included;
-  for (std::size_t at; (at = source.find(include)) != std::string::npos;) {
-    const std::size_t end = source.find('\n', at);
-    const std::string line = source.substr(at, end - at), quoted = line.substr(line.find('"') + 1);
-    std::string header;
-    if (std::find(included.begin(), included.end(), line) == included.end()) {
-      header = read_text(quoted.substr(0, quoted.size() - 1));
-      header.replace(header.find("#pragma once"), 12, "");
-      included.push_back(line);
-    }
-    source.replace(at, end - at, header);
-  }
-  // The copies of step 29 take one head dim: they are compiled in an eighth of the time.
-  const std::string all = "<32, 64, 80, 96, 128, 192, 256>";
-  if (step.starts_with("29-"))
-    for (std::size_t at; (at = source.find(all)) != std::string::npos;)
-      source.replace(at, all.size(), "<64>");
-  return source;
-}
-
-/// `text` with the one `find` in it replaced; empty if there is none, or another.
-std::string replaced(std::string text, const std::string &find, const std::string &replace) {
-  const std::size_t at = text.find(find);
-  if (at == std::string::npos || text.find(find, at + 1) != std::string::npos) return "";
-  return text.replace(at, find.size(), replace);
-}
-
-// --- copies --------------------------------------------------------------------------------------
-
-struct Run {
-  int tiles, seed;
-  std::string inputs, options;
-};
-
 std::vector<Run> runs_of(const Plant &plant) {
   std::vector<Run> runs;
   // At least two orders of threads.
