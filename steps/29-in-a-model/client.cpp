@@ -276,7 +276,6 @@ class Block {
     const DeviceVector<int> device_counts(library_, counts), device_starts(library_, starts),
         device_lengths(library_, lengths_);
 
-    // docs: begin call
     attention_problem p{};
     p.struct_bytes = sizeof p;
     p.type = options_.type == Type::kBf16 ? ATTENTION_BF16 : ATTENTION_FP16;
@@ -312,7 +311,6 @@ class Block {
     const DeviceVector<char> workspace(library_, std::vector<char>(p.workspace_bytes + 1));
     p.workspace = workspace.data();
     CALL(library_, attention_forward, &p);
-    // docs: end call
     return on_device[3].download();
   }
 
