@@ -5,10 +5,10 @@
 // Before      step 20: lengths are multiples of 128, and as many queries as keys.
 // Bottleneck  None: no model's lengths are whole tiles.
 // Change      The loop over K and V goes backwards. Its first tile, loaded before the loop, is then the
-//             only one that may lack rows (they are zeros) and, with the one after it, the only one
-//             that is masked. The loop itself checks no row.
-// Prediction  At whole tiles the same speed within 2%: a tile's loads are the same instructions. At
-//             8193 keys a row of tiles and a column of them more, 2.3%.
+//             only one that may lack rows (they are zeros). Only it and, if causal, up to two after it
+//             are masked. The copies inside the loop check no row.
+// Prediction  With whole tiles the same speed within 2%: a tile's copies are the same instructions. At
+//             8193 queries and keys a row of tiles and a column of them more, 2.4%.
 #include "common/kernel/kernel.h"
 #include "common/kernel/order.h"
 #include "common/kernel/swizzle.h"
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
               int heads, int seqlen_q, int seqlen_k, bool causal, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
-  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
+  // Blocks start in the order of their index, x first: at first the last rows, with the most keys.
   const int head = blockIdx.z * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   if (head >= heads) return;
@@ -70,12 +70,12 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
   // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
-  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // keys before it
+  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // of the warp's rows
 
   load_tile<Br, d, true>(smem.Q, gQ, first_row);
   if (last >= 0) {
     load_tile<Bc, d, true>(smem.K, gK, last);
-    load_tile<Bc, d, true>(smem.V, gV, last);  // zeros, too: a weight of 0 times NaN is NaN
+    load_tile<Bc, d, true>(smem.V, gV, last);  // missing rows are 0: a weight of 0 times NaN is NaN
   }
   cp_async_commit();
 
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     cp_async_wait<0>();
     __syncthreads();  // Q and K are there for all warps, and the previous V has been read by all
     if (j < last) load_tile<Bc, d>(smem.V, gV, j);
-    cp_async_commit();  // V is on its way behind Q K^T
+    cp_async_commit();  // V is on its way behind Q K^T; the first V came with Q and K
 
     // S = Q K^T. mma wants K^T column by column: that is K row by row, as it lies.
     FragmentC s[m_tiles][Bc / 8] = {};

@@ -3,12 +3,12 @@
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths
 // Before      step 22: each query head has keys and values of its own.
-// Bottleneck  The cache of K and V: with as many of their heads as query heads it is what fills the
-//             memory of a model that generates. So models have fewer.
+// Bottleneck  The memory for K and V, which a model that generates text keeps of all its tokens. So
+//             models have fewer heads of K and V than of Q.
 // Change      Query head h reads head h / (heads / kv_heads) of K and V.
-// Prediction  The same time: a block does what it did. The blocks of a group run side by side, so that
-//             K and V come from HBM once per group and from L2 for the others: with 8 heads per group
-//             an eighth of the bytes. Step 22 is not bound by them, so they buy no speed here.
+// Prediction  The same time: a block does what it did. The blocks of a group run side by side or one
+//             head after the other: K and V come from HBM for one and from L2 for the others, with 8
+//             heads per group an eighth of the bytes. They do not limit step 22: no speed is gained.
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
 #include "common/kernel/order.h"
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     attention(const Problem problem, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
-  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
+  // Blocks start in the order of their index, x first: at first the last rows, with the most keys.
   const int head = blockIdx.z * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   const int b = head / problem.heads, h = head % problem.heads;
@@ -72,12 +72,12 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
   // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
-  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // keys before it
+  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // of the warp's rows
 
   load_tile<Br, d, true>(smem.Q, gQ, first_row);
   if (last >= 0) {
     load_tile<Bc, d, true>(smem.K, gK, last);
-    load_tile<Bc, d, true>(smem.V, gV, last);  // zeros, too: a weight of 0 times NaN is NaN
+    load_tile<Bc, d, true>(smem.V, gV, last);  // missing rows are 0: a weight of 0 times NaN is NaN
   }
   cp_async_commit();
 
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     cp_async_wait<0>();
     __syncthreads();  // Q and K are there for all warps, and the previous V has been read by all
     if (j < last) load_tile<Bc, d>(smem.V, gV, j);
-    cp_async_commit();  // V is on its way behind Q K^T
+    cp_async_commit();  // V is on its way behind Q K^T; the first V came with Q and K
 
     // S = Q K^T. mma wants K^T column by column: that is K row by row, as it lies.
     FragmentC s[m_tiles][Bc / 8] = {};

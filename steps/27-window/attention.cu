@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     attention(const Problem problem, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
-  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
+  // Blocks start in the order of their index, x first: at first the last rows, with the most keys.
   const int head = blockIdx.z * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   const int b = head / problem.heads, h = head % problem.heads;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   load_tile<Br, d, true>(smem.Q, gQ, first_row);
   if (last >= 0) {
     load_tile<Bc, d, true>(smem.K, gK, last);
-    load_tile<Bc, d, true>(smem.V, gV, last);  // zeros, too: a weight of 0 times NaN is NaN
+    load_tile<Bc, d, true>(smem.V, gV, last);  // missing rows are 0: a weight of 0 times NaN is NaN
   }
   cp_async_commit();
 
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     cp_async_wait<0>();
     __syncthreads();  // Q and K are there for all warps, and the previous V has been read by all
     if (j < last) load_tile<Bc, d>(smem.V, gV, j);
-    cp_async_commit();  // V is on its way behind Q K^T
+    cp_async_commit();  // V is on its way behind Q K^T; the first V came with Q and K
 
     // S = Q K^T. mma wants K^T column by column: that is K row by row, as it lies.
     FragmentC s[m_tiles][Bc / 8] = {};

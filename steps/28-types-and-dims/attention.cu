@@ -4,10 +4,10 @@
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --type
 // Before      step 23: fp16, and head dims 64 and 128.
 // Bottleneck  Registers, from d = 192 on: O of a warp's 32 rows takes d of a thread's 255.
-// Change      Type and d are template parameters. From 192 on a warp has 16 rows; rows of K that are no
-//             multiple of 128 bytes get a swizzle of their own.
-// Prediction  bf16 as fast as fp16; d = 128 the machine code of step 23. At 256, where a fragment of K or
-//             V feeds one m tile and shared memory is busy 2.25 clocks per mma, not 1.25: 340 TFLOP/s.
+// Change      Type and d are template parameters. From 192 on a warp has 16 rows. The swizzle takes
+//             rows that are no multiple of 128 bytes.
+// Prediction  bf16 as fast as fp16; d = 128 as step 23. At 256, where a fragment of K or V feeds one
+//             m tile and shared memory is busy for 2.25 clocks per mma, not 1.25: 340 TFLOP/s.
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
 #include "common/kernel/order.h"
