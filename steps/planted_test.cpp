@@ -1229,36 +1229,8 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
             step.substr(0, 2) + "-no-barrier-in-line-" + std::to_string(line_number);
         std::string without = source;
         without.replace(at, barrier.size(), ";");
-<<<<<<< HEAD
-        jobs.push_back(
-            {name,
-             [step, name, without, at] {
-               std::string failures;
-               const std::string program = build(step, name, without, failures);
-               if (program.empty()) return failures;
-               const Description help = describe(program);
-               // A step that rotates has barriers for it.
-               const bool rotates = std::count(help.takes.begin(), help.takes.end(), "--rope");
-               std::string options = help.tile == 1 ? "--seqlen 256" : "";
-               if (rotates) options += " --rope halves";
-               // Step 29 has two kernels, and of the first the queries are few.
-               if (step.starts_with("29-") && at < without.find("prefill(const Problem"))
-                 options += " --seqlen 1 --seqlen-k 1024";
-               for (const int seed : {1, 2}) {  // one head: a barrier is of one block
-                 const std::string line =
-                     command(program, help.tile, {2, seed, "normal", options}, 1);
-                 const Finished finished = run_command(line);
-                 if (!reports(finished, kRace) && !reports(finished, kGlobalRace) &&
-                     !reports(finished, kNobodyWrote) && !reports(finished, kStillWriting) &&
-                     !reports(finished, kNotWritten))
-                   failures += show(line, finished);
-               }
-               return failures;
-             },
-             ""});
-=======
         jobs.push_back({name,
-                        [step, name, without] {
+                        [step, name, without, at] {
                           std::string failures;
                           const std::string program = build(step, name, without, failures);
                           if (program.empty()) return failures;
@@ -1282,7 +1254,6 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
                           return failures;
                         },
                         ""});
->>>>>>> w-base
       }
   }
   REQUIRE(!jobs.empty());
