@@ -1241,14 +1241,18 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
                           // Several tiles; and what a step takes, it may have barriers for.
                           std::string options = help.tile == 1 ? "--seqlen 256" : "";
                           if (takes("--rope")) options += " --rope halves";
-                          if (takes("--splits")) options = "--seqlen 4 --seqlen-k 1500 --splits 3";
+                          // Step 29 has two kernels: the later one in its source has many queries.
+                          const bool many = at > without.find("prefill(const Problem");
+                          if (takes("--splits") && !many)
+                            options = "--seqlen 4 --seqlen-k 1500 --splits 3";
                           for (const int seed : {1, 2}) {  // one head: a barrier is of one block
                             const std::string line =
                                 command(program, help.tile, {2, seed, "normal", options}, 1);
                             const Finished finished = run_command(line);
                             if (!reports(finished, kRace) && !reports(finished, kGlobalRace) &&
                                 !reports(finished, kNobodyWrote) &&
-                                !reports(finished, kStillWriting))
+                                !reports(finished, kStillWriting) &&
+                                !reports(finished, kNotWritten))
                               failures += show(line, finished);
                           }
                           return failures;
