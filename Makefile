@@ -41,6 +41,8 @@ VARIANTS := $(foreach s,$(STEPS),$(call variants,$(s)))
 #?   make step-15-padded         a variant of a step: steps/15-early-k/variants/padded.patch
 #?   make                        every step
 #?   make diff-02                what step 02 changes in the step that it builds on
+#?   make libattention.so        step 29 as a library: steps/29-in-a-model/attention.h
+#?   make client && ./client     a program that calls it: a model's block, token by token
 #?   make clean                  remove everything that was built
 all: $(PROGRAMS)
 	@$(foreach p,$(LEFT_OUT),echo "left out: $(call too_new,$(p:step-%=%))";)
@@ -50,7 +52,7 @@ help:
 	@sed -nE 's/^#\? ?//p' Makefile
 	@echo "  now: $(if $(NVCC),NVCC=$(NVCC) ARCH=\"$(ARCH)\",no nvcc: for the emulator), CXX=$(CXX)"
 clean:
-	rm -rf build $(wildcard step-[0-9][0-9]*)
+	rm -rf build $(wildcard step-[0-9][0-9]*) libattention.so client
 
 # --- building --------------------------------------------------------------------------------------
 # What the code cannot do without, before CXXFLAGS and NVCCFLAGS. (-fpeel-loops and the two after it: the
@@ -58,7 +60,7 @@ clean:
 HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas -fstack-clash-protection \
 	$(if $(findstring clang,$(CXX)),,-Wno-restrict -fpeel-loops -fno-tree-tail-merge \
 	-fno-crossjumping) $(if $(WERROR),-Werror) -MMD -MP -I. -Ibuild/host $(CXXFLAGS)
-CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall $(if $(WERROR),-Werror all-warnings) -MMD -MP -I. $(NVCCFLAGS)
+CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-warnings) -MMD -MP -I. $(NVCCFLAGS)
 # A GPU may be newer than ARCH: PTX goes along (not for sm_90a and its like, which are one chip's).
 gencode = $(foreach a,$(1),-gencode \
 	arch=$(a:sm_%=compute_%),code=$(if $(filter %a,$(a)),$(a),[$(a:sm_%=compute_%)$(comma)$(a)]))
@@ -78,7 +80,8 @@ PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/progra
 .SECONDARY:
 .SECONDEXPANSION:
 .PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench bench-models counters \
-	ceilings power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
+	ceilings power regs bench-emulator docs plot format libattention.so \
+	client check-torch $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
 too_new = step $(1) needs $(call field,$(call step_of,$(1)),2), ARCH is $(ARCH); make NVCC= step-$(1) has it for the emulator
@@ -120,6 +123,32 @@ build/host/flags: FORCE
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo $(call quoted,$(CUDA)) >$@.new
 	$(changed)
+# Step 29 as a library: for the emulator, which the tests call, and with nvcc for the GPU. (The object is
+# the program's, too. Without debug information its 56 kernels compile in two thirds of the time.)
+LIBRARY := steps/$(call step_of,29)
+MAP = --version-script=$(LIBRARY)/exports.map
+of_library = $(addprefix $(1)/$(LIBRARY)/,attention.o library.o)
+$(call of_library,build/host) build/host/$(LIBRARY)/check.o: private HOST += -fPIC -g0
+build/host/%.o: %.cu build/host/flags
+	@mkdir -p $(@D)
+	$(say)$(HOST) -x c++ -c $< -o $@
+build/host/pic/%.o: %.cpp build/host/flags
+	@mkdir -p $(@D)
+	$(say)$(HOST) -fPIC -c $< -o $@
+build/host/bin/libattention.so: $(call of_library,build/host) build/host/$(LIBRARY)/check.o \
+		$(patsubst %.cpp,build/host/pic/%.o,$(filter-out %/device.cpp,$(call sources,common/emulator)))
+	@mkdir -p $(@D)
+	$(say)$(CXX) -shared -pthread -Wl,$(MAP) $^ -o $@
+$(BUILD)/bin/libattention.so: $(call of_library,$(BUILD)) build/host/$(LIBRARY)/check.o
+	@mkdir -p $(@D)
+	$(say)$(NVCC) -shared -Xlinker $(MAP) $^ -o $@
+libattention.so: $(if $(filter step-29,$(LEFT_OUT)),step-29,$(if $(NVCC),$(BUILD),build/host)/bin/libattention.so)
+	@ln -sf $< $@
+build/host/bin/client: $(call objects,$(LIBRARY)/client.cpp $(call sources,reference))
+	@mkdir -p $(@D)
+	$(say)$(CXX) -pthread $^ -ldl -o $@
+client: build/host/bin/client libattention.so
+	@ln -sf $< $@
 -include $(shell find build/host $(BUILD) -name '*.d' 2>/dev/null)
 
 #? Check
@@ -127,10 +156,11 @@ $(BUILD)/flags: FORCE
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized
 #?   make check-bound            every step with thousands of seeds and shapes; some 20 minutes
 #?   make check-docs             fail if a number, a table or a quote of a page is stale
+#?   make check-torch            the library over FlashAttention's test shapes, beside PyTorch
 #?   make truth                  the emulator's counts against ncu's
 # As many jobs as there are cores, unless make was told how many.
 JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN))
-build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp \
+build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp steps/*/*_test.cpp \
 		common/testing/*.cpp) $(filter-out %/device.cpp,$(EMULATOR)) $(INTERFACE) $(PAGES))
 	@mkdir -p $(@D)
 	$(say)$(CXX) -pthread $^ -o $@
@@ -143,7 +173,7 @@ tests:
 	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh
 	@echo "building the steps$(if $(NVCC), for $(ARCH)) and the tests"
 	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests build/host/bin/docs \
-		build/host/common/program/no_gpu.o
+		build/host/common/program/no_gpu.o build/host/bin/libattention.so build/host/bin/client
 test: tests
 	@CXX="$(CXX)" build/host/bin/tests $(TESTS)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
@@ -154,6 +184,8 @@ check-bound: tests
 	@BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
 check-docs: build/host/bin/docs $(QUOTED)
 	build/host/bin/docs --check $(DOCUMENTS)
+check-torch: $(call on_gpu,libattention.so)
+	@$(PYTHON) $(LIBRARY)/check_torch.py
 truth: ; @common/measure/truth.sh $(GPU)
 
 #? Measure (into plots/results)

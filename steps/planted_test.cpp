@@ -790,8 +790,8 @@ const std::vector<Plant> kPlants = {
      {"normal"},
      "--seqlen 1 --seqlen-k 200 --splits 3"},
     {"26",
-     "every split has the first keys",
-     "= (tiles / splits * split + min(split, tiles % splits)) * keys",
+     "every split has the first keys, too",
+     "= tiles * split / splits * keys",
      "= 0",
      kWrong,
      {"normal"},
@@ -984,6 +984,92 @@ const std::vector<Plant> kPlants = {
      kOutside,
      {"normal"},
      "--head-dim 192 --seqlen 130"},
+
+    // Step 29
+    {"29",
+     "pages of the first sequence",
+     "table(b, key / size)",
+     "table(0, key / size)",
+     kWrong,
+     {"normal"},
+     "--page-size 8 --batch 2 --seqlen 40"},
+    {"29",
+     "the upper half of a tile of pages as the lower",
+     "row < 32 ? if_lower : if_upper",
+     "row < 32 ? if_lower : if_lower",
+     kWrong,
+     {"normal"},
+     "--page-size 8 --seqlen 100"},
+    {"29",
+     "new keys one row too early",
+     "seqlen_k) - length + i",
+     "seqlen_k) - length - 1 + i",
+     kWrong,
+     {"normal"},
+     "--append 3 --seqlen 3 --seqlen-k 50"},
+    {"29",
+     "new keys turned as if they began the sequence",
+     "left, right, to, key, col",
+     "left, right, to, i, col",
+     kWrong,
+     {"normal"},
+     "--append 3 --seqlen 3 --seqlen-k 50 --rope halves"},
+    {"29",
+     "new keys not stored where all keys turn",
+     "if (p.K_new) {",
+     "if (p.K_new && p.rope == Rope::kNone) {",
+     kWrong,
+     {"normal"},
+     "--append 3 --seqlen 33 --seqlen-k 50 --rope neighbours"},
+    {"29",
+     "queries of new tokens not turned",
+     "p.rope != Rope::kNone && position_of(row) >= 0",
+     "false",
+     kWrong,
+     {"normal"},
+     "--seqlen 2 --seqlen-k 50 --rope halves"},
+    {"29",
+     "values left in their pages",
+     "left.V_strides = left.K_strides;",
+     "",
+     kNoMemory,
+     {"normal"},
+     "--page-size 8 --seqlen 40 --rope halves --layout bnhd"},
+    {"29",
+     "sinks at the window",
+     "tile < sink_tiles ? tile :",
+     "tile < 0 ? tile :",
+     kWrong,
+     {"normal"},
+     "--seqlen 2 --seqlen-k 300 --window 20 --sinks 5 --splits 1"},
+    {"29",
+     "a window one key too wide in decoding",
+     "max(0, seen(row) - p.window)",
+     "max(0, seen(row) - p.window - 1)",
+     kWrong,
+     {"normal"},
+     "--seqlen 2 --seqlen-k 300 --window 20 --splits 1"},
+    {"29",
+     "a split combined with the weight of another",
+     "(tile * splits + j) * rows",
+     "(tile * splits + (j ^ 1)) * rows + 0 * j",
+     kWrong,
+     {"normal"},
+     "--seqlen 1 --seqlen-k 300 --splits 3"},
+    {"29",
+     "the last block does not wait for what others have stored",
+     "__threadfence();  // and if it is the last",
+     "// and if it is the last",
+     kGlobalRace,
+     {"normal"},
+     "--seqlen 1 --seqlen-k 300 --splits 2"},
+    {"29",
+     "the copy of the keys over the parts",
+     "workspace + counters_bytes + parts_bytes<T, d>(problem)",
+     "workspace + counters_bytes",
+     kGlobalRace,
+     {"normal"},
+     "--seqlen 1 --seqlen-k 300 --splits 2 --rope halves"},
 };
 
 std::string step_name(const std::string &number) {
@@ -996,13 +1082,23 @@ std::string step_name(const std::string &number) {
 std::string source_of(const std::string &step) {
   std::string source = read_text("steps/" + step + "/attention.cu");
   const std::string include = "#include \"steps/" + step + "/";
+  std::vector<std::string> included;
   for (std::size_t at; (at = source.find(include)) != std::string::npos;) {
     const std::size_t end = source.find('\n', at);
     const std::string line = source.substr(at, end - at), quoted = line.substr(line.find('"') + 1);
-    std::string header = read_text(quoted.substr(0, quoted.size() - 1));
-    header.replace(header.find("#pragma once"), 12, "");
+    std::string header;
+    if (std::find(included.begin(), included.end(), line) == included.end()) {
+      header = read_text(quoted.substr(0, quoted.size() - 1));
+      header.replace(header.find("#pragma once"), 12, "");
+      included.push_back(line);
+    }
     source.replace(at, end - at, header);
   }
+  // The copies of step 29 take one head dim: they are compiled in an eighth of the time.
+  const std::string all = "<32, 64, 80, 96, 128, 192, 256>";
+  if (step.starts_with("29-"))
+    for (std::size_t at; (at = source.find(all)) != std::string::npos;)
+      source.replace(at, all.size(), "<64>");
   return source;
 }
 
@@ -1134,7 +1230,7 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
         std::string without = source;
         without.replace(at, barrier.size(), ";");
         jobs.push_back({name,
-                        [step, name, without] {
+                        [step, name, without, at] {
                           std::string failures;
                           const std::string program = build(step, name, without, failures);
                           if (program.empty()) return failures;
@@ -1145,14 +1241,18 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
                           // Several tiles; and what a step takes, it may have barriers for.
                           std::string options = help.tile == 1 ? "--seqlen 256" : "";
                           if (takes("--rope")) options += " --rope halves";
-                          if (takes("--splits")) options = "--seqlen 4 --seqlen-k 1500 --splits 3";
+                          // Step 29 has two kernels: the later one in its source has many queries.
+                          const bool many = at > without.find("prefill(const Problem");
+                          if (takes("--splits") && !many)
+                            options = "--seqlen 4 --seqlen-k 1500 --splits 3";
                           for (const int seed : {1, 2}) {  // one head: a barrier is of one block
                             const std::string line =
                                 command(program, help.tile, {2, seed, "normal", options}, 1);
                             const Finished finished = run_command(line);
                             if (!reports(finished, kRace) && !reports(finished, kGlobalRace) &&
                                 !reports(finished, kNobodyWrote) &&
-                                !reports(finished, kStillWriting))
+                                !reports(finished, kStillWriting) &&
+                                !reports(finished, kNotWritten))
                               failures += show(line, finished);
                           }
                           return failures;

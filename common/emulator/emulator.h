@@ -41,6 +41,9 @@ inline float __half2float(half h) {
 inline half __float2half(float f) {
   return float_to_half(f);
 }
+inline float __bfloat162float(bf16 b) {
+  return bf16_to_float(b);
+}
 inline bf16 __float2bfloat16(float f) {
   return float_to_bf16(f);
 }

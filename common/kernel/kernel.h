@@ -13,6 +13,7 @@ constexpr unsigned kAllLanes = 0xffffffff;
 #include <cuda_fp16.h>
 
 #include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -30,15 +31,17 @@ __device__ SharedStorage &shared_storage() {
   return *reinterpret_cast<SharedStorage *>(shared_memory);
 }
 
-/// Lets a kernel's blocks have this much shared memory, once for each kernel: a launch that is timed
-/// is only a launch. More than 48 KB must be asked for (CUDA C++ Programming Guide, 'Shared Memory'
+/// Lets a kernel's blocks have this much shared memory, once for each kernel and device: a launch that
+/// is timed is only a launch. More than 48 KB must be asked for (CUDA C++ Programming Guide, 'Shared Memory'
 /// of compute capability 7).
 inline void allow_shared_memory(const void *kernel, int bytes) {
-  static std::map<const void *, int> allowed;
-  if (const auto found = allowed.find(kernel); found != allowed.end() && found->second >= bytes)
-    return;
+  static std::map<std::pair<int, const void *>, int> allowed;
+  static std::mutex mutex;  // threads of a program that calls a step as a library
+  const std::lock_guard lock(mutex);
   int device, available;
   cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+  int &so_far = allowed[{device, kernel}];
+  if (so_far >= bytes) return;
   cuda_check(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
              "cudaDeviceGetAttribute");
   if (bytes > available)
@@ -49,16 +52,19 @@ inline void allow_shared_memory(const void *kernel, int bytes) {
                      " KB; --head-dim 64 takes less, and `make regs` lists what other steps take");
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "cudaFuncSetAttribute");
-  allowed[kernel] = bytes;
+  so_far = bytes;
 }
 
 /// Starts a kernel whose blocks have one SharedStorage each (void: none), and does not wait for it.
+/// Of one stream (null: the default) the kernels run in order.
 template <class SharedStorage, class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
+void launch_on(void *stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+               Arguments... arguments) {
   int bytes = 0;
   if constexpr (!std::is_void_v<SharedStorage>) bytes = sizeof(SharedStorage);
   allow_shared_memory(reinterpret_cast<const void *>(kernel), bytes);
-  kernel<<<grid, block, bytes>>>(static_cast<Parameters>(arguments)...);
+  kernel<<<grid, block, bytes, static_cast<cudaStream_t>(stream)>>>(
+      static_cast<Parameters>(arguments)...);
   cuda_check(cudaGetLastError(), "kernel launch");
 }
 
@@ -140,7 +146,8 @@ SharedStorage &shared_storage() {
 }
 
 template <class SharedStorage, class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
+void launch_on(void *, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+               Arguments... arguments) {
   std::size_t bytes = 0;
   if constexpr (!std::is_void_v<SharedStorage>) bytes = sizeof(SharedStorage);
   emulator::run(grid, block, bytes, [=] { kernel(static_cast<Parameters>(arguments)...); });
@@ -156,6 +163,11 @@ void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, Argum
 #define BACKEND_STEP cpu_step
 
 #endif
+
+template <class SharedStorage, class Kernel, class... Arguments>
+void launch(Kernel kernel, dim3 grid, dim3 block, Arguments... arguments) {
+  launch_on<SharedStorage>(nullptr, kernel, grid, block, arguments...);
+}
 
 /// Ends a step's file: gives the program its Step. The Makefile passes the name of the folder as
 /// STEP_NAME, and what the file's header says after 'Needs' and 'Takes'.

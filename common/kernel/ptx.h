@@ -164,3 +164,12 @@ __device__ __forceinline__ T from_float(float x) {
   else
     return __float2half(x);
 }
+
+/// The value of an element, exactly.
+template <class T>
+__device__ __forceinline__ float to_float(T x) {
+  if constexpr (std::is_same_v<T, bf16>)
+    return __bfloat162float(x);
+  else
+    return __half2float(x);
+}

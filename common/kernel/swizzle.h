@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "common/kernel/view.h"
+#include "common/kernel/ptx.h"
 
 /// Rows of d elements of 2 bytes, in chunks of 8 (16 bytes: 4 of the 32 banks), permuted so that 8
 /// consecutive rows have a column in all banks. With 8 chunks, or 16, or 24, the same chunk of all rows

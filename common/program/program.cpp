@@ -148,6 +148,9 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
   if (inputs.shape.seqlen_new) {
     problem.K_new = upload(device, new_rows(inputs.shape, inputs.K));
     problem.V_new = upload(device, new_rows(inputs.shape, inputs.V));
+    const std::int64_t head = std::int64_t{problem.seqlen_new} * problem.head_dim;
+    problem.K_new_strides = {problem.kv_heads * head, head, problem.head_dim};
+    problem.V_new_strides = problem.K_new_strides;
     forget_new_rows(device, placement, inputs.shape, problem);
   }
   problem.rope_cos = upload(device, inputs.rotation.cos);

@@ -1,0 +1,319 @@
+// The C interface: what it refuses, with which status and message, and that nothing is written then;
+// and the client, which finds out wrong libraries.
+#include <dlfcn.h>
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/testing/process.h"
+#include "steps/29-in-a-model/attention.h"
+
+namespace {
+
+const char *const kLibrary = "build/host/bin/libattention.so";
+
+template <class Function>
+Function *function(const char *name) {
+  static void *const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  REQUIRE_MESSAGE(library, dlerror());
+  return reinterpret_cast<Function *>(dlsym(library, name));
+}
+#define LIBRARY(name) function<decltype(name)>(#name)
+
+template <class T>
+T *allocate(std::size_t size) {
+  void *memory = nullptr;
+  REQUIRE(LIBRARY(attention_allocate)(&memory, size * sizeof(T)) == ATTENTION_OK);
+  return static_cast<T *>(memory);
+}
+
+constexpr int kBatch = 2, kHeads = 4, kKvHeads = 2, kQueries = 3, kKeys = 20, kHeadDim = 64;
+constexpr int kPageSize = 8, kPages = 8, kPagesOfSequence = 3;
+
+/// A problem with all that a problem may have, which the library takes, in memory that holds NaN.
+struct Example {
+  std::uint16_t *Q = allocate<std::uint16_t>(kBatch * kHeads * kQueries * kHeadDim);
+  std::uint16_t *O = allocate<std::uint16_t>(kBatch * kHeads * kQueries * kHeadDim);
+  std::uint16_t *cache = allocate<std::uint16_t>(2 * kPages * kPageSize * kKvHeads * kHeadDim);
+  std::uint16_t *added = allocate<std::uint16_t>(2 * kBatch * kKvHeads * kQueries * kHeadDim);
+  float *rotation = allocate<float>(2 * kKeys * kHeadDim / 2);
+  int *device = allocate<int>(64);  // all arrays
+  std::vector<int> lengths_q = {3, 1}, lengths_k = {20, 7}, cu_seqlens_q = {0, 3, 6};
+  std::vector<int> cu_seqlens_k = {0, 20, 40}, page_table = {5, 0, 3, 1, -1, -1};
+  attention_problem problem{};
+
+  Example() {
+    attention_problem &p = problem;
+    p.struct_bytes = sizeof p;
+    p.type = ATTENTION_FP16;
+    p.head_dim = kHeadDim;
+    p.batch = kBatch, p.heads = kHeads, p.kv_heads = kKvHeads;
+    p.seqlen_q = kQueries, p.seqlen_k = kKeys;
+    p.Q = dense(Q, kHeads, kQueries);
+    p.O = dense(O, kHeads, kQueries);
+    p.K = dense(cache, kKvHeads, kPageSize);
+    p.V = dense(cache + kPages * p.K.batch_stride, kKvHeads, kPageSize);
+    p.K_new = dense(added, kKvHeads, kQueries);
+    p.V_new = dense(added + kBatch * p.K_new.batch_stride, kKvHeads, kQueries);
+    p.causal = 1, p.window = 10, p.sinks = 2;
+    p.lengths_q = array(0, lengths_q);
+    p.lengths_k = array(8, lengths_k);
+    p.page_table = array(16, page_table);
+    p.page_size = kPageSize, p.pages = kPages;
+    p.rope = ATTENTION_ROPE_HALVES;
+    p.rope_cos = rotation, p.rope_sin = rotation + kKeys * kHeadDim / 2;
+    p.rope_positions = kKeys;
+    REQUIRE(LIBRARY(attention_workspace_bytes)(&p, &p.workspace_bytes) == ATTENTION_OK);
+    p.workspace = allocate<char>(p.workspace_bytes + 1);
+  }
+  Example(const Example &) = delete;
+  ~Example() {
+    for (void *memory : {static_cast<void *>(Q), static_cast<void *>(O), static_cast<void *>(cache),
+                         static_cast<void *>(added), static_cast<void *>(rotation),
+                         static_cast<void *>(device), problem.workspace})
+      LIBRARY(attention_release)(memory);
+  }
+
+  static attention_tensor dense(std::uint16_t *data, int heads, int rows) {
+    return {data, std::int64_t{heads} * rows * kHeadDim, std::int64_t{rows} * kHeadDim, kHeadDim};
+  }
+  attention_array array(int offset, const std::vector<int> &values) {
+    LIBRARY(attention_upload)(device + offset, values.data(), values.size() * sizeof(int));
+    return {device + offset, values.data()};
+  }
+  /// Whether the cache and the output hold nothing but the NaN that they began with.
+  bool untouched() const {
+    for (const auto &[memory, size] :
+         {std::pair{O, kBatch * kHeads * kQueries * kHeadDim},
+          std::pair{cache, 2 * kPages * kPageSize * kKvHeads * kHeadDim}})
+      for (int i = 0; i < size; i++)
+        if (memory[i] != 0xffff) return false;
+    return true;
+  }
+};
+
+struct Mistake {
+  attention_status status;
+  std::string message;
+  std::function<void(Example &, attention_problem &)> make;
+};
+using E = Example;
+using P = attention_problem;
+
+const std::vector<Mistake> kMistakes = {
+    {ATTENTION_STRUCT_SIZE, "struct_bytes 8: this library's is " + std::to_string(sizeof(P)),
+     [](E &, P &p) { p.struct_bytes = 8; }},
+    {ATTENTION_TYPE, "type 2: ATTENTION_FP16 or ATTENTION_BF16 is allowed",
+     [](E &, P &p) { p.type = 2; }},
+    {ATTENTION_HEAD_DIM, "head_dim 72: allowed are 32, 64, 80, 96, 128, 192, 256",
+     [](E &, P &p) { p.head_dim = 72; }},
+    {ATTENTION_SIZE, "batch 0: 1 or more is allowed", [](E &, P &p) { p.batch = 0; }},
+    {ATTENTION_SIZE, "heads -4: 1 or more is allowed", [](E &, P &p) { p.heads = -4; }},
+    {ATTENTION_SIZE, "seqlen_q 0: 1 or more is allowed", [](E &, P &p) { p.seqlen_q = 0; }},
+    {ATTENTION_SIZE, "seqlen_k 0: 1 or more is allowed", [](E &, P &p) { p.seqlen_k = 0; }},
+    {ATTENTION_SIZE, "batch 16384, heads 4: a product of at most 65535 is allowed",
+     [](E &, P &p) { p.batch = 16384; }},
+    {ATTENTION_HEADS, "kv_heads 3: a divisor of heads 4 is allowed",
+     [](E &, P &p) { p.kv_heads = 3; }},
+    {ATTENTION_WINDOW, "window 0: 1 or more, or ATTENTION_NO_WINDOW is allowed",
+     [](E &, P &p) { p.window = 0; }},
+    {ATTENTION_WINDOW, "window -2: 1 or more, or ATTENTION_NO_WINDOW is allowed",
+     [](E &, P &p) { p.window = -2; }},
+    {ATTENTION_WINDOW, "sinks -1: 0 or more is allowed", [](E &, P &p) { p.sinks = -1; }},
+    {ATTENTION_WINDOW, "sinks 2: only with a window",
+     [](E &, P &p) { p.window = ATTENTION_NO_WINDOW; }},
+    {ATTENTION_ROPE, "rope 3: a value of enum attention_rope is allowed",
+     [](E &, P &p) { p.rope = 3; }},
+    {ATTENTION_ROPE, "rope_positions 19: seqlen_k 20 or more is allowed",
+     [](E &, P &p) { p.rope_positions = 19; }},
+    {ATTENTION_ROPE,
+     "lengths_q[1] 8: at most lengths_k[1] 7 is allowed with a rotation: a query before the first "
+     "key has no position",
+     [](E &e, P &p) { p.seqlen_q = 8, p.K_new.data = p.V_new.data = nullptr, e.lengths_q[1] = 8; }},
+    {ATTENTION_LENGTH, "lengths_q[0] 4: 0 to 3 is allowed", [](E &e, P &) { e.lengths_q[0] = 4; }},
+    {ATTENTION_LENGTH, "lengths_k[1] -1: 0 to 20 is allowed",
+     [](E &e, P &) { e.lengths_k[1] = -1; }},
+    {ATTENTION_LENGTH,
+     "lengths_k[0] 2: with K_new the 3 new keys count: so many or more are allowed",
+     [](E &e, P &) { e.lengths_k[0] = 2; }},
+    {ATTENTION_LENGTH, "cu_seqlens_q[2] 7: 3 to 6 is allowed",
+     [](E &e, P &p) {
+       e.cu_seqlens_q[2] = 7, p.cu_seqlens_q = e.array(32, e.cu_seqlens_q), p.total_q = 6;
+     }},
+    {ATTENTION_LENGTH, "cu_seqlens_q[1] -1: 0 to 6 is allowed",
+     [](E &e, P &p) {
+       e.cu_seqlens_q[1] = -1, p.cu_seqlens_q = e.array(32, e.cu_seqlens_q), p.total_q = 6;
+     }},
+    {ATTENTION_LENGTH, "lengths_q[0] 3: at most the 2 rows that cu_seqlens_q has for it",
+     [](E &e, P &p) {
+       e.cu_seqlens_q[1] = 2, p.cu_seqlens_q = e.array(32, e.cu_seqlens_q), p.total_q = 6;
+     }},
+    {ATTENTION_LENGTH, "total_q 0: 1 or more is allowed",
+     [](E &e, P &p) { p.cu_seqlens_q = e.array(32, e.cu_seqlens_q); }},
+    {ATTENTION_PAGE, "page_table[2] 8: 0 to 7 is allowed", [](E &e, P &) { e.page_table[2] = 8; }},
+    {ATTENTION_PAGE, "page_table[3] -1: 0 to 7 is allowed",
+     [](E &e, P &) { e.page_table[3] = -1; }},
+    {ATTENTION_PAGE, "page_size 0: 1 or more is allowed", [](E &, P &p) { p.page_size = 0; }},
+    {ATTENTION_PAGE, "pages 0: 1 or more is allowed", [](E &, P &p) { p.pages = 0; }},
+    {ATTENTION_PAGE, "cu_seqlens_k: not with a page_table: pages are not packed",
+     [](E &e, P &p) { p.cu_seqlens_k = e.array(40, e.cu_seqlens_k), p.total_k = 40; }},
+    {ATTENTION_NULL_POINTER, "Q.data: it is NULL", [](E &, P &p) { p.Q.data = nullptr; }},
+    {ATTENTION_NULL_POINTER, "K.data: it is NULL", [](E &, P &p) { p.K.data = nullptr; }},
+    {ATTENTION_NULL_POINTER, "V.data: it is NULL", [](E &, P &p) { p.V.data = nullptr; }},
+    {ATTENTION_NULL_POINTER, "O.data: it is NULL", [](E &, P &p) { p.O.data = nullptr; }},
+    {ATTENTION_NULL_POINTER, "V_new.data: it is NULL", [](E &, P &p) { p.V_new.data = nullptr; }},
+    {ATTENTION_NULL_POINTER, "K_new.data: it is NULL", [](E &, P &p) { p.K_new.data = nullptr; }},
+    {ATTENTION_NULL_POINTER, "rope_cos: it is NULL", [](E &, P &p) { p.rope_cos = nullptr; }},
+    {ATTENTION_NULL_POINTER, "rope_sin: it is NULL", [](E &, P &p) { p.rope_sin = nullptr; }},
+    {ATTENTION_NULL_POINTER, "lengths_k.device: it is NULL, and .host is not",
+     [](E &, P &p) { p.lengths_k.device = nullptr; }},
+    {ATTENTION_NULL_POINTER, "lengths_q.device: it is NULL",
+     [](E &e, P &p) {
+       p.cu_seqlens_q = e.array(32, e.cu_seqlens_q), p.total_q = 6, p.lengths_q = {};
+     }},
+    {ATTENTION_ALIGNMENT, "Q.data: a multiple of 16 bytes is allowed",
+     [](E &e, P &p) { p.Q.data = e.Q + 4; }},
+    {ATTENTION_ALIGNMENT, "K.row_stride 68: a multiple of 8 elements is allowed",
+     [](E &, P &p) { p.K.row_stride = 68; }},
+    {ATTENTION_ALIGNMENT, "V_new.head_stride 1: a multiple of 8 elements is allowed",
+     [](E &, P &p) { p.V_new.head_stride = 1; }},
+    {ATTENTION_ALIGNMENT, "rope_cos: a multiple of 16 bytes is allowed",
+     [](E &e, P &p) { p.rope_cos = e.rotation + 1; }},
+    {ATTENTION_STRIDE, "Q.row_stride -64: 0 or more is allowed",
+     [](E &, P &p) { p.Q.row_stride = -64; }},
+    {ATTENTION_STRIDE, "O is written: its strides let two rows share elements",
+     [](E &, P &p) { p.O.row_stride = 56; }},
+    {ATTENTION_STRIDE, "O is written: its strides let two rows share elements",
+     [](E &, P &p) { p.O.batch_stride = 0; }},
+    {ATTENTION_STRIDE, "K is written: its strides let two rows share elements",
+     [](E &, P &p) { p.K.head_stride = 64; }},
+    {ATTENTION_OVERLAP, "O is written: it overlaps Q", [](E &e, P &p) { p.O.data = e.Q; }},
+    {ATTENTION_OVERLAP, "O is written: it overlaps Q", [](E &e, P &p) { p.O.data = e.Q + 64; }},
+    {ATTENTION_OVERLAP, "O is written: it overlaps K_new", [](E &e, P &p) { p.O.data = e.added; }},
+    {ATTENTION_OVERLAP, "V is written: it overlaps K", [](E &e, P &p) { p.V.data = e.cache; }},
+    {ATTENTION_WORKSPACE, "", [](E &, P &p) { p.workspace_bytes--; }},
+    {ATTENTION_NULL_POINTER, "workspace: it is NULL", [](E &, P &p) { p.workspace = nullptr; }},
+};
+
+int forward(const attention_problem &problem) {
+  return LIBRARY(attention_forward)(&problem);
+}
+std::string message() {
+  return LIBRARY(attention_message)();
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("library");
+
+TEST_CASE("every mistake has its status and one line, and nothing is written") {
+  for (const Mistake &mistake : kMistakes) {
+    Example example;
+    example.problem.kv_heads = kKvHeads;
+    void *const workspace = example.problem.workspace;
+    // A workspace is wanted where the keys are split, or rotated all.
+    if (mistake.status == ATTENTION_WORKSPACE || mistake.message.starts_with("workspace")) {
+      example.problem.K_new.data = example.problem.V_new.data = nullptr;
+      LIBRARY(attention_workspace_bytes)(&example.problem, &example.problem.workspace_bytes);
+      REQUIRE(example.problem.workspace_bytes > 0);
+    }
+    mistake.make(example, example.problem);
+    CAPTURE(mistake.message);
+    CHECK(forward(example.problem) == mistake.status);
+    if (!mistake.message.empty()) CHECK(message() == mistake.message);
+    CHECK(message().find('\n') == std::string::npos);
+    CHECK(example.untouched());
+    example.problem.workspace = workspace;
+  }
+}
+
+TEST_CASE("what differs from a mistake by little is taken") {
+  Example example;
+  P &p = example.problem;
+  REQUIRE(forward(p) == ATTENTION_OK);
+  CHECK(!example.untouched());
+  SUBCASE("sequences that are not there") {
+    example.lengths_q[1] = example.lengths_k[1] = 0;
+  }
+  SUBCASE("a table that only the device has") {
+    p.page_table.host = nullptr;
+  }
+  SUBCASE("O between the heads of Q") {
+    std::uint16_t *const both = example.cache;
+    p.K_new.data = p.V_new.data = nullptr;
+    p.rope = ATTENTION_ROPE_NONE;
+    p.page_table = {};
+    p.K = p.V = {example.added, 0, 0, 0};  // one row for all
+    p.Q = {both, 2 * kQueries * kHeads * kHeadDim, 2 * kHeadDim, 2 * kHeads * kHeadDim};
+    p.O = p.Q;
+    p.O.data = both + kHeadDim;
+  }
+  CHECK_MESSAGE(forward(p) == ATTENTION_OK, message());
+}
+
+TEST_CASE("the other functions refuse, too") {
+  std::size_t bytes;
+  CHECK(LIBRARY(attention_forward)(nullptr) == ATTENTION_NULL_POINTER);
+  CHECK(message() == "problem: it is NULL");
+  CHECK(LIBRARY(attention_workspace_bytes)(nullptr, &bytes) == ATTENTION_NULL_POINTER);
+  CHECK(LIBRARY(attention_device)(nullptr, 1) == ATTENTION_NULL_POINTER);
+  CHECK(LIBRARY(attention_allocate)(nullptr, 1) == ATTENTION_NULL_POINTER);
+  void *memory;
+  CHECK(LIBRARY(attention_allocate)(&memory, std::size_t{1} << 60) == ATTENTION_MEMORY);
+}
+
+TEST_CASE("a kernel that fails on the emulator is a status and a message") {
+  Example example;
+  std::vector<std::uint16_t> of_the_host(kBatch * kHeads * kQueries * kHeadDim + 8);
+  auto *const aligned = reinterpret_cast<std::uint16_t *>(
+      (reinterpret_cast<std::uintptr_t>(of_the_host.data()) + 15) / 16 * 16);
+  example.problem.Q.data = aligned;
+  CHECK(forward(example.problem) == ATTENTION_FAILED);
+  CHECK(message().find("outside of every allocation") != std::string::npos);
+}
+
+TEST_CASE("the header is C, and says what the library exports") {
+  std::filesystem::create_directories("build/library");
+  std::ofstream("build/library/client.c") << R"(#include "steps/29-in-a-model/attention.h"
+int main(void) {
+  struct attention_problem problem = {0};
+  problem.struct_bytes = sizeof problem;
+  problem.window = ATTENTION_NO_WINDOW;
+  return attention_forward(&problem) == ATTENTION_HEAD_DIM ? 0 : 1;
+}
+)";
+  const Finished compiled = run_command(
+      "gcc -std=c99 -pedantic-errors -Wall -Wextra -Werror -I. build/library/client.c "
+      "build/host/bin/libattention.so -Wl,-rpath,build/host/bin -o build/library/client");
+  CHECK_MESSAGE(compiled.status == 0, compiled.err);
+  CHECK(run_command("build/library/client").status == 0);
+}
+
+TEST_CASE("the client passes, and says what it does not take") {
+  const std::string client = "build/host/bin/client --library build/host/bin/libattention.so ";
+  const Finished passed = run_command(client + "--prompts 20,1,3 --tokens 3");
+  CHECK_MESSAGE(passed.status == 0, passed.out, passed.err);
+  CHECK(passed.out.find("decode   9 tokens of 3 sequences") != std::string::npos);
+  CHECK(run_command(client + "--prompts 40 --tokens 20 --type bf16 --window 9").status == 0);
+  for (const auto &[options, status, complaint] :
+       {std::tuple{"--tokens -1", 2, "client: --tokens -1: a whole number from 0 to 1000000"},
+        std::tuple{"--prompts 3,,4", 2, "client: --prompts : a whole number"},
+        std::tuple{"--type fp8", 2, "client: --type fp8: allowed are fp16, bf16"},
+        std::tuple{"--library none.so", 2, "client: --library none.so: "},
+        std::tuple{"--nothing", 2, "client: --nothing: no such option"},
+        std::tuple{"nothing", 2, "client: nothing: not an option"},
+        std::tuple{"--heads 5", 1, "client: attention_workspace_bytes: kv_heads 2: a divisor"}}) {
+    CAPTURE(options);
+    const Finished refused = run_command(client + options);
+    CHECK(refused.status == status);
+    CHECK_MESSAGE(refused.err.starts_with(complaint), refused.err);
+    CHECK(lines_of(refused.err).size() == 1);
+  }
+}
+
+TEST_SUITE_END();
