@@ -849,6 +849,24 @@ TEST_CASE("emulator: a barrier is one wherever in the text threads reach it") {
   }
 }
 
+TEST_CASE("emulator: uniform wants all lanes, and one number of them all") {
+  const Setup setup;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = seed;
+    CHECK(error_of<void>(dim3(64), [] { uniform(threadIdx.x / 32); }) == "");
+    const auto says = [](const std::string &error, const std::string &what) {
+      CHECK_MESSAGE(error.find(what) != std::string::npos, error);
+    };
+    says(error_of<void>(dim3(32), [] { uniform(threadIdx.x / 31); }),
+         "uniform: a lane's number is not that of lane 0");
+    says(error_of<void>(dim3(32),
+                        [] {
+                          if (threadIdx.x < 5) uniform(1);
+                        }),
+         "threads wait for ever in");
+  }
+}
+
 TEST_CASE("emulator: lanes of a warp that wait in two different instructions") {
   const Setup setup;
   for (int seed = 1; seed <= kSeeds; seed++) {
