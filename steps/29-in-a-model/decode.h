@@ -172,7 +172,9 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
     for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
       Part sum;
       for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
-      store_part<d>(parts, (tile * splits + split) * rows + i / d, i % d, sum);
+      const int row = (tile * splits + split) * rows + i / d;
+      store<4>(parts(row, i % d), sum.O);
+      if (i % d == 0) store<2>(parts(row, d), Vector<float, 2>{sum.m, sum.l});
     }
     __syncthreads();  // the part is there, for this block
     if (threadIdx.x == 0) {
