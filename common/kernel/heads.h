@@ -14,5 +14,5 @@ __device__ __forceinline__ StridedMatrix<T> head_of(Void *tensor, const Strides 
 /// The number that an array of the batch holds for element b, if there is such an array.
 __device__ __forceinline__ int of_batch(const int *array, const Problem &problem, int b,
                                         int otherwise) {
-  return uniform(array ? Matrix<const int>{array, 1, problem.batch}(0, b) : otherwise);
+  return array ? Matrix<const int>{array, 1, problem.batch}(0, b) : otherwise;
 }

@@ -107,7 +107,8 @@ __device__ __forceinline__ int warp_index() {
   return __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
 }
 
-/// A number that is the same for all lanes, said to nvcc in the same way.
+/// A number that is the same for all lanes, said to nvcc in the same way. All lanes must come here: the
+/// emulator says so if one does not, or if it has another number.
 __device__ __forceinline__ int uniform(int x) {
   return __shfl_sync(kAllLanes, x, 0);
 }
@@ -126,7 +127,9 @@ __device__ __forceinline__ void keep_loads_apart() {
 inline int warp_index() {
   return threadIdx.x / 32;
 }
-inline int uniform(int x) {
+inline int uniform(int x, Where where = Where::current()) {
+  const int first = __shfl_sync(kAllLanes, x, 0, 32, where);
+  if (x != first) emulator::fail("uniform: a lane's number is not that of lane 0", where);
   return x;
 }
 inline void keep_loads_apart() {}
