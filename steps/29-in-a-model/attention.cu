@@ -33,8 +33,9 @@ int num_splits(const Problem &p) {
   if (p.splits) return p.splits;
   constexpr int threads = decoding::num_warps<d> * 32;
   const int slots = resident_blocks<decoding::SharedStorage<T, d>>(decoding::decode<T, d>, threads);
-  const int seen = p.window ? min(p.seqlen_k, p.window + p.sinks) : p.seqlen_k;
-  const int most = min(128, seen / (decoding::num_warps<d> * decoding::keys));
+  const std::int64_t seen =
+      p.window ? min(std::int64_t{p.window} + p.sinks, std::int64_t{p.seqlen_k}) : p.seqlen_k;
+  const int most = min(std::int64_t{128}, seen / (decoding::num_warps<d> * decoding::keys));
   int best = 1;
   float best_filled = 0;  // of the slots of its waves
   for (int splits = 1; splits <= most; splits++) {

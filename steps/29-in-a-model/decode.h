@@ -32,9 +32,9 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
   const int warp = warp_index(), lane = threadIdx.x % 32;
   const int b = blockIdx.z / p.kv_heads, kv_head = blockIdx.z % p.kv_heads;
   const int split = blockIdx.y, splits = gridDim.y;
-  const int seqlen_q = of_batch(p.lengths_q, p, b, p.seqlen_q);
-  const int seqlen_k = of_batch(p.lengths_k, p, b, p.seqlen_k);
-  const int first_query = of_batch(p.cu_seqlens_q, p, b, 0);
+  const int seqlen_q = uniform(of_batch(p.lengths_q, p, b, p.seqlen_q));
+  const int seqlen_k = uniform(of_batch(p.lengths_k, p, b, p.seqlen_k));
+  const int first_query = uniform(of_batch(p.cu_seqlens_q, p, b, 0));
 
   // Row r of the block's heads is query r / group of head r % group.
   const int group = p.heads / p.kv_heads, first_row = blockIdx.x * rows;
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
   // This block's share of the tiles that any of its rows sees: first those of the sinks.
   const int end = rows_there > 0 ? (max(0, seen(rows_there - 1)) + keys - 1) / keys : 0;
   const int window_tile = min(end, window_begin(0) / keys);
-  const int sink_tiles = min(window_tile, (p.sinks + keys - 1) / keys);
+  const int sink_tiles = min(window_tile, (min(p.sinks, seqlen_k) + keys - 1) / keys);
   const int tiles = sink_tiles + end - window_tile;
   const int last = std::int64_t{tiles} * (split + 1) / splits;
   int t = std::int64_t{tiles} * split / splits + warp;  // the tile that the warp computes with
@@ -172,7 +172,9 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
     for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
       Part sum;
       for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
-      store_part<d>(parts, (tile * splits + split) * rows + i / d, i % d, sum);
+      const int row = (tile * splits + split) * rows + i / d;
+      store<4>(parts(row, i % d), sum.O);
+      if (i % d == 0) store<2>(parts(row, d), Vector<float, 2>{sum.m, sum.l});
     }
     __syncthreads();  // the part is there, for this block
     if (threadIdx.x == 0) {

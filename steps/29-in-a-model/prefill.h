@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   const int b = head / problem.heads, h = head % problem.heads;
   if (b >= problem.batch) return;
-  const int seqlen_q = of_batch(problem.lengths_q, problem, b, problem.seqlen_q);
-  const int seqlen_k = of_batch(problem.lengths_k, problem, b, problem.seqlen_k);
+  const int seqlen_q = uniform(of_batch(problem.lengths_q, problem, b, problem.seqlen_q));
+  const int seqlen_k = uniform(of_batch(problem.lengths_k, problem, b, problem.seqlen_k));
   if (first_row >= seqlen_q) return;  // the sequence is shorter than the longest
   // Query i sees the keys before i + query_0_sees: the last query stands at the last key.
   const int query_0_sees = problem.causal || problem.window ? seqlen_k - seqlen_q + 1 : seqlen_k;
@@ -40,9 +40,10 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   // The first tile of the first row's window, and the last tile of the sinks: negative without.
   const int window_first = max(0, first_row + query_0_sees - window) / Bc * Bc;
   const int sinks_last = (min(problem.sinks, seqlen_k) + Bc - 1) / Bc * Bc - Bc;
-  const int kv_h = h / (problem.heads / problem.kv_heads);            // the group's head of K and V
-  const int q_start = of_batch(problem.cu_seqlens_q, problem, b, 0);  // of packed sequences
-  const int k_start = of_batch(problem.cu_seqlens_k, problem, b, 0);
+  const int kv_h = h / (problem.heads / problem.kv_heads);  // the group's head of K and V
+  const int q_start =
+      uniform(of_batch(problem.cu_seqlens_q, problem, b, 0));  // of packed sequences
+  const int k_start = uniform(of_batch(problem.cu_seqlens_k, problem, b, 0));
   const auto gQ = head_of<const T, d>(problem.Q, problem.Q_strides, b, h, q_start, seqlen_q);
   const int kv_b = paged ? 0 : b;  // of pages, the head's rows in the first
   const auto gK = head_of<const T, d>(problem.K, problem.K_strides, kv_b, kv_h, k_start, seqlen_k);
