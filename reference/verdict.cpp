@@ -135,7 +135,7 @@ std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Pl
     const double w = row.weights[j];
     const double a = std::max(rounding.u * w, rounding.f * largest);
     const double b = 0x1p-24 * std::min(std::abs(row.scores[j]), 0x1p14) * w;
-    const double e = fp32 * w;
+    const double e = fp32 * w + std::min(w, 0x1p-118 * largest);
     const double squares = (a * a + b * b) * (fully[j] ? 1 : 1 / 3.0) + e * e;
     const int number = row.keys[static_cast<int>(j)];
     const float *v = &head.V[static_cast<std::size_t>(number - head.first) * d];

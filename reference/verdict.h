@@ -17,7 +17,9 @@
 //   - by the rest of fp32's roundings: e_j = 2^-23 (d + N / 16) w_j, with N keys. Of it, d is for
 //     q . k, the power (two units in the last place) and l; N / 16 is for P V, where a tensor core
 //     cuts off its sum once for every 16 keys. (A model, not the worst case: rounded sums of n terms
-//     err by sqrt(n) units rather than by n; Higham and Mary 2019.)
+//     err by sqrt(n) units rather than by n; Higham and Mary 2019.) And
+//     min(w_j, 2^-118 max_i w_i): a power below fp32's smallest normal number, 2^-126, is 0 (PTX ISA,
+//     ex2.approx.ftz), and so is a factor below it by which a P of up to 2^8 is rescaled.
 //
 // A kernel whose P stays in fp32 errs less. The error of o before its own rounding is x = sum_j x_j
 // with |x_j| <= (a_j + b_j + e_j) |v_j|, and mostly far less than the sum of these:
