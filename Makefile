@@ -79,9 +79,8 @@ PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/progra
 	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o,build/host/common/program/no_gpu.o)
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench bench-models counters \
-	ceilings power regs bench-emulator docs plot format libattention.so \
-	client check-torch $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
+.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench bench-models \
+	counters ceilings power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
 too_new = step $(1) needs $(call field,$(call step_of,$(1)),2), ARCH is $(ARCH); make NVCC= step-$(1) has it for the emulator
@@ -123,32 +122,7 @@ build/host/flags: FORCE
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo $(call quoted,$(CUDA)) >$@.new
 	$(changed)
-# Step 29 as a library: for the emulator, which the tests call, and with nvcc for the GPU. (The object is
-# the program's, too. Without debug information its 56 kernels compile in two thirds of the time.)
-LIBRARY := steps/$(call step_of,29)
-MAP = --version-script=$(LIBRARY)/exports.map
-of_library = $(addprefix $(1)/$(LIBRARY)/,attention.o library.o)
-$(call of_library,build/host) build/host/$(LIBRARY)/check.o: private HOST += -fPIC -g0
-build/host/%.o: %.cu build/host/flags
-	@mkdir -p $(@D)
-	$(say)$(HOST) -x c++ -c $< -o $@
-build/host/pic/%.o: %.cpp build/host/flags
-	@mkdir -p $(@D)
-	$(say)$(HOST) -fPIC -c $< -o $@
-build/host/bin/libattention.so: $(call of_library,build/host) build/host/$(LIBRARY)/check.o \
-		$(patsubst %.cpp,build/host/pic/%.o,$(filter-out %/device.cpp,$(call sources,common/emulator)))
-	@mkdir -p $(@D)
-	$(say)$(CXX) -shared -pthread -Wl,$(MAP) $^ -o $@
-$(BUILD)/bin/libattention.so: $(call of_library,$(BUILD)) build/host/$(LIBRARY)/check.o
-	@mkdir -p $(@D)
-	$(say)$(NVCC) -shared -Xlinker $(MAP) $^ -o $@
-libattention.so: $(if $(filter step-29,$(LEFT_OUT)),step-29,$(if $(NVCC),$(BUILD),build/host)/bin/libattention.so)
-	@ln -sf $< $@
-build/host/bin/client: $(call objects,$(LIBRARY)/client.cpp $(call sources,reference))
-	@mkdir -p $(@D)
-	$(say)$(CXX) -pthread $^ -ldl -o $@
-client: build/host/bin/client libattention.so
-	@ln -sf $< $@
+include steps/29-in-a-model/library.mk
 -include $(shell find build/host $(BUILD) -name '*.d' 2>/dev/null)
 
 #? Check
@@ -174,18 +148,14 @@ tests:
 	@echo "building the steps$(if $(NVCC), for $(ARCH)) and the tests"
 	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests build/host/bin/docs \
 		build/host/common/program/no_gpu.o build/host/bin/libattention.so build/host/bin/client
-test: tests
-	@CXX="$(CXX)" build/host/bin/tests $(TESTS)
+test: tests ; @CXX="$(CXX)" build/host/bin/tests $(TESTS)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
 	$(say)$(NVCC) -Xcompiler -pthread $^ -o $@
 check-gpu: tests $(call on_gpu,$(BUILD)/bin/any-problem)
 	@ANY_PROBLEM=$(BUILD)/bin/any-problem common/measure/check-gpu.sh build/host/bin/tests $(NUMBERS)
-check-bound: tests
-	@BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
+check-bound: tests ; @BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
 check-docs: build/host/bin/docs $(QUOTED)
 	build/host/bin/docs --check $(DOCUMENTS)
-check-torch: $(call on_gpu,libattention.so)
-	@$(PYTHON) $(LIBRARY)/check_torch.py
 truth: ; @common/measure/truth.sh $(GPU)
 
 #? Measure (into plots/results)
@@ -199,19 +169,16 @@ truth: ; @common/measure/truth.sh $(GPU)
 #?   make sass-15                the machine code of step 15, and the instructions of its loops
 #?   make bench-emulator         time the emulator, checking only and counting
 measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" PYTHON="$(PYTHON)" BUILD="$(BUILD)" common/measure/$(1)
-bench bench-models: $(call on_gpu,$(PROGRAMS))
-	@$(call measure,$@.sh) $(GPU_STEPS)
+bench bench-models: $(call on_gpu,$(PROGRAMS)) ; @$(call measure,$@.sh) $(GPU_STEPS)
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
-counters: every-step
-	@$(call measure,counters.sh) $(STEPS)
+counters: every-step ; @$(call measure,counters.sh) $(STEPS)
 $(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
 	@mkdir -p $(@D)
 	$(say)$(NVCC) $^ -o $@
 ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceilings))
 	@$(call measure,ceilings.sh)
-power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS)))
-	@$(call measure,power.sh) $(GPU_STEPS)
+power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS))) ; @$(call measure,power.sh) $(GPU_STEPS)
 regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE ; @$(call measure,sass.sh) $*
 bench-emulator: every-step ; @common/measure/bench-emulator.sh $(NUMBERS)

@@ -8,7 +8,7 @@ from style import pyplot
 BATCHES = (1, 16)
 L2 = 50e6  # bytes: what an H100's or H200's L2 cache holds
 PEERS = {"flash-attention-2": style.RED, "flash-attention-3-bf16": style.ORANGE, "cudnn": style.PINK}
-COLOURS = [style.BLUE, style.SKY, style.GREEN, "#6A51A3", style.GREY, "#8C6D31"]
+COLOURS = [style.BLUE, style.SKY, style.GREEN, "#6A51A3", style.GREY, "#8C6D31", style.BLACK]
 
 
 def lines_of(rows, batch):

@@ -1,0 +1,29 @@
+# Step 29 as a library, and what calls it; the Makefile includes this. The library is built for the
+# emulator, which the tests call, and with nvcc for the GPU. (The object is the program's, too. Without debug information its 56 kernels compile in two thirds of the time.)
+.PHONY: libattention.so client check-torch
+LIBRARY := steps/29-in-a-model
+MAP = --version-script=$(LIBRARY)/exports.map
+of_library = $(addprefix $(1)/$(LIBRARY)/,attention.o library.o)
+$(call of_library,build/host) build/host/$(LIBRARY)/check.o: private HOST += -fPIC -g0
+build/host/%.o: %.cu build/host/flags
+	@mkdir -p $(@D)
+	$(say)$(HOST) -x c++ -c $< -o $@
+build/host/pic/%.o: %.cpp build/host/flags
+	@mkdir -p $(@D)
+	$(say)$(HOST) -fPIC -c $< -o $@
+build/host/bin/libattention.so: $(call of_library,build/host) build/host/$(LIBRARY)/check.o \
+		$(patsubst %.cpp,build/host/pic/%.o,$(filter-out %/device.cpp,$(call sources,common/emulator)))
+	@mkdir -p $(@D)
+	$(say)$(CXX) -shared -pthread -Wl,$(MAP) $^ -o $@
+$(BUILD)/bin/libattention.so: $(call of_library,$(BUILD)) build/host/$(LIBRARY)/check.o
+	@mkdir -p $(@D)
+	$(say)$(NVCC) -shared -Xlinker $(MAP) $^ -o $@
+libattention.so: $(if $(filter step-29,$(LEFT_OUT)),step-29,$(if $(NVCC),$(BUILD),build/host)/bin/libattention.so)
+	@ln -sf $< $@
+build/host/bin/client: $(call objects,$(LIBRARY)/client.cpp $(call sources,reference))
+	@mkdir -p $(@D)
+	$(say)$(CXX) -pthread $^ -ldl -o $@
+client: build/host/bin/client libattention.so
+	@ln -sf $< $@
+check-torch: $(call on_gpu,libattention.so)
+	@$(PYTHON) $(LIBRARY)/check_torch.py
