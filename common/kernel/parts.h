@@ -1,4 +1,4 @@
-// What parts of the keys give a row, and how they add up: steps 25 and 26 share it.
+// What parts of the keys give a row, and how they add up: steps 25, 26 and 29 share it.
 #pragma once
 
 #include "common/kernel/ptx.h"
