@@ -165,4 +165,5 @@ EXPORT_STEP({
     .tile = 1,
     .default_batch = 16,
     .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
+    .decodes = true,
 });

@@ -183,11 +183,10 @@ int row_tiles(const Problem &p) {
 }
 
 /// The fewest splits whose blocks fill, within 5%, as much of their last wave as more would. A wave
-/// is half of the GPU: its copies are enough to keep HBM busy.
+/// is half of the GPU (at head dim 64 all of it): enough copies under way to keep HBM busy.
 int num_splits(const Problem &p) {
   if (p.splits) return p.splits;
   const int most = min(128, p.seqlen_k / (num_warps * keys));
-  // A block of head dim 64 has half as many bytes under way.
   const int wave = resident_blocks<SharedStorage<128>>(attention<128>, threads) * 64 / p.head_dim;
   int best = 1;
   float best_filled = 0;
@@ -217,4 +216,5 @@ EXPORT_STEP({
           return sizeof(float) * row_tiles(p) * p.kv_heads * p.batch * (num_splits(p) * rows + 1) *
                  (p.head_dim + 4);
         },
+    .decodes = true,
 });
