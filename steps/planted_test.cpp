@@ -791,8 +791,8 @@ const std::vector<Plant> kPlants = {
      "--seqlen 1 --seqlen-k 200 --splits 3"},
     {"26",
      "every split has the first keys, too",
-     "= tiles * split / splits * keys",
-     "= 0",
+     "(tiles / splits * split + min(split, tiles % splits)) * keys",
+     "0",
      kWrong,
      {"normal"},
      "--seqlen 1 --seqlen-k 200 --splits 3"},
@@ -1281,9 +1281,13 @@ std::vector<Layout> layouts() {
       {"06", "a swizzle of half the banks", "row % 8 * 8", "row % 4 * 8", true},
       {"15", "a swizzle of half the banks", "row % 8 * 8", "row % 4 * 8", true},
   };
+  // 05 is not swizzled yet. Where new tokens are decoded, m and l of 8 rows lie in 4 banks: once per
+  // block and warp, they are stored.
+  const std::vector<std::string> conflicts = {"05", "25", "26", "29"};
   for (const std::string &step : step_names())
-    if (step >= "03")
-      all.push_back({step.substr(0, 2), "as it is", "", "", step.starts_with("05-")});
+    if (const std::string number = step.substr(0, 2); number >= "03")
+      all.push_back({number, "as it is", "", "",
+                     std::find(conflicts.begin(), conflicts.end(), number) != conflicts.end()});
   return all;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -312,7 +313,7 @@ Strings counters(const Request &r) {
   return markdown_table({"counter", ">emulator", ">ncu", ">difference"}, table);
 }
 
-/// The same of all steps, a table for each problem.
+/// The same of all steps, a table for each problem that ncu has measured.
 Strings truth(const Request &r) {
   Strings shapes, lines;
   std::map<std::string, std::vector<Count>> counts;
@@ -320,6 +321,9 @@ Strings truth(const Request &r) {
     if (!counts.count(c.shape)) shapes.push_back(c.shape);
     counts[c.shape].push_back(c);
   }
+  std::erase_if(shapes, [&](const std::string &shape) {
+    return std::none_of(counts[shape].begin(), counts[shape].end(), std::mem_fn(&Count::both));
+  });
   for (const std::string &shape : shapes) {
     lines.insert(lines.end(), {"## B" + shape.substr(1), ""});
     for (const std::string &line : markdown_table(
@@ -337,8 +341,8 @@ Strings truth_sentence(const Request &r) {
   Strings shapes, others;
   std::map<std::string, Strings> steps;  // of a counter that is not equal
   for (const Count &c : counts_of(r.rows({"seqlen~", "options~"}))) {
-    if (std::find(shapes.begin(), shapes.end(), c.shape) == shapes.end()) shapes.push_back(c.shape);
     if (!c.both()) continue;
+    if (std::find(shapes.begin(), shapes.end(), c.shape) == shapes.end()) shapes.push_back(c.shape);
     all++;
     equal += c.equal();
     if (!c.equal()) steps[c.counter].push_back(c.step.substr(0, 2));
