@@ -128,7 +128,7 @@ include steps/29-in-a-model/library.mk
 #? Check
 #?   make test                   everything that needs no GPU, on all cores
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized
-#?   make check-bound            every step with thousands of seeds and shapes; some 20 minutes
+#?   make check-bound            every step with thousands of seeds and shapes; an hour or more
 #?   make check-docs             fail if a number, a table or a quote of a page is stale
 #?   make check-torch            the library over FlashAttention's test shapes, beside PyTorch
 #?   make truth                  the emulator's counts against ncu's
