@@ -1138,9 +1138,9 @@ std::string build(const std::string &step, const std::string &name, const std::s
 }
 
 std::string command(const std::string &program, int tile, const Run &run, int heads = 2) {
-  return program + " --check-only --device cpu --batch 1 --heads " + std::to_string(heads) +
-         " --head-dim 64 --seqlen " + std::to_string(run.tiles * tile) + " --inputs " + run.inputs +
-         " --seed " + std::to_string(run.seed) + " " + run.options;
+  return shell_word(program) + " --check-only --device cpu --batch 1 --heads " +
+         std::to_string(heads) + " --head-dim 64 --seqlen " + std::to_string(run.tiles * tile) +
+         " --inputs " + run.inputs + " --seed " + std::to_string(run.seed) + " " + run.options;
 }
 
 std::string file_name(std::string name) {
