@@ -1269,25 +1269,24 @@ namespace {
 /// A layout that costs nothing but time, in a copy of a step; or none, in a step as it is.
 struct Layout {
   std::string step, name, find, replace;
-  bool conflicts;
+  int excess;  // wavefronts more than its bytes need
 };
+constexpr int kSome = -1;  // excess, whatever it is
 
 /// From step 03 on no access to shared memory takes more wavefronts than its bytes need, except in
-/// step 05, where ldmatrix takes 8 for 1.
+/// step 05, where ldmatrix takes 8 for 1, and for a few in the steps that decode.
 std::vector<Layout> layouts() {
   std::vector<Layout> all = {
-      {"03", "a swizzle of half the banks", "row % 32 * 2", "row % 16 * 2", true},
-      {"04", "rows of P not padded", "Tile<float, Br, Bc + 16> P", "Tile<float, Br, Bc> P", true},
-      {"06", "a swizzle of half the banks", "row % 8 * 8", "row % 4 * 8", true},
-      {"15", "a swizzle of half the banks", "row % 8 * 8", "row % 4 * 8", true},
+      {"03", "a swizzle of half the banks", "row % 32 * 2", "row % 16 * 2", kSome},
+      {"04", "rows of P not padded", "Tile<float, Br, Bc + 16> P", "Tile<float, Br, Bc> P", kSome},
+      {"06", "a swizzle of half the banks", "row % 8 * 8", "row % 4 * 8", kSome},
+      {"15", "a swizzle of half the banks", "row % 8 * 8", "row % 4 * 8", kSome},
   };
-  // 05 is not swizzled yet. Where new tokens are decoded, m and l of 8 rows lie in 4 banks: once per
-  // block and warp, they are stored.
-  const std::vector<std::string> conflicts = {"05", "25", "26", "29"};
+  // Where new tokens are decoded, m and l of 8 rows lie in 4 banks: 8 warps store them twice.
+  const std::map<std::string, int> excess = {{"05", kSome}, {"25", 16}, {"26", 16}, {"29", 16}};
   for (const std::string &step : step_names())
     if (const std::string number = step.substr(0, 2); number >= "03")
-      all.push_back({number, "as it is", "", "",
-                     std::find(conflicts.begin(), conflicts.end(), number) != conflicts.end()});
+      all.push_back({number, "as it is", "", "", excess.count(number) ? excess.at(number) : 0});
   return all;
 }
 
@@ -1307,38 +1306,46 @@ std::map<std::string, std::uint64_t> totals(const std::string &file) {
 TEST_CASE("a layout with bank conflicts gives the right answer, and the counts tell") {
   std::vector<Job> jobs;
   for (const Layout &layout : layouts())
-    jobs.push_back(
-        {layout.step + " " + layout.name,
-         [layout] {
-           const std::string step = step_name(layout.step.substr(0, 2));
-           std::string source = source_of(step), failures;
-           if (!layout.find.empty()) source = replaced(source, layout.find, layout.replace);
-           if (source.empty()) return "the step does not hold exactly one '" + layout.find + "'";
-           const std::string name = file_name(layout.step + " layout " + layout.name);
-           const std::string program =
-               layout.find.empty() ? "./step-" + layout.step : build(step, name, source, failures);
-           if (program.empty()) return failures;
-           const std::string csv = kFolder + name + ".csv";
-           const Description help = describe(program);
-           for (const std::string &head_dim : help.head_dims) {
-             std::filesystem::remove(csv);
-             const std::string line = program + " --device cpu --batch 1 --heads 1 --head-dim " +
-                                      head_dim + " --seqlen " + std::to_string(help.tile) +
-                                      " --profile-csv " + csv;
-             const Finished finished = run_command(line);
-             std::map<std::string, std::uint64_t> counts = totals(csv);
-             std::uint64_t wavefronts = 0;
-             for (const char *kind : {"shared load", "shared store", "cp.async"})
-               wavefronts += counts[kind + std::string(" wavefronts")];
-             const std::uint64_t ideal = counts["shared wavefronts, ideal"];
-             if (finished.status != 0 || ideal == 0 || (wavefronts > ideal) != layout.conflicts)
-               failures += show(line, finished) + std::to_string(wavefronts) +
-                           " wavefronts, ideal " + std::to_string(ideal) + ": expected " +
-                           (layout.conflicts ? "conflicts" : "no conflicts");
-           }
-           return failures;
-         },
-         ""});
+    jobs.push_back({layout.step + " " + layout.name,
+                    [layout] {
+                      const std::string step = step_name(layout.step.substr(0, 2));
+                      std::string source = source_of(step), failures;
+                      if (!layout.find.empty())
+                        source = replaced(source, layout.find, layout.replace);
+                      if (source.empty())
+                        return "the step does not hold exactly one '" + layout.find + "'";
+                      const std::string name = file_name(layout.step + " layout " + layout.name);
+                      const std::string program = layout.find.empty()
+                                                      ? "./step-" + layout.step
+                                                      : build(step, name, source, failures);
+                      if (program.empty()) return failures;
+                      const std::string csv = kFolder + name + ".csv";
+                      const Description help = describe(program);
+                      for (const std::string &head_dim : help.head_dims) {
+                        std::filesystem::remove(csv);
+                        const std::string line =
+                            program + " --device cpu --batch 1 --heads 1 --head-dim " + head_dim +
+                            " --seqlen " + std::to_string(help.tile) + " --profile-csv " + csv;
+                        const Finished finished = run_command(line);
+                        std::map<std::string, std::uint64_t> counts = totals(csv);
+                        std::uint64_t wavefronts = 0;
+                        for (const char *kind : {"shared load", "shared store", "cp.async"})
+                          wavefronts += counts[kind + std::string(" wavefronts")];
+                        const std::uint64_t ideal = counts["shared wavefronts, ideal"];
+                        // From head dim 192 on step 29 decodes with 4 warps, not 8.
+                        const bool half = layout.step == "29" && std::stoi(head_dim) > 128;
+                        const int excess = half ? layout.excess / 2 : layout.excess;
+                        const bool as_expected =
+                            excess == kSome ? wavefronts > ideal : wavefronts == ideal + excess;
+                        if (finished.status != 0 || ideal == 0 || !as_expected)
+                          failures += show(line, finished) + std::to_string(wavefronts) +
+                                      " wavefronts, ideal " + std::to_string(ideal) +
+                                      ": expected " +
+                                      (excess == kSome ? "more" : std::to_string(excess) + " more");
+                      }
+                      return failures;
+                    },
+                    ""});
   do_all(jobs);
 }
 
