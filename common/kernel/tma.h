@@ -1,0 +1,128 @@
+// The tensor memory accelerator, TMA: an engine that copies a tile between global and shared memory on
+// the word of one thread, and lays it out as the tensor cores want it.
+#pragma once
+
+#include "common/kernel/kernel.h"
+#include "common/kernel/mbarrier.h"
+
+/// The layout of a tile for TMA and wgmma: the columns in slabs of 128 bytes, each slab row by row. The
+/// 16-byte chunks of a row are permuted by the last 3 bits of its number: the 128-byte swizzle (PTX ISA,
+/// 'Tensor swizzling modes'). It works on addresses, so tiles begin at a multiple of 1024 bytes.
+template <int Rows, int d, class T>
+struct Slabs {
+  static constexpr int width = 128 / sizeof(T), chunk = 16 / sizeof(T);
+  static constexpr int size = Rows * d;
+  static_assert(Rows % 8 == 0 && d % width == 0, "whole atoms of 8 rows of 128 bytes");
+  __device__ static constexpr int offset(int row, int col) {
+    return col / width * (Rows * width) + row * width + (col % width ^ row % 8 * chunk);
+  }
+};
+
+template <int Rows, int d, class T = half>
+struct alignas(1024) TmaTile : Tile<T, Rows, d, Slabs<Rows, d, T>> {};
+
+#ifdef __CUDACC__
+
+#include <cuda.h>
+
+/// What the engine knows of a tensor and of the tiles that it is asked for: [batch, heads, rows, d], in
+/// tiles of `tile_rows` rows of one head. A kernel has it as a parameter, `const __grid_constant__`.
+struct TensorMap {
+  CUtensorMap map;
+};
+
+/// Describes a tensor to the engine (CUDA driver API, 'cuTensorMapEncodeTiled'): 5 dimensions, of which
+/// the first are the 64 columns of a slab and the third the slabs. Throws ShapeError where the tensor
+/// does not suit it: the data and all strides must be multiples of 16 bytes.
+template <class T>
+TensorMap tensor_map(const void *data, const Strides &strides, int batch, int heads, int rows,
+                     int d, int tile_rows) {
+  static const auto encode = [] {
+    void *function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                cudaEnableDefault, &found),
+               "cuTensorMapEncodeTiled");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  const auto u64 = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
+  const auto u32 = [](int n) { return static_cast<cuuint32_t>(n); };
+  const int slab = 128 / sizeof(T);
+  const cuuint64_t sizes[] = {u64(slab), u64(rows), u64(d / slab), u64(heads), u64(batch)};
+  // Of all dimensions but the first, in bytes.
+  const cuuint64_t steps[] = {u64(strides.row * sizeof(T)), 128, u64(strides.head * sizeof(T)),
+                              u64(strides.batch * sizeof(T))};
+  const cuuint32_t box[] = {u32(slab), u32(tile_rows), u32(d / slab), 1, 1};
+  const cuuint32_t every[] = {1, 1, 1, 1, 1};
+  TensorMap result;
+  const CUresult error =
+      encode(&result.map,
+             std::is_same_v<T, half>   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+             : std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+             5, const_cast<void *>(data), sizes, steps, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (error != CUDA_SUCCESS)
+    throw ShapeError(
+        "the TMA does not take this tensor: data and strides must be multiples of 16 "
+        "bytes, tiles at most 256 rows (cuTensorMapEncodeTiled: error " +
+        std::to_string(error) + ")");
+  return result;
+}
+
+/// Fetches a map into the cache that the engine reads it from ('prefetch.tensormap').
+__device__ __forceinline__ void tma_prefetch_map(const TensorMap &map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/// Starts to copy the tile that begins at `row` of a head to shared memory. Its bytes count as landed at
+/// the barrier, all Rows * d of them: rows beyond the tensor's are zeros. One thread does this (PTX ISA
+/// 'cp.async.bulk.tensor').
+template <class T, int Rows, int d>
+__device__ __forceinline__ void tma_load(TmaTile<Rows, d, T> &tile, const TensorMap &map, int row,
+                                         int head, int batch, Mbarrier &landed) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(ptx::shared_address(&tile)),
+      "l"(&map), "r"(0), "r"(row), "r"(0), "r"(head), "r"(batch), "r"(ptx::shared_address(&landed))
+      : "memory");
+}
+
+/// Starts to copy a tile from shared memory to the rows from `row` on of a head; rows beyond the
+/// tensor's are not written. What ordinary stores have put into the tile, the engine sees after
+/// fence_proxy_async (PTX ISA 'cp.async.bulk.tensor').
+template <class T, int Rows, int d>
+__device__ __forceinline__ void tma_store(const TensorMap &map, int row, int head, int batch,
+                                          TmaTile<Rows, d, T> &tile) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group "
+      "[%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map),
+      "r"(0), "r"(row), "r"(0), "r"(head), "r"(batch), "r"(ptx::shared_address(&tile))
+      : "memory");
+}
+
+/// Makes one group of the stores that the thread has started ('cp.async.bulk.commit_group').
+__device__ __forceinline__ void tma_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// Waits until at most N of the thread's groups have yet to read their tile: it may then be written
+/// again ('cp.async.bulk.wait_group.read'). A kernel's end waits for the rest.
+template <int N>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+
+/// Orders what this thread has done to shared memory by ordinary loads and stores before what TMA and
+/// wgmma do to it next: they reach it by another path, the asynchronous proxy. A barrier between the
+/// two comes after the fence (PTX ISA, 'Async proxy'; 'fence.proxy.async').
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#else
+
+#include "common/emulator/tma.h"
+
+#endif

@@ -1,0 +1,188 @@
+// wgmma, Hopper's matrix product: the four warps of a warpgroup multiply 64 rows at once, with operands
+// that the tensor cores read from shared memory themselves, while the warps go on with something else.
+#pragma once
+
+#include "common/kernel/tma.h"
+
+#ifdef __CUDACC__
+
+/// A warpgroup's 64 x N accumulators: element i of a lane is at row (warp % 4) * 16 + lane / 4 + 8 (i / 2
+/// % 2), column i / 4 * 8 + lane % 4 * 2 + i % 2 (PTX ISA, 'Register Fragments for wgmma.m64nNk16'). From
+/// wgmma to the wait for its group they are not to be touched.
+template <int N>
+class Accumulator {
+ public:
+  static constexpr int size = N / 2;  // of a thread
+  __device__ __forceinline__ float &operator()(int i, Where = Where::current()) { return x_[i]; }
+
+ private:
+  float x_[size];
+};
+
+/// An operand in shared memory, as the tensor cores are told of it: where it begins, how far its swizzle
+/// atoms (8 rows of 128 bytes) are apart, and how they are swizzled (PTX ISA, 'Matrix descriptor').
+/// K-major: the dimension that is summed over lies along the rows of the tile, as in Q and K; MN-major:
+/// down its columns, as in V.
+struct KMajor {
+  std::uint64_t descriptor;
+};
+struct MNMajor {
+  std::uint64_t descriptor;
+};
+
+namespace ptx {
+/// All numbers in units of 16 bytes; the 128-byte swizzle is mode 1.
+__device__ __forceinline__ std::uint64_t descriptor(const void *tile, int offset, int leading,
+                                                    int stride) {
+  return (std::uint64_t{1} << 62 | std::uint64_t(stride / 16) << 32 |
+          std::uint64_t(leading / 16) << 16 | (shared_address(tile) & 0x3ffff) / 16) +
+         offset / 16;
+}
+}  // namespace ptx
+
+/// The part of a tile that begins at this row, a multiple of 8, and column, a multiple of 16 (32 bytes).
+template <class T, int Rows, int d>
+__device__ __forceinline__ KMajor k_major(const TmaTile<Rows, d, T> &tile, int row, int col) {
+  using Layout = Slabs<Rows, d, T>;
+  const int offset =
+      col / Layout::width * (Rows * 128) + row * 128 + col % Layout::width * sizeof(T);
+  return {ptx::descriptor(&tile, offset, 16, 8 * 128)};
+}
+
+/// The same with rows and columns exchanged: the rows are summed over. Row and column are multiples of
+/// 8 and of a slab's 64.
+template <class T, int Rows, int d>
+__device__ __forceinline__ MNMajor mn_major(const TmaTile<Rows, d, T> &tile, int row, int col) {
+  const int offset = col / Slabs<Rows, d, T>::width * (Rows * 128) + row * 128;
+  return {ptx::descriptor(&tile, offset, Rows * 128, 8 * 128)};
+}
+
+/// Comes before a warpgroup's first wgmma, and again where its registers, accumulators or A, were written
+/// since ('wgmma.fence').
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+/// Makes one group of the products that the warpgroup has started ('wgmma.commit_group').
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/// Waits until at most N groups, the youngest, are under way ('wgmma.wait_group'). The accumulators that
+/// are named may be touched after it.
+template <int N, class... Accumulators>
+__device__ __forceinline__ void wgmma_wait(Accumulators &...done) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+  // For nvcc, which knows of no wait: they are written here.
+  const auto written_here = [](auto &accumulator) {
+#pragma unroll
+    for (int i = 0; i < accumulator.size; i++) asm volatile("" : "+f"(accumulator(i))::"memory");
+  };
+  (written_here(done), ...);
+}
+
+namespace ptx {
+
+// The accumulators' names in the text of the instruction, and the operands that they stand for: N / 2 of
+// each, by tens and by eights.
+#define TEN(t)                                                                                     \
+  "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t \
+  "9"
+#define UP_TO_32 TEN() ", " TEN(1) ", " TEN(2) ", %30, %31"
+#define UP_TO_64 \
+  TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", %60, %61, %62, %63"
+#define UP_TO_80 \
+  TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", " TEN(6) ", " TEN(7)
+#define UP_TO_88 UP_TO_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define UP_TO_96 UP_TO_80 ", " TEN(8) ", %90, %91, %92, %93, %94, %95"
+#define UP_TO_128                                         \
+  UP_TO_80 ", " TEN(8) ", " TEN(9) ", " TEN(10) ", " TEN( \
+      11) ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define EIGHT(i)                                                                              \
+  "+f"(d(i)), "+f"(d(i + 1)), "+f"(d(i + 2)), "+f"(d(i + 3)), "+f"(d(i + 4)), "+f"(d(i + 5)), \
+      "+f"(d(i + 6)), "+f"(d(i + 7))
+#define FIRST_32 EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
+#define FIRST_64 FIRST_32, EIGHT(32), EIGHT(40), EIGHT(48), EIGHT(56)
+#define FIRST_80 FIRST_64, EIGHT(64), EIGHT(72)
+#define FIRST_88 FIRST_80, EIGHT(80)
+#define FIRST_96 FIRST_88, EIGHT(88)
+#define FIRST_128 FIRST_96, EIGHT(96), EIGHT(104), EIGHT(112), EIGHT(120)
+
+// p: whether to add to what the accumulators hold. The two ones: A and B are not negated.
+#define WGMMA(shape, names, accumulate, operands, ...)                                      \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate                             \
+               ", 0;\nwgmma.mma_async.sync.aligned." shape " {" names "}, " operands ";\n}" \
+               : __VA_ARGS__)
+
+// With A in shared memory, then in registers. n: N; r: N / 2; then the numbers from r on.
+#define WGMMA_OF(n, r, r1, r2, r3, r4, r5)                                                      \
+  template <class T>                                                                            \
+  __device__ __forceinline__ void wgmma(Accumulator<n> &d, std::uint64_t a, std::uint64_t b,    \
+                                        int add) {                                              \
+    if constexpr (std::is_same_v<T, bf16>)                                                      \
+      WGMMA("m64n" #n "k16.f32.bf16.bf16", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1, 0, 0",   \
+            FIRST_##r                                                                           \
+            : "l"(a), "l"(b), "r"(add));                                                        \
+    else                                                                                        \
+      WGMMA("m64n" #n "k16.f32.f16.f16", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1, 0, 0",     \
+            FIRST_##r                                                                           \
+            : "l"(a), "l"(b), "r"(add));                                                        \
+  }                                                                                             \
+  template <class T>                                                                            \
+  __device__ __forceinline__ void wgmma(Accumulator<n> &d, const FragmentA &a, std::uint64_t b, \
+                                        int add) {                                              \
+    if constexpr (std::is_same_v<T, bf16>)                                                      \
+      WGMMA("m64n" #n "k16.f32.bf16.bf16", UP_TO_##r, r5,                                       \
+            "{%" #r ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", p, 1, 1, 1", FIRST_##r          \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                    \
+    else                                                                                        \
+      WGMMA("m64n" #n "k16.f32.f16.f16", UP_TO_##r, r5,                                         \
+            "{%" #r ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", p, 1, 1, 1", FIRST_##r          \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                    \
+  }
+
+WGMMA_OF(64, 32, 33, 34, 35, 36, 37)
+WGMMA_OF(128, 64, 65, 66, 67, 68, 69)
+WGMMA_OF(160, 80, 81, 82, 83, 84, 85)
+WGMMA_OF(176, 88, 89, 90, 91, 92, 93)
+WGMMA_OF(192, 96, 97, 98, 99, 100, 101)
+WGMMA_OF(256, 128, 129, 130, 131, 132, 133)
+
+#undef TEN
+#undef UP_TO_32
+#undef UP_TO_64
+#undef UP_TO_80
+#undef UP_TO_88
+#undef UP_TO_96
+#undef UP_TO_128
+#undef EIGHT
+#undef FIRST_32
+#undef FIRST_64
+#undef FIRST_80
+#undef FIRST_88
+#undef FIRST_96
+#undef FIRST_128
+#undef WGMMA
+#undef WGMMA_OF
+
+}  // namespace ptx
+
+/// Starts D = A B^T (+ D), for a warpgroup: 64 x N of fp32, A 64 rows and B N rows of 16 elements of type T,
+/// fp16 or bf16, both in shared memory (PTX ISA 'wgmma.mma_async', m64nNk16).
+template <class T = half, int N>
+__device__ __forceinline__ void wgmma(Accumulator<N> &D, KMajor A, KMajor B, bool add) {
+  ptx::wgmma<T>(D, A.descriptor, B.descriptor, add);
+}
+
+/// Starts D = A B (+ D): A, 64 x 16, in registers, each warp's 16 rows as mma has them; B 16 rows of N
+/// elements in shared memory. A is not to be written until the wait.
+template <class T = half, int N>
+__device__ __forceinline__ void wgmma(Accumulator<N> &D, const FragmentA &A, MNMajor B, bool add) {
+  ptx::wgmma<T>(D, A, B.descriptor, add);
+}
+
+#else
+
+#include "common/emulator/wgmma.h"
+
+#endif
