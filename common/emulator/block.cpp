@@ -94,6 +94,10 @@ void Block::run(std::uint64_t number) {
   clocks_.begin_block();
   shadow_.reset();
   copies_.reset();
+  under_way_.clear();
+  drawn_ = operations_ = 0;
+  reads_.clear();
+  readers_.assign(warps_.size(), 0);
   std::fill(warps_.begin(), warps_.end(), Warp{});
   ready_.clear();
   live_ = size_;
@@ -108,8 +112,16 @@ void Block::run(std::uint64_t number) {
   blockIdx = index_;
   blockDim = dim_;
   gridDim = grid_;
-  while (!ready_.empty() && error_.empty() && !abandoned_) {
-    const std::uint64_t drawn = (next_random(random_) >> 32) * ready_.size() >> 32;
+  while ((!ready_.empty() || !under_way_.empty()) && error_.empty() && !abandoned_) {
+    if (ready_.empty()) {
+      land(draw(under_way_.size()));
+      continue;
+    }
+    const std::uint64_t drawn = draw(ready_.size() + drawn_);
+    if (drawn >= ready_.size()) {
+      land_drawn(drawn - ready_.size());
+      continue;
+    }
     running_ = std::exchange(ready_[drawn], ready_.back());
     ready_.pop_back();
     threadIdx = threads_[running_].index;
@@ -122,6 +134,11 @@ void Block::run(std::uint64_t number) {
   current = nullptr;
   if (abandoned_) throw Abandoned();
   if (!error_.empty()) throw KernelError(error_);
+}
+
+/// One of so many, from 0.
+inline std::uint64_t Block::draw(std::uint64_t choices) {
+  return (next_random(random_) >> 32) * choices >> 32;
 }
 
 /// What a thread's fiber runs.
@@ -232,6 +249,45 @@ void Block::check_same(const Collective &what, unsigned warp, std::uint32_t lane
   }
 }
 
+void Block::warpgroup_collective(const Collective &what, const Where &where, void *lane) {
+  constexpr unsigned kThreads = 128;
+  const unsigned first = running_ / kThreads * kThreads;
+  Thread &self = threads_[running_];
+  if (size_ - first < kThreads)
+    fail(std::string(what.name) + ": takes a warpgroup of 128 threads, and the block's last has " +
+             std::to_string(size_ - first),
+         where);
+  wait(State::kInWarpgroup, what.name, where);
+  self.collective = &what;
+  self.lane = lane;
+  void *operands[kThreads];
+  for (unsigned i = 0; i < kThreads; i++) {
+    const Thread &other = threads_[first + i];
+    if (other.state == State::kExited)
+      fail(std::string(what.name) + ": takes all 128 threads of the warpgroup, and thread " +
+               std::to_string(first + i) + " has exited",
+           where);
+    if (other.state != State::kInWarpgroup) return Fiber::yield();
+    operands[i] = other.lane;
+  }
+  for (unsigned i = 0; i < kThreads; i++)
+    if (const Thread &other = threads_[first + i];
+        other.collective != &what || !same_place(other.where, where))
+      fail(std::string("warps of one warpgroup are at different instructions: ") + what.name +
+               " here, " + other.waits_in + " at " + describe(other.where) + " in warp " +
+               std::to_string((first + i) / 32),
+           where);
+  what.compute(operands);
+  if (settings.profile)
+    for (unsigned warp = first / 32; warp < (first + kThreads) / 32; warp++) {
+      flush(warp);
+      requests_.count(site_of(where), what.counter, 1);
+    }
+  for (unsigned thread = first; thread < first + kThreads; thread++)
+    if (thread != running_) make_ready(thread);
+  self.state = State::kReady;
+}
+
 void Block::block_barrier(const Where &where) {
   wait(State::kInBlock, "__syncthreads", where);
   if (++in_block_barrier_ < live_) return Fiber::yield();
@@ -322,6 +378,7 @@ void Block::report(const std::string &line, const std::string &what) {
 
 void Block::fail(const std::string &what, const Where &where) {
   report(describe(where), what);
+  if (landing_) throw LandingFailed();
   for (;;) Fiber::yield();  // run() sees error_ and never resumes this fiber
 }
 
@@ -454,6 +511,77 @@ void Block::wait_for_copies(int groups) {
     (void)source.shadow.check(copy.global - source.memory,
                               {clocks_, running_, copy.site, false, kCopyBytes});
   }
+}
+
+// --- asynchronous operations -------------------------------------------------------------------
+
+Operation Block::begin_operation(unsigned queue, std::function<void()> land) {
+  const bool drawn = draw(2) == 0;
+  under_way_.push_back({++operations_, queue, running_, drawn, std::move(land)});
+  drawn_ += drawn;
+  return operations_;
+}
+
+void Block::finish(Operation operation) {
+  while (error_.empty()) {
+    const auto found = std::find_if(under_way_.begin(), under_way_.end(),
+                                    [=](const UnderWay &one) { return one.number == operation; });
+    if (found == under_way_.end()) return;
+    land(static_cast<std::size_t>(found - under_way_.begin()));
+  }
+  for (;;) Fiber::yield();
+}
+
+/// Lands the n-th of those that are drawn among the threads.
+void Block::land_drawn(std::size_t n) {
+  for (std::size_t i = 0;; i++)
+    if (under_way_[i].drawn && n-- == 0) return land(i);
+}
+
+/// Lands an operation, or the first of its queue.
+void Block::land(std::size_t i) {
+  if (const unsigned queue = under_way_[i].queue; queue != kNoQueue)
+    for (i = 0; under_way_[i].queue != queue;) i++;
+  const UnderWay one = std::move(under_way_[i]);
+  under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(i));
+  drawn_ -= one.drawn;
+  const unsigned running = std::exchange(running_, one.thread);
+  landing_ = true;
+  try {
+    one.land();
+  } catch (const LandingFailed &) {
+    // error_ says why.
+  }
+  landing_ = false;
+  running_ = running;
+}
+
+ReadNumber Block::begin_async_read(std::span<const SharedBytes> bytes, unsigned warp,
+                                   const Where &where) {
+  AsyncRead read{&kWgmma, {}, warp * 32, std::min(32u, size_ - warp * 32), site_of(where)};
+  for (const SharedBytes &some : bytes) {
+    const std::size_t offset = shared_offset(some.first);
+    if (offset >= shared_bytes_ || offset + some.bytes > shared_bytes_)
+      fail("wgmma of what is not in shared memory", where);
+    read.pieces.push_back({offset, some.bytes});
+  }
+  const std::string error = shadow_.begin_async_read(read, clocks_);
+  if (!error.empty()) {
+    running_ = read.first_thread;
+    fail(error, where);
+  }
+  reads_.emplace(++read_numbers_, std::move(read));
+  return read_numbers_;
+}
+
+void Block::end_async_read(ReadNumber number) {
+  const auto found = reads_.find(number);
+  const AsyncRead &read = found->second;
+  const unsigned warp = read.first_thread / 32;
+  if (!readers_[warp]) readers_[warp] = clocks_.add_agent();
+  shadow_.end_async_read(read, readers_[warp], clocks_.now());
+  clocks_.learn_of_agent(readers_[warp], warp, warps_[warp].lanes);
+  reads_.erase(found);
 }
 
 void Block::count(Counter counter, const Where &where, const void *caller) {

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,6 +50,8 @@ class Block {
               const void *caller);
   void count(Counter counter, const Where &where, const void *caller);
   void collective(const Collective &what, std::uint32_t members, const Where &where, void *lane);
+  void warpgroup_collective(const Collective &what, const Where &where, void *lane);
+  unsigned thread_number() const { return running_; }
   void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where);
   void begin_copy(void *shared, const void *global, const Where &where, const void *caller);
   void commit_copies() { copies_.commit(running_); }
@@ -55,13 +59,19 @@ class Block {
   unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
                   const Where &where);
   void fence() { clocks_.fence(running_); }
+  Operation begin_operation(unsigned queue, std::function<void()> land);
+  void finish(Operation operation);
+  ReadNumber begin_async_read(std::span<const SharedBytes> bytes, unsigned warp,
+                              const Where &where);
+  void end_async_read(ReadNumber number);
+  void proxy_fence() { clocks_.proxy_fence(running_); }
   void block_barrier(const Where &where);
   [[noreturn]] void fail(const std::string &what, const Where &where);
   [[noreturn]] void fail_in_lane(unsigned lane, const std::string &what, const Where &where);
   void *shared_memory() { return shared_.get(); }
 
  private:
-  enum class State { kReady, kInWarp, kInBlock, kExited };
+  enum class State { kReady, kInWarp, kInWarpgroup, kInBlock, kExited };
   struct Thread {
     Fiber fiber;
     Dim3 index;
@@ -79,11 +89,21 @@ class Block {
     std::uint32_t live = 0;     // those that have not exited
     std::uint32_t waiting = 0;  // those in a collective
   };
+  struct UnderWay {  // an operation
+    Operation number;
+    unsigned queue, thread;
+    bool drawn;  // among the threads; else it lands once none can go on
+    std::function<void()> land;
+  };
+  struct LandingFailed {};
 
   void run_thread();
   void exit_thread();
   void wait(State state, const char *what, const Where &where);
   void make_ready(unsigned thread);
+  void land_drawn(std::size_t n);
+  void land(std::size_t i);
+  std::uint64_t draw(std::uint64_t choices);
   bool meet(const Collective &what, unsigned warp, std::uint32_t members);
   void check_same(const Collective &what, unsigned warp, std::uint32_t lanes);
   void end_block_barrier();
@@ -105,6 +125,13 @@ class Block {
   Clocks clocks_;
   SharedShadow shadow_;
   Copies copies_;
+  std::vector<UnderWay> under_way_;  // in the order in which they began
+  std::size_t drawn_ = 0;            // how many of them are drawn among the threads
+  Operation operations_ = 0;
+  bool landing_ = false;
+  std::map<ReadNumber, AsyncRead> reads_;  // under way
+  ReadNumber read_numbers_ = 0;
+  std::vector<unsigned> readers_;  // by warp: the agent that reads for it, 0 if none has
   Requests requests_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace emulator {
 namespace {
@@ -11,6 +13,13 @@ namespace {
 std::atomic<Time> next_time = 1;  // 0 is before everything
 
 constexpr Time kFirstSpan = 64;
+
+constexpr unsigned kMoreAgents = 16;
+
+/// Raises each of some times to another, if that is later.
+void raise(Time *times, const Time *others, std::size_t count) {
+  for (std::size_t i = 0; i < count; i++) times[i] = std::max(times[i], others[i]);
+}
 
 void learn(Knowledge &knowledge, const Knowledge &more) {
   for (const Known &one : more) {
@@ -37,7 +46,8 @@ void begin_time() {
   next_time = 1;
 }
 
-Clocks::Clocks(unsigned threads) : threads_(threads), of_warp_((threads + 31) / 32) {}
+Clocks::Clocks(unsigned threads)
+    : threads_(threads), of_warp_((threads + 31) / 32), capacity_(threads) {}
 
 void Clocks::begin_block() {
   earlier_.clear();
@@ -46,6 +56,8 @@ void Clocks::begin_block() {
   begin_ = all_ = now_;
   std::fill(of_warp_.begin(), of_warp_.end(), now_);
   exact_.clear();
+  agents_ = 0;
+  has_agents_ = false;
   foreign_.clear();
   known_to_block_.clear();
 }
@@ -76,19 +88,33 @@ bool Clocks::is_of_earlier_span(Time time) const {
 
 std::uint32_t Clocks::unknown_exactly(unsigned thread, unsigned warp, std::uint32_t lanes,
                                       Time time) const {
+  if (time < least(thread, warp)) return 0;
   std::uint32_t unknown = 0;
-  for (unsigned lane = 0; lane < 32; lane++)
-    if (lanes >> lane & 1 && !knows(thread, warp * 32 + lane, time)) unknown |= 1u << lane;
+  for (; lanes; lanes &= lanes - 1) {
+    const unsigned lane = static_cast<unsigned>(std::countr_zero(lanes));
+    if (!knows(thread, warp * 32 + lane, time)) unknown |= 1u << lane;
+  }
   return unknown;
 }
 
 void Clocks::expand() {
-  exact_.resize(std::size_t{threads_} * threads_);
-  for (unsigned thread = 0; thread < threads_; thread++)
+  exact_.assign(threads_ * stride(), 0);
+  for (unsigned thread = 0; thread < threads_; thread++) {
     for (unsigned other = 0; other < threads_; other++)
-      exact_[thread * threads_ + other] =
-          thread / 32 == other / 32 ? std::max(all_, of_warp_[thread / 32]) : all_;
+      row(thread)[other] = thread / 32 == other / 32 ? std::max(all_, of_warp_[thread / 32]) : all_;
+    note_least(thread);
+  }
   all_ = begin_;  // what is older is of another block
+}
+
+/// Notes the least that a thread knows of the other lanes of each warp.
+void Clocks::note_least(unsigned thread) {
+  Time *const self = row(thread);
+  Time *const least = self + 2 * std::size_t{capacity_};
+  const Time own = std::exchange(self[thread], ~Time{0});
+  for (unsigned warp = 0; warp < of_warp_.size(); warp++)
+    least[warp] = *std::min_element(self + warp * 32, self + std::min(threads_, warp * 32 + 32));
+  self[thread] = own;
 }
 
 void Clocks::join_lanes(unsigned warp, std::uint32_t lanes) {
@@ -105,6 +131,7 @@ void Clocks::join_lanes(unsigned warp, std::uint32_t lanes) {
 }
 
 bool Clocks::knows_of_block(unsigned thread, unsigned other, Time time) const {
+  if (other >= kFirstAgent) return false;
   return covers(known_to_block_, other, time) ||
          (!foreign_.empty() && covers(foreign_[thread].known, other, time));
 }
@@ -117,13 +144,18 @@ void Clocks::fence(unsigned thread) {
   self.heard.clear();
   self.fenced = known_to_block_;
   learn(self.fenced, self.known);
-  // Of its own block what every thread knows, and what it did itself. (What it knows besides, of its
-  // warp, waits for a barrier of the block.)
+  // Of its own block what it knows of every thread, and what it did itself. (What it knows besides, of
+  // its warp, waits for a barrier of the block.)
+  Time all = all_;
+  if (!exact_.empty()) {
+    const Time *least_of_warp = row(thread) + 2 * std::size_t{capacity_};
+    all = *std::min_element(least_of_warp, least_of_warp + of_warp_.size());
+    all = std::min(all, now_);
+  }
   std::vector<Span> spans = earlier_;
   spans.push_back({span_begin_, now_});
   for (const Span &span : spans) {
-    if (span.begin < all_)
-      learn(self.fenced, {{span.begin, std::min(span.end, all_), Known::kAll}});
+    if (span.begin < all) learn(self.fenced, {{span.begin, std::min(span.end, all), Known::kAll}});
     learn(self.fenced, {{span.begin, span.end, thread}});
   }
 }
@@ -148,20 +180,86 @@ void Clocks::share(const std::vector<unsigned> &threads) {
 void Clocks::join(const std::vector<unsigned> &threads) {
   advance();
   share(threads);
-  if (threads.size() == threads_) {
+  if (threads.size() == threads_ && !has_agents_) {
     all_ = now_;
     std::fill(of_warp_.begin(), of_warp_.end(), now_);
     exact_.clear();
     return;
   }
   if (exact_.empty()) expand();
-  std::vector<Time> joined(threads_);
-  for (const unsigned thread : threads)
-    for (unsigned other = 0; other < threads_; other++)
-      joined[other] = std::max(joined[other], exact_[thread * threads_ + other]);
+  std::vector<Time> joined(2 * std::size_t{capacity_});
+  for (const unsigned thread : threads) raise(joined.data(), row(thread), joined.size());
   for (const unsigned thread : threads) joined[thread] = now_;
-  for (const unsigned thread : threads)
-    std::copy(joined.begin(), joined.end(), exact_.begin() + thread * threads_);
+  for (const unsigned thread : threads) {
+    std::copy(joined.begin(), joined.end(), row(thread));
+    note_least(thread);
+  }
+}
+
+// --- agents, and what one tells the other --------------------------------------------------------
+
+/// From now on the block's clocks are exact.
+void Clocks::use_agents() {
+  if (exact_.empty()) expand();
+  has_agents_ = true;
+}
+
+unsigned Clocks::add_agent() {
+  use_agents();
+  if (columns() == capacity_) {
+    const std::vector<Time> before = std::move(exact_);
+    const std::size_t stride_before = stride(), columns_before = capacity_;
+    capacity_ += kMoreAgents;
+    exact_.assign(threads_ * stride(), 0);
+    for (unsigned thread = 0; thread < threads_; thread++) {
+      const Time *from = before.data() + thread * stride_before;
+      std::copy_n(from, columns_before, row(thread));
+      std::copy_n(from + columns_before, columns_before, row(thread) + capacity_);
+      note_least(thread);
+    }
+  }
+  return kFirstAgent + agents_++;
+}
+
+void Clocks::release(unsigned thread, Told &to) {
+  use_agents();
+  advance();
+  to.known.resize(columns());
+  to.visible.resize(columns());
+  raise(to.known.data(), row(thread), columns());
+  raise(to.visible.data(), row(thread) + capacity_, columns());
+  to.known[thread] = now_;
+  if (!foreign_.empty()) learn(to.foreign, foreign_[thread].known);
+}
+
+void Clocks::acquire(unsigned thread, const Told &from) {
+  use_agents();
+  raise(row(thread), from.known.data(), from.known.size());
+  raise(row(thread) + capacity_, from.visible.data(), from.visible.size());
+  note_least(thread);
+  if (from.foreign.empty()) return;
+  foreign_.resize(threads_);
+  learn(foreign_[thread].known, from.foreign);
+}
+
+void Clocks::release_agent(unsigned agent, Told &to) {
+  advance();
+  to.known.resize(columns());
+  to.known[column(agent)] = now_;
+}
+
+void Clocks::learn_of_agent(unsigned agent, unsigned warp, std::uint32_t lanes) {
+  advance();
+  for (; lanes; lanes &= lanes - 1)
+    row(warp * 32 + static_cast<unsigned>(std::countr_zero(lanes)))[column(agent)] = now_;
+}
+
+void Clocks::proxy_fence(unsigned thread) {
+  use_agents();
+  advance();
+  Time *const visible = row(thread) + capacity_;
+  raise(visible, row(thread), columns());
+  visible[thread] = now_;
 }
 
 }  // namespace emulator

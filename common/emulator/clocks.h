@@ -1,6 +1,10 @@
 // What happens before what. Each thread of a block has a vector clock: for every thread, the time
 // up to which it knows what that one did. An access by u at time t happens before one by v if v
 // knows u beyond t. A thread always knows itself; of others it learns where they synchronise.
+//
+// Beside the threads there are agents, which copy or multiply on a thread's word: each knows nothing, and
+// is known as far as a thread has waited for what it did. And beside each clock there is one of the
+// asynchronous proxy, by which agents reach shared memory: what a thread knows to be visible there.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +17,11 @@ namespace emulator {
 using Time = std::uint64_t;
 
 /// Stamps keep this many bits of it. A launch that lasted longer ends with an error.
-constexpr int kTimeBits = 37;
+constexpr int kTimeBits = 36;
+
+/// Agents are numbered after the threads that a block may have, as bits of a stamp allow.
+constexpr unsigned kFirstAgent = 1024;
+constexpr int kActorBits = 11;
 
 /// What threads of other blocks did from `begin` to before `end`: all of a block's, or one.
 struct Known {
@@ -22,6 +30,12 @@ struct Known {
   unsigned thread;
 };
 using Knowledge = std::vector<Known>;
+
+/// What some threads and agents have told to whoever asks: all that they knew and did.
+struct Told {
+  std::vector<Time> known, visible;  // by column: of the threads, then of the agents
+  Knowledge foreign;
+};
 
 /// Begins the time of a launch.
 void begin_time();
@@ -39,11 +53,17 @@ class Clocks {
   /// When an access is made now.
   Time now() const { return now_; }
 
-  /// True if `thread` knows what `other` did at `time`, both of this block.
+  /// True if `thread` knows what `other`, a thread or an agent, did at `time`, both of this block.
   bool knows(unsigned thread, unsigned other, Time time) const {
     if (time < all_ || thread == other) return true;
-    if (!exact_.empty()) return time < exact_[thread * threads_ + other];
+    if (!exact_.empty()) return time < row(thread)[column(other)];
     return thread / 32 == other / 32 && time < of_warp_[thread / 32];
+  }
+
+  /// True if what `other` stored at `time` is visible to what agents do on the thread's word: a proxy
+  /// fence lies between the two.
+  bool visible(unsigned thread, unsigned other, Time time) const {
+    return time < begin_ || (!exact_.empty() && time < row(thread)[capacity_ + column(other)]);
   }
 
   /// Those among the lanes of a warp of whose doing at `time` the thread does not know.
@@ -64,7 +84,7 @@ class Clocks {
   Time begin() const { return begin_; }
   Time known_by_all() const { return all_; }
   Time known_in_warp(unsigned thread) const {
-    return exact_.empty() ? std::max(all_, of_warp_[thread / 32]) : all_;
+    return exact_.empty() ? std::max(all_, of_warp_[thread / 32]) : least(thread, thread / 32);
   }
 
   /// True if `thread` knows what `other` did at `time`, of another block. (PTX ISA, 'Memory
@@ -81,6 +101,20 @@ class Clocks {
   void join_lanes(unsigned warp, std::uint32_t lanes);
   void join(const std::vector<unsigned> &threads);
 
+  /// A new agent of the block; returns its number.
+  unsigned add_agent();
+
+  /// The thread tells all that it knows and did; or learns all that was told.
+  void release(unsigned thread, Told &to);
+  void acquire(unsigned thread, const Told &from);
+
+  /// The agent tells what it did, and nothing else; or these lanes of a warp learn of it.
+  void release_agent(unsigned agent, Told &to);
+  void learn_of_agent(unsigned agent, unsigned warp, std::uint32_t lanes);
+
+  /// fence.proxy.async: what the thread did and knows of is visible to agents.
+  void proxy_fence(unsigned thread);
+
  private:
   struct Span {
     Time begin, end;
@@ -92,6 +126,16 @@ class Clocks {
                                 Time time) const;
   void expand();
   void share(const std::vector<unsigned> &threads);
+  unsigned columns() const { return threads_ + agents_; }
+  unsigned column(unsigned actor) const {
+    return actor < kFirstAgent ? actor : threads_ + actor - kFirstAgent;
+  }
+  std::size_t stride() const { return 2 * std::size_t{capacity_} + of_warp_.size(); }
+  Time *row(unsigned thread) { return exact_.data() + thread * stride(); }
+  const Time *row(unsigned thread) const { return exact_.data() + thread * stride(); }
+  Time least(unsigned thread, unsigned warp) const { return row(thread)[2 * capacity_ + warp]; }
+  void note_least(unsigned thread);
+  void use_agents();
 
   const unsigned threads_;
   Time begin_ = 0, now_ = 0;
@@ -102,9 +146,12 @@ class Clocks {
   // for what the lanes of a warp know of each other: all of them are these few numbers.
   Time all_ = 0;               // what everybody knows of everybody
   std::vector<Time> of_warp_;  // what a warp's lanes know of each other
-  // From any other synchronisation to the next of the whole block: what `thread` knows of `other`,
-  // by thread * threads + other. Empty otherwise.
+  // From any other synchronisation to the next of the whole block, or to the block's end if there are
+  // agents: a row per thread of what it knows of each column, then of what it knows to be visible
+  // to agents, then the least that it knows of another lane of each warp. Empty otherwise.
   std::vector<Time> exact_;
+  unsigned agents_ = 0, capacity_;  // of columns
+  bool has_agents_ = false;
 
   // Of other blocks. By thread, and empty where no atomic has told anything.
   struct Foreign {

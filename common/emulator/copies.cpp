@@ -37,7 +37,7 @@ std::string Copies::check_store(const void *global, int bytes) const {
     for (std::size_t i = threads_[thread].first; i < threads_[thread].copies.size(); i++)
       if (const Copy &copy = threads_[thread].copies[i];
           copy.global && begin < copy.global + kCopyBytes && copy.global < begin + bytes)
-        return under_way("store to global", "reading", thread, copy.site);
+        return under_way("store to global", "reading", kCopyEngine, thread, copy.site);
   return {};
 }
 

@@ -132,6 +132,14 @@ void collective(const Collective &what, std::uint32_t members, const Where &wher
   Block::current->collective(what, members, where, lane);
 }
 
+void warpgroup_collective(const Collective &what, const Where &where, void *lane) {
+  Block::current->warpgroup_collective(what, where, lane);
+}
+
+unsigned thread_number() {
+  return Block::current->thread_number();
+}
+
 void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where) {
   Block::current->load_rows(rows, count, where);
 }
@@ -156,6 +164,26 @@ unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next
 
 void fence() {
   Block::current->fence();
+}
+
+Operation begin_operation(unsigned queue, std::function<void()> land) {
+  return Block::current->begin_operation(queue, std::move(land));
+}
+
+void finish(Operation operation) {
+  Block::current->finish(operation);
+}
+
+ReadNumber begin_async_read(std::span<const SharedBytes> bytes, unsigned warp, const Where &where) {
+  return Block::current->begin_async_read(bytes, warp, where);
+}
+
+void end_async_read(ReadNumber read) {
+  Block::current->end_async_read(read);
+}
+
+void proxy_fence() {
+  Block::current->proxy_fence();
 }
 
 void block_barrier(const Where &where) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <source_location>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -86,6 +87,13 @@ struct Collective {
 /// `what` must outlive the launch.
 void collective(const Collective &what, std::uint32_t members, const Where &where, void *lane);
 
+/// The same of the four warps of a warpgroup, 128 threads at one place in the text: `compute` is given
+/// 128 lanes. Counts once per warp. It orders nothing.
+void warpgroup_collective(const Collective &what, const Where &where, void *lane);
+
+/// The running thread's number in its block.
+unsigned thread_number();
+
 /// Checks that a ldmatrix may read its rows, 16 bytes each of which lane i names rows[i] (null: a
 /// row that does not exist), as of the lanes that name them, and counts their wavefronts. Called
 /// from within a collective.
@@ -105,6 +113,38 @@ unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next
 
 /// __threadfence.
 void fence();
+
+// --- asynchronous operations -------------------------------------------------------------------
+
+/// What is done by something other than threads, after a thread has asked for it: by its number. 0 is none.
+using Operation = std::uint64_t;
+
+/// Begins an operation of the running thread: `land` does it, at a moment that is drawn from the seed,
+/// as if a thread of its own did; at the latest once no thread can go on. Those of one queue land in
+/// the order in which they began; those of kNoQueue in any.
+constexpr unsigned kNoQueue = ~0u;
+Operation begin_operation(unsigned queue, std::function<void()> land);
+
+/// Lands it now, after those before it in its queue. Nothing is done if it has landed.
+void finish(Operation operation);
+
+/// Bytes of shared memory, at a multiple of 16 and that many.
+struct SharedBytes {
+  const void *first;
+  std::size_t bytes;
+};
+
+/// wgmma begins to read operands on the word of a warp (of the block, from 0): checks that its lanes
+/// know who wrote them, that it is visible to the tensor cores, and that nothing is writing them. Until
+/// the end they are nobody's to write. Returns what end_async_read wants.
+using ReadNumber = std::uint64_t;
+ReadNumber begin_async_read(std::span<const SharedBytes> bytes, unsigned warp, const Where &where);
+
+/// It has read, and the warp's lanes have waited for it: what they do from now on comes after.
+void end_async_read(ReadNumber read);
+
+/// fence.proxy.async.
+void proxy_fence();
 
 /// __syncthreads.
 void block_barrier(const Where &where);

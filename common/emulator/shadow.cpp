@@ -85,9 +85,15 @@ Stamp stamp(const Access &access, bool copy = false) {
 
 }  // namespace
 
-std::string under_way(const char *operation, const char *doing, unsigned thread, SiteId site) {
-  return std::string(operation) + " memory that a cp.async at " + describe(line_of(site)) + " by " +
-         name_of(thread) + " may still be " + doing + ": no cp_async_wait for its group yet";
+const Engine kCopyEngine{"cp.async", "cp_async_wait for its group"},
+    kTmaLoad{"TMA load", "mbarrier_wait for its phase"},
+    kTmaStore{"TMA store", "tma_store_wait_read for its group"},
+    kWgmma{"wgmma", "wgmma_wait for its group"};
+
+std::string under_way(const std::string &operation, const char *doing, const Engine &engine,
+                      unsigned thread, SiteId site) {
+  return operation + " memory that a " + engine.name + " at " + describe(line_of(site)) + " by " +
+         name_of(thread) + " may still be " + doing + ": no " + engine.wait + " yet";
 }
 
 // --- shared memory -----------------------------------------------------------------------------
@@ -95,11 +101,13 @@ std::string under_way(const char *operation, const char *doing, unsigned thread,
 SharedShadow::SharedShadow(std::size_t bytes, unsigned warps)
     : writes_((bytes + kUnit - 1) / kUnit),
       reads_(warps),
-      copies_((bytes + kCopyBytes - 1) / kCopyBytes) {}
+      copies_((bytes + kCopyBytes - 1) / kCopyBytes),
+      agents_reads_(warps) {}
 
 void SharedShadow::reset() {
   if (copying_) std::fill(copies_.begin(), copies_.end(), Copy{});
-  copying_ = 0;
+  if (reading_) std::fill(being_read_.begin(), being_read_.end(), Reading{});
+  copying_ = reading_ = 0;
 }
 
 inline bool SharedShadow::ordered_after_store(const Stamp &write, const Access &access) const {
@@ -115,29 +123,58 @@ inline bool SharedShadow::ordered_after_loads(std::size_t unit, const Access &ac
     if (reads.time >= known && access.clocks.unknown(access.thread, warp, reads.lanes, reads.time))
       return false;
   }
-  return true;
+  if (being_read_.empty()) return true;
+  return std::all_of(agents_reads_.begin(), agents_reads_.end(), [&](const auto &of_warp) {
+    if (of_warp.empty()) return true;
+    const AgentReads &reads = of_warp[unit * kUnit / kCopyBytes];
+    return reads.time < access.clocks.begin() ||
+           access.clocks.knows(access.thread, reads.agent, reads.time);
+  });
 }
 
 /// Says with what an access races that is not ordered after all before it.
 std::string SharedShadow::race(const char *operation, std::size_t unit,
                                const Access &access) const {
   const Stamp &write = writes_[unit];
-  if (!ordered_after_store(write, access))
+  if (!ordered_after_store(write, access)) {
+    if (write.thread >= kFirstAgent)
+      return under_way(std::string(operation) + (access.store ? " to shared" : " of shared"),
+                       "writing", kTmaLoad, issuers_[unit * kUnit / kCopyBytes], write.site);
     return message(operation, "shared", write.copy ? "cp.async" : "store", name_of(write.thread),
                    write.site);
+  }
   const Unknown loads = unknown_loads(
       static_cast<unsigned>(reads_.size()), access,
       [&](unsigned warp) { return reads_[warp].empty() ? nullptr : &reads_[warp][unit]; });
-  return message(operation, "shared", "load", loads.who, loads.site);
+  if (loads.site) return message(operation, "shared", "load", loads.who, loads.site);
+  for (unsigned warp = 0; warp < agents_reads_.size(); warp++) {
+    if (agents_reads_[warp].empty()) continue;
+    const AgentReads &reads = agents_reads_[warp][unit * kUnit / kCopyBytes];
+    if (reads.time >= access.clocks.begin() &&
+        !access.clocks.knows(access.thread, reads.agent, reads.time))
+      return message(operation, "shared", kWgmma.name, "warp " + std::to_string(warp), reads.site);
+  }
+  return {};
+}
+
+std::string SharedShadow::still_written(const std::string &operation, std::size_t chunk) const {
+  const Copy &copy = copies_[chunk];
+  return under_way(operation, "writing", copy.tma ? kTmaLoad : kCopyEngine, copy.thread, copy.site);
+}
+
+std::string SharedShadow::still_read(const std::string &operation, std::size_t chunk) const {
+  const Reading &reading = being_read_[chunk];
+  return under_way(operation, "reading", *reading.engine, reading.thread, reading.site);
 }
 
 std::string SharedShadow::check(std::size_t offset, const Access &access) {
   if (copying_) {
-    const Copy &copy = copies_[offset / kCopyBytes];  // an aligned access touches no second one
-    if (copy.site)
-      return under_way(access.store ? "store to shared" : "load of shared", "writing", copy.thread,
-                       copy.site);
+    const std::size_t chunk = offset / kCopyBytes;  // an aligned access touches no second one
+    if (copies_[chunk].site)
+      return still_written(access.store ? "store to shared" : "load of shared", chunk);
   }
+  if (reading_ && access.store && being_read_[offset / kCopyBytes].times)
+    return still_read("store to shared", offset / kCopyBytes);
   std::vector<WarpReads> &reads = reads_[access.thread / 32];
   const std::size_t first = offset / kUnit, end = first + access.bytes / kUnit;
   if (access.store) {
@@ -164,7 +201,9 @@ std::string SharedShadow::check(std::size_t offset, const Access &access) {
 
 std::string SharedShadow::begin_copy(std::size_t offset, const Access &access) {
   Copy &copy = copies_[offset / kCopyBytes];
-  if (copy.site) return under_way("cp.async to shared", "writing", copy.thread, copy.site);
+  if (copy.site) return still_written("cp.async to shared", offset / kCopyBytes);
+  if (reading_ && being_read_[offset / kCopyBytes].times)
+    return still_read("cp.async to shared", offset / kCopyBytes);
   constexpr std::size_t kUnits = kCopyBytes / kUnit;
   const std::size_t first = offset / kUnit;
   // Mostly everybody knows of everything before: then nothing needs a closer look.
@@ -177,7 +216,7 @@ std::string SharedShadow::begin_copy(std::size_t offset, const Access &access) {
   for (std::size_t i = 0; i < kUnits && latest >= known; i++)
     if (!ordered_after_store(writes_[first + i], access) || !ordered_after_loads(first + i, access))
       return race("cp.async", first + i, access);
-  copy = {access.site, access.thread};
+  copy = {access.site, static_cast<std::uint16_t>(access.thread)};
   copying_++;
   return {};
 }
@@ -186,6 +225,120 @@ void SharedShadow::end_copy(std::size_t offset, const Access &access) {
   copies_[offset / kCopyBytes] = {};
   copying_--;
   std::fill_n(writes_.begin() + offset / kUnit, kCopyBytes / kUnit, stamp(access, true));
+}
+
+// --- engines -------------------------------------------------------------------------------------
+
+namespace {
+
+std::string invisible(const Engine &engine, const Stamp &write) {
+  return std::string(engine.name) + " may not see the " + (write.copy ? "cp.async" : "store") +
+         " to shared memory at " + describe(line_of(write.site)) + " by " + name_of(write.thread) +
+         ": no fence_proxy_async between them";
+}
+
+/// True if what an ordinary store wrote is visible to what agents do on the access's thread's word.
+bool is_visible(const Stamp &write, const Access &access) {
+  return write.thread >= kFirstAgent ||
+         access.clocks.visible(access.thread, write.thread, write.time);
+}
+
+}  // namespace
+
+std::string SharedShadow::begin_async_write(const Piece &piece, const Access &access) {
+  const std::size_t first = piece.offset / kCopyBytes, end = first + piece.bytes / kCopyBytes;
+  constexpr std::size_t kUnits = kCopyBytes / kUnit;
+  for (std::size_t chunk = first; chunk < end; chunk++) {
+    if (copies_[chunk].site) return still_written("TMA load to shared", chunk);
+    if (reading_ && being_read_[chunk].times) return still_read("TMA load to shared", chunk);
+    for (std::size_t unit = chunk * kUnits; unit < (chunk + 1) * kUnits; unit++) {
+      const Stamp &write = writes_[unit];
+      if (!ordered_after_store(write, access) || !ordered_after_loads(unit, access))
+        return race(kTmaLoad.name, unit, access);
+      if (!is_visible(write, access)) return invisible(kTmaLoad, write);
+    }
+  }
+  std::fill(copies_.begin() + first, copies_.begin() + end,
+            Copy{access.site, static_cast<std::uint16_t>(access.thread), true});
+  copying_ += end - first;
+  return {};
+}
+
+void SharedShadow::end_async_write(const Piece &piece, unsigned agent, const Access &access) {
+  const std::size_t first = piece.offset / kCopyBytes, end = first + piece.bytes / kCopyBytes;
+  if (issuers_.empty()) issuers_.resize(copies_.size());
+  for (std::size_t chunk = first; chunk < end; chunk++) {
+    issuers_[chunk] = copies_[chunk].thread;
+    copies_[chunk] = {};
+  }
+  copying_ -= end - first;
+  const std::size_t first_unit = piece.offset / kUnit, units = piece.bytes / kUnit;
+  std::fill_n(writes_.begin() + first_unit, units,
+              Stamp{access.clocks.now(), access.site, agent, false});
+  // Who knows of the write knows of what was read before.
+  for (std::vector<WarpReads> &reads : reads_)
+    if (!reads.empty()) std::fill_n(reads.begin() + first_unit, units, WarpReads{});
+  for (std::vector<AgentReads> &reads : agents_reads_)
+    if (!reads.empty()) std::fill(reads.begin() + first, reads.begin() + end, AgentReads{});
+}
+
+std::string SharedShadow::begin_async_read(const AsyncRead &read, const Clocks &clocks) {
+  const Engine &engine = *read.engine;
+  if (being_read_.empty()) being_read_.resize(copies_.size());
+  Stamp checked{};  // mostly one store, or one load of the TMA, wrote a good part of the bytes
+  for (const Piece &piece : read.pieces) {
+    for (std::size_t unit = piece.offset / kUnit; unit < (piece.offset + piece.bytes) / kUnit;
+         unit++) {
+      if (copying_ && copies_[unit * kUnit / kCopyBytes].site)
+        return still_written(std::string(engine.name) + " of shared", unit * kUnit / kCopyBytes);
+      const Stamp &write = writes_[unit];
+      if (std::bit_cast<std::uint64_t>(write) == std::bit_cast<std::uint64_t>(checked)) continue;
+      if (write.time < clocks.begin())
+        return std::string(engine.name) + " of shared memory that nobody wrote";
+      for (unsigned i = 0; i < read.threads; i++) {
+        const Access access{clocks, read.first_thread + i, read.site, false, kUnit};
+        if (!ordered_after_store(write, access)) return race(engine.name, unit, access);
+        if (!is_visible(write, access)) return invisible(engine, write);
+      }
+      checked = write;
+    }
+  }
+  for (const Piece &piece : read.pieces)
+    for (std::size_t chunk = piece.offset / kCopyBytes;
+         chunk < (piece.offset + piece.bytes) / kCopyBytes; chunk++) {
+      Reading &reading = being_read_[chunk];
+      reading_ += reading.times == 0;
+      reading = {read.site, static_cast<std::uint16_t>(read.first_thread),
+                 static_cast<std::uint16_t>(reading.times + 1), &engine};
+    }
+  return {};
+}
+
+void SharedShadow::end_reading(const AsyncRead &read) {
+  for (const Piece &piece : read.pieces)
+    for (std::size_t chunk = piece.offset / kCopyBytes;
+         chunk < (piece.offset + piece.bytes) / kCopyBytes; chunk++)
+      reading_ -= --being_read_[chunk].times == 0;
+}
+
+void SharedShadow::end_async_read(const AsyncRead &read, const Access &access) {
+  end_reading(read);
+  std::vector<WarpReads> &reads = reads_[access.thread / 32];
+  if (reads.empty()) reads.resize(writes_.size());
+  const Reader reader(access);
+  for (const Piece &piece : read.pieces)
+    for (std::size_t unit = piece.offset / kUnit; unit < (piece.offset + piece.bytes) / kUnit;
+         unit++)
+      reader.add_to(reads[unit]);
+}
+
+void SharedShadow::end_async_read(const AsyncRead &read, unsigned agent, Time now) {
+  end_reading(read);
+  std::vector<AgentReads> &reads = agents_reads_[read.first_thread / 32];
+  if (reads.empty()) reads.resize(copies_.size());
+  for (const Piece &piece : read.pieces)
+    std::fill_n(reads.begin() + piece.offset / kCopyBytes, piece.bytes / kCopyBytes,
+                AgentReads{now, read.site, agent});
 }
 
 // --- global memory -----------------------------------------------------------------------------

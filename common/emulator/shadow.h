@@ -36,7 +36,7 @@ struct Access {
 
 /// What is remembered of the last store to a unit.
 struct Stamp {
-  std::uint64_t time : kTimeBits, site : kSiteBits, thread : 10, copy : 1;  // time 0: none
+  std::uint64_t time : kTimeBits, site : kSiteBits, thread : kActorBits, copy : 1;  // time 0: none
 };
 
 /// What is remembered of a warp's loads of a unit: those of its lanes that do not know of each
@@ -45,6 +45,27 @@ struct WarpReads {
   Time time = 0;  // of the last
   SiteId site = 0;
   std::uint32_t lanes = 0;
+};
+
+/// What reads or writes shared memory by itself after a thread has issued it: its name, and what ends
+/// it for those who wait.
+struct Engine {
+  const char *name;  // "TMA load"
+  const char *wait;  // "mbarrier_wait for its phase"
+};
+extern const Engine kCopyEngine, kTmaLoad, kTmaStore, kWgmma;
+
+/// Bytes of shared memory, in pieces of 16.
+struct Piece {
+  std::size_t offset, bytes;
+};
+
+/// What an engine reads of shared memory on the word of a warp, or of one thread.
+struct AsyncRead {
+  const Engine *engine;
+  std::vector<Piece> pieces;
+  unsigned first_thread, threads;
+  SiteId site;
 };
 
 /// The shared memory of a block.
@@ -66,20 +87,51 @@ class SharedShadow {
   /// Its thread has waited for it, and counts as having written the bytes now.
   void end_copy(std::size_t offset, const Access &access);
 
+  /// The same of a TMA load. What ordinary stores wrote there must be visible to it. Once it has landed
+  /// the bytes are written by an agent, of which threads learn by their waits.
+  std::string begin_async_write(const Piece &piece, const Access &access);
+  void end_async_write(const Piece &piece, unsigned agent, const Access &access);
+
+  /// An engine begins to read: says what its threads do not know or it does not see of that. Until it
+  /// ends the bytes are nobody's to write.
+  std::string begin_async_read(const AsyncRead &read, const Clocks &clocks);
+
+  /// It has read. The bytes were read by a thread just now, or by the agent of its warp.
+  void end_async_read(const AsyncRead &read, const Access &access);
+  void end_async_read(const AsyncRead &read, unsigned agent, Time now);
+
  private:
   struct Copy {
     SiteId site = 0;
-    unsigned thread = 0;
+    std::uint16_t thread = 0;
+    bool tma = false;
+  };
+  struct Reading {
+    SiteId site = 0;
+    std::uint16_t thread = 0, times = 0;  // the last that began; how many are under way
+    const Engine *engine = nullptr;
+  };
+  struct AgentReads {  // of 16 bytes, the last of a warp's agent
+    Time time = 0;
+    SiteId site = 0;
+    unsigned agent = 0;
   };
   std::string race(const char *operation, std::size_t unit, const Access &access) const;
+  void end_reading(const AsyncRead &read);
+  std::string still_written(const std::string &operation, std::size_t chunk) const;
+  std::string still_read(const std::string &operation, std::size_t chunk) const;
   bool ordered_after_store(const Stamp &write, const Access &access) const;
   bool ordered_after_loads(std::size_t unit, const Access &access) const;
 
   std::vector<Stamp> writes_;
   std::vector<std::vector<WarpReads>>
-      reads_;                 // by warp, then by unit; empty for a warp without any
-  std::vector<Copy> copies_;  // under way, by 16 bytes; site 0: none
-  std::size_t copying_ = 0;   // how many
+      reads_;                           // by warp, then by unit; empty for a warp without any
+  std::vector<Copy> copies_;            // under way, by 16 bytes; site 0: none
+  std::size_t copying_ = 0;             // how many
+  std::vector<Reading> being_read_;     // by 16 bytes; empty if nothing ever was
+  std::size_t reading_ = 0;             // how many of them are being read
+  std::vector<std::uint16_t> issuers_;  // by 16 bytes, of the last TMA load; empty if none ever was
+  std::vector<std::vector<AgentReads>> agents_reads_;  // by warp, then by 16 bytes; as reads_
 };
 
 /// One allocation of global memory, which the blocks of a launch touch from several host threads.
@@ -93,7 +145,7 @@ class GlobalShadow {
  private:
   struct Read {
     // One thread's load. Or `several`: of several blocks (time 0), else sets_[time - 1].
-    std::uint64_t time : kTimeBits, site : kSiteBits, thread : 10, several : 1;
+    std::uint64_t time : kTimeBits, site : kSiteBits, thread : kActorBits, several : 1;
   };
   struct Unit {
     std::uint64_t write = 0, read = 0;  // a Stamp and a Read
@@ -112,6 +164,7 @@ class GlobalShadow {
 };
 
 /// "store to shared memory that a cp.async at attention.cu:57 by thread 3 may still be writing ..."
-std::string under_way(const char *operation, const char *doing, unsigned thread, SiteId site);
+std::string under_way(const std::string &operation, const char *doing, const Engine &engine,
+                      unsigned thread, SiteId site);
 
 }  // namespace emulator
