@@ -76,6 +76,7 @@ Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<
       clocks_(size_),
       shadow_(shared_bytes, clocks_.warps()),
       copies_(size_),
+      products_(clocks_.warps()),
       requests_(clocks_.warps()),
       threads_(size_),
       warps_(clocks_.warps()) {
@@ -94,6 +95,7 @@ void Block::run(std::uint64_t number) {
   clocks_.begin_block();
   shadow_.reset();
   copies_.reset();
+  products_.reset();
   under_way_.clear();
   drawn_ = operations_ = 0;
   reads_.clear();
@@ -383,7 +385,11 @@ void Block::fail(const std::string &what, const Where &where) {
 }
 
 void Block::fail_in_lane(unsigned lane, const std::string &what, const Where &where) {
-  running_ = running_ / 32 * 32 + lane;
+  fail_in_thread(running_ / 32 * 32 + lane, what, where);
+}
+
+void Block::fail_in_thread(unsigned thread, const std::string &what, const Where &where) {
+  running_ = thread;
   fail(what, where);
 }
 
@@ -470,6 +476,25 @@ void Block::load_rows(const std::array<const void *, 32> &rows, int count, const
         : offset + 16 > shared_bytes_
             ? "ldmatrix of a row past the end of shared memory"
             : shadow_.check(offset, {clocks_, first_thread + i, site, false, 16});
+    if (!error.empty()) fail_in_lane(i, error, where);
+    request.address[i] = offset;
+  }
+  if (settings.profile) requests_.count(site, request, number_ == 0 && first_thread == 0);
+}
+
+void Block::store_rows(const std::array<const void *, 32> &rows, const Where &where) {
+  const unsigned first_thread = running_ / 32 * 32;
+  const SiteId site = site_of(where);
+  Request request{Kind::kSharedStore, 16, kAllLanes, {}};
+  for (unsigned i = 0; i < 32; i++) {
+    const std::size_t offset = shared_offset(rows[i]);
+    const std::string error =
+        !rows[i]                  ? "row or column out of bounds"
+        : offset >= shared_bytes_ ? "stmatrix to a row that is not in shared memory"
+        : offset % 16             ? "stmatrix to a row at an address that is not a multiple of 16"
+        : offset + 16 > shared_bytes_
+            ? "stmatrix to a row past the end of shared memory"
+            : shadow_.check(offset, {clocks_, first_thread + i, site, true, 16});
     if (!error.empty()) fail_in_lane(i, error, where);
     request.address[i] = offset;
   }

@@ -15,6 +15,7 @@
 #include "common/emulator/clocks.h"
 #include "common/emulator/copies.h"
 #include "common/emulator/fiber.h"
+#include "common/emulator/products.h"
 #include "common/emulator/requests.h"
 #include "common/emulator/runtime.h"
 #include "common/emulator/shadow.h"
@@ -53,6 +54,7 @@ class Block {
   void warpgroup_collective(const Collective &what, const Where &where, void *lane);
   unsigned thread_number() const { return running_; }
   void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where);
+  void store_rows(const std::array<const void *, 32> &rows, const Where &where);
   void begin_copy(void *shared, const void *global, const Where &where, const void *caller);
   void commit_copies() { copies_.commit(running_); }
   void wait_for_copies(int groups);
@@ -68,7 +70,10 @@ class Block {
   void block_barrier(const Where &where);
   [[noreturn]] void fail(const std::string &what, const Where &where);
   [[noreturn]] void fail_in_lane(unsigned lane, const std::string &what, const Where &where);
+  [[noreturn]] void fail_in_thread(unsigned thread, const std::string &what, const Where &where);
   void *shared_memory() { return shared_.get(); }
+  std::size_t shared_bytes() const { return shared_bytes_; }
+  Products &products() { return products_; }
 
  private:
   enum class State { kReady, kInWarp, kInWarpgroup, kInBlock, kExited };
@@ -125,6 +130,7 @@ class Block {
   Clocks clocks_;
   SharedShadow shadow_;
   Copies copies_;
+  Products products_;
   std::vector<UnderWay> under_way_;  // in the order in which they began
   std::size_t drawn_ = 0;            // how many of them are drawn among the threads
   Operation operations_ = 0;

@@ -125,6 +125,32 @@ Vector<std::uint32_t, 2> ldmatrix_x2_trans(const Reference<T> &row,
 }
 
 template <class T>
+void stmatrix_x4(const Reference<T> &row, const Vector<std::uint32_t, 4> &r,
+                 Where where = Where::current()) {
+  struct Lane {
+    T *row;
+    const Vector<std::uint32_t, 4> *r;
+    const Where *where;
+  } lane{row.left() >= 8 ? row.pointer() : nullptr, &r, &where};
+  static constexpr emulator::Collective kCollective{
+      "stmatrix.x4", emulator::kStmatrix, true, false, [](void **lanes) {
+        std::array<const void *, 32> rows;
+        for (int i = 0; i < 32; i++) rows[i] = static_cast<Lane *>(lanes[i])->row;
+        emulator::store_rows(rows, *static_cast<Lane *>(lanes[0])->where);
+        for (int i = 0; i < 32; i++) {
+          const int g = i / 4, t = i % 4;
+          for (int n = 0; n < 4; n++) {
+            T *to = static_cast<Lane *>(lanes[8 * n + g])->row + 2 * t;
+            const std::uint32_t pair = (*static_cast<Lane *>(lanes[i])->r)[n];
+            to[0].bits = static_cast<std::uint16_t>(pair);
+            to[1].bits = static_cast<std::uint16_t>(pair >> 16);
+          }
+        }
+      }};
+  emulator::collective(kCollective, 0xffffffff, where, &lane);
+}
+
+template <class T>
 void cp_async_16(const Reference<T> &shared, const Reference<const T> &global,
                  Where where = Where::current()) {
   emulator::begin_copy(shared.checked(8), global.checked(8), where);

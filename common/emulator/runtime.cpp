@@ -144,6 +144,10 @@ void load_rows(const std::array<const void *, 32> &rows, int count, const Where 
   Block::current->load_rows(rows, count, where);
 }
 
+void store_rows(const std::array<const void *, 32> &rows, const Where &where) {
+  Block::current->store_rows(rows, where);
+}
+
 void begin_copy(void *shared, const void *global, const Where &where) {
   Block::current->begin_copy(shared, global, where, __builtin_return_address(0));
 }

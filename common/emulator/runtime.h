@@ -99,6 +99,9 @@ unsigned thread_number();
 /// from within a collective.
 void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where);
 
+/// The same of a stmatrix, which stores to 32 rows.
+void store_rows(const std::array<const void *, 32> &rows, const Where &where);
+
 /// Begins to copy 16 bytes from global to shared memory (null: 16 bytes of zeros), closes the
 /// thread's group of copies, and waits until at most `groups` of them are under way. The bytes
 /// arrive as late as that allows.

@@ -75,6 +75,17 @@ __device__ __forceinline__ Vector<std::uint32_t, 2> ldmatrix_x2_trans(const T &r
   return r;
 }
 
+/// Four 8 x 8 matrices of fp16 or bf16 to shared memory: ldmatrix_x4 the other way round. Lanes 8 i to
+/// 8 i + 7 name the rows of matrix i, 16 bytes each, aligned. Lane 4 g + t gives row g, columns 2t and
+/// 2t + 1 of each matrix (PTX ISA 'stmatrix', sm_90 or later).
+template <class T>
+__device__ __forceinline__ void stmatrix_x4(T &row, const Vector<std::uint32_t, 4> &r) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   ptx::shared_address(&row)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 /// Starts a copy of 16 bytes from global to shared memory, past the registers and the L1 cache. It
 /// may arrive at any time until the thread has waited for its group (PTX ISA 'cp.async').
 template <class T>

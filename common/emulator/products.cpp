@@ -1,0 +1,235 @@
+#include "common/emulator/products.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/emulator/sites.h"
+#include "common/kernel/ptx.h"
+
+namespace emulator {
+namespace {
+
+constexpr unsigned kAtom = 1024;  // 8 rows of 128 bytes: the 128-byte swizzle repeats after so many
+
+std::size_t bytes_from(const void *begin, const void *end) {
+  return reinterpret_cast<std::uintptr_t>(end) - reinterpret_cast<std::uintptr_t>(begin);
+}
+
+float value_of(std::uint32_t bits, Element element) {
+  return element == Element::kBf16 ? low_of<bf16>(bits) : low_of<half>(bits);
+}
+
+}  // namespace
+
+// --- operands in shared memory -------------------------------------------------------------------
+
+Descriptor::Descriptor(std::uint64_t bits)
+    : start((bits & 0x3fff) << 4),
+      leading((bits >> 16 & 0x3fff) << 4),
+      stride((bits >> 32 & 0x3fff) << 4),
+      base(bits >> 49 & 7),
+      swizzle(static_cast<unsigned>(bits >> 62)) {}
+
+std::size_t address_of(const SharedOperand &operand, const Descriptor &descriptor, int line,
+                       int term) {
+  const auto in_groups_of_8 = [&](unsigned row) {
+    return row / 8 * descriptor.stride + row % 8 * 128;
+  };
+  const auto l = static_cast<unsigned>(line), t = static_cast<unsigned>(term);
+  constexpr unsigned kBytes = 2;
+  const unsigned linear =
+      descriptor.start + (operand.k_major
+                              ? in_groups_of_8(l) + t * kBytes
+                              : in_groups_of_8(t) + l / 64 * descriptor.leading + l % 64 * kBytes);
+  return linear ^ (linear >> 7 & 7) << 4;
+}
+
+std::string misfit(const SharedOperand &operand, char name, int lines, const std::byte *shared,
+                   std::size_t shared_bytes) {
+  const Descriptor descriptor(operand.descriptor);
+  const std::string what = std::string("wgmma's ") + name + ", from row " +
+                           std::to_string(operand.row) + " and column " +
+                           std::to_string(operand.col) + " of its tile on: ";
+  const std::size_t tile = bytes_from(shared, operand.tile);
+  if (tile >= shared_bytes) return what + "the tile is not in shared memory";
+  if (tile % kAtom)
+    return what + "the tile begins at byte " + std::to_string(tile) +
+           " of shared memory, which is not a multiple of " + std::to_string(kAtom);
+  const int rows = operand.k_major ? lines : kTerms, cols = operand.k_major ? kTerms : lines;
+  if (operand.row < 0 || operand.col < 0 || operand.row + rows > operand.rows ||
+      operand.col + cols > operand.cols)
+    return what + std::to_string(rows) + " x " + std::to_string(cols) +
+           " elements, and the tile has " + std::to_string(operand.rows) + " x " +
+           std::to_string(operand.cols);
+  if (descriptor.swizzle != 1)
+    return what + "its descriptor names swizzle mode " + std::to_string(descriptor.swizzle) +
+           ", and the tile's is 1, of 128 bytes";
+  // Where the pattern begins within an atom the descriptor must say so ('Matrix base offset').
+  if (operand.row % 8 || descriptor.base)
+    return what + "the first row is not a multiple of 8, the rows of a swizzle atom";
+  std::string found;
+  for_each_chunk(operand, 0, lines, [&](int line, int term, std::size_t address) {
+    const int row = operand.row + (operand.k_major ? line : term);
+    const int col = operand.col + (operand.k_major ? term : line);
+    // Eight elements that the tile does not have in 16 bytes are not in one row of an atom either.
+    if (address == tile + operand.offset(row, col) && col % kChunk == 0) return;
+    if (found.empty())
+      found = what + "its descriptor leads to byte " + std::to_string(address) +
+              " of shared memory for row " + std::to_string(row) + ", column " +
+              std::to_string(col) + ", which the tile has at byte " +
+              std::to_string(tile + operand.offset(row, col));
+  });
+  return found;
+}
+
+void read_operand(const SharedOperand &operand, int begin, int end, const std::byte *shared,
+                  float *values) {
+  const int lines = end - begin;
+  // From one of the 8 elements to the next, in `values`.
+  const int step = operand.k_major ? lines : 1;
+  for_each_chunk(operand, begin, end, [&](int line, int term, std::size_t address) {
+    std::uint16_t elements[kChunk];
+    std::memcpy(elements, shared + address, sizeof elements);
+    float *to = values + term * lines + line - begin;
+    for (int i = 0; i < kChunk; i++) to[i * step] = value_of(elements[i], operand.element);
+  });
+}
+
+// --- the product ---------------------------------------------------------------------------------
+
+void read_operand(const std::uint32_t *registers, Element element, unsigned lane, float *values) {
+  for (unsigned r = 0; r < 4; r++) {
+    const unsigned row = lane / 4 + 8 * (r % 2), term = lane % 4 * 2 + 8 * (r / 2);
+    values[term * 16 + row] = value_of(registers[r] & 0xffff, element);
+    values[(term + 1) * 16 + row] = value_of(registers[r] >> 16, element);
+  }
+}
+
+void multiply(const float *A, const float *B, int columns, float *D) {
+  // Four floats are one register of any host's; 4 rows of 8 columns are as many as stay in registers.
+  using Four = float __attribute__((vector_size(16)));
+  constexpr int kRows = 4, kVectors = 2;
+  for (int row = 0; row < 16; row += kRows)
+    for (int column = 0; column < columns; column += 4 * kVectors) {
+      Four sums[kRows][kVectors];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; r++)
+        std::memcpy(sums[r], D + (row + r) * columns + column, sizeof sums[r]);
+      for (int term = 0; term < kTerms; term++) {
+        Four b[kVectors];
+        std::memcpy(b, B + term * columns + column, sizeof b);
+#pragma GCC unroll 4  // else the sums are not kept in registers
+        for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; v++) sums[r][v] += A[term * 16 + row + r] * b[v];
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; r++)
+        std::memcpy(D + (row + r) * columns + column, sums[r], sizeof sums[r]);
+    }
+}
+
+// --- products under way --------------------------------------------------------------------------
+
+namespace {
+
+std::string name_of(Element element) {
+  return element == Element::kBf16 ? "bf16" : "fp16";
+}
+
+std::string place(const Where &where) {
+  return describe(Line{where.file_name(), where.line()});
+}
+
+}  // namespace
+
+void land(const Product &product, const std::byte *shared) {
+  const int columns = product.common.columns;
+  std::vector<float> B(static_cast<std::size_t>(kTerms * columns)), D(B.size());
+  read_operand(product.common.B, 0, columns, shared, B.data());
+  for (unsigned warp = 0; warp < kWarpsOfGroup; warp++) {
+    const Product::Lane *lanes = &product.lanes[32 * warp];
+    float A[kTerms * 16];
+    if (!product.common.a) read_operand(product.common.A, 16 * warp, 16 * warp + 16, shared, A);
+    for (unsigned lane = 0; lane < 32; lane++) {
+      if (product.common.a)
+        read_operand(lanes[lane].a_at_start.data(), product.common.element, lane, A);
+      for (int i = 0; i < columns / 2; i++)
+        D[row_of(lane, i) * columns + column_of(lane, i)] =
+            product.common.add ? lanes[lane].d[i] : 0;
+    }
+    multiply(A, B.data(), columns, D.data());
+    for (unsigned lane = 0; lane < 32; lane++)
+      for (int i = 0; i < columns / 2; i++)
+        lanes[lane].d[i] = D[row_of(lane, i) * columns + column_of(lane, i)];
+  }
+}
+
+void Products::reset() {
+  std::fill(warps_.begin(), warps_.end(), Warp{});
+  std::fill(warpgroups_.begin(), warpgroups_.end(), Warpgroup{});
+}
+
+std::string Products::check(unsigned warpgroup,
+                            const std::array<const ProductLane *, kLanesOfGroup> &lanes,
+                            const std::byte *shared, std::size_t shared_bytes,
+                            unsigned &lane) const {
+  const ProductLane &first = *lanes[0];
+  const auto same = [](const SharedOperand &a, const SharedOperand &b) {
+    return a.descriptor == b.descriptor && a.tile == b.tile && a.row == b.row && a.col == b.col;
+  };
+  for (lane = 0; lane < kLanesOfGroup; lane++) {
+    const ProductLane &self = *lanes[lane];
+    if ((!first.a && !same(self.A, first.A)) || !same(self.B, first.B) || self.add != first.add)
+      return "wgmma: this lane's operands are not those of the warpgroup's first lane";
+    const std::uint64_t fences = warps_[warpgroup * kWarpsOfGroup + lane / 32].fences;
+    if (fences == 0) return "wgmma: no wgmma_fence before the first of this warp";
+    if (self.accumulator->touched == fences + 1)
+      return "wgmma: its accumulators were touched at " + place(self.accumulator->touch) +
+             ", and no wgmma_fence since";
+  }
+  lane = 0;
+  if ((!first.a && first.A.element != first.element) || first.B.element != first.element)
+    return "wgmma of " + name_of(first.element) + " with a tile of " +
+           name_of(first.element == Element::kBf16 ? Element::kHalf : Element::kBf16);
+  std::string error;
+  if (!first.a) error = misfit(first.A, 'A', 64, shared, shared_bytes);
+  if (error.empty()) error = misfit(first.B, 'B', first.columns, shared, shared_bytes);
+  return error;
+}
+
+Product &Products::start(unsigned warpgroup,
+                         const std::array<const ProductLane *, kLanesOfGroup> &lanes,
+                         const Where &where) {
+  Warpgroup &self = warpgroups_[warpgroup];
+  const auto ended = [&](const Warp &warp) { return warp.ended > self.first; };
+  const auto warps = warps_.begin() + warpgroup * kWarpsOfGroup;
+  for (; std::all_of(warps, warps + kWarpsOfGroup, ended); self.first++) self.products.pop_front();
+  Product &product = self.products.emplace_back();
+  product.common = *lanes[0];
+  product.where = where;
+  for (unsigned warp = 0; warp < kWarpsOfGroup; warp++)
+    product.group[warp] = warps_[warpgroup * kWarpsOfGroup + warp].groups;
+  for (unsigned i = 0; i < kLanesOfGroup; i++) {
+    const ProductLane &operands = *lanes[i];
+    Product::Lane &lane = product.lanes[i];
+    lane = {operands.a, {}, operands.d, operands.accumulator};
+    if (lane.a) std::copy_n(lane.a, lane.a_at_start.size(), lane.a_at_start.begin());
+    lane.accumulator->under_way++;
+    lane.accumulator->product = where;
+  }
+  return product;
+}
+
+Product *Products::end_one(unsigned warp, int groups) {
+  Warpgroup &warpgroup = warpgroups_[warp / kWarpsOfGroup];
+  Warp &self = warps_[warp];
+  if (self.ended == warpgroup.first + warpgroup.products.size()) return nullptr;
+  // A product that is not committed has the group that comes next: no wait covers it.
+  Product &product = warpgroup.products[self.ended - warpgroup.first];
+  if (product.group[warp % kWarpsOfGroup] + groups >= self.groups) return nullptr;
+  self.ended++;
+  return &product;
+}
+
+}  // namespace emulator

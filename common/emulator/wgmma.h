@@ -1,0 +1,127 @@
+// wgmma on the emulator: common/kernel/wgmma.h includes this. What the tensor cores do is in products.h; here
+// is how a kernel asks for it.
+#pragma once
+
+#include <limits>
+
+#include "common/emulator/products.h"
+
+/// The accumulators of a thread. A new one holds NaN. To touch one that a product is writing is an error,
+/// and so is to start a product of one that was touched since the last wgmma_fence.
+template <int N>
+class Accumulator {
+  static_assert(N == 64 || N == 128 || N == 160 || N == 176 || N == 192 || N == 256,
+                "common/kernel/wgmma.h has the instruction for these");
+
+ public:
+  static constexpr int size = N / 2;
+
+  Accumulator() { std::fill_n(x_, size, std::numeric_limits<float>::quiet_NaN()); }
+  Accumulator(const Accumulator &) = delete;  // products know it by its place
+  Accumulator &operator=(const Accumulator &) = delete;
+  ~Accumulator() { emulator::end_accumulator(state_); }
+
+  float &operator()(int i, Where where = Where::current()) {
+    if (unsigned(i) >= unsigned(size))
+      emulator::fail(
+          "accumulator " + std::to_string(i) + ", and a thread has " + std::to_string(size), where);
+    emulator::touch(state_, where);
+    return x_[i];
+  }
+
+  /// For the engine: where they are, and what it knows of them.
+  float *data() { return x_; }
+  emulator::AccumulatorState &state() { return state_; }
+
+ private:
+  float x_[size];
+  emulator::AccumulatorState state_;
+};
+
+/// The operands; on the emulator they know the tile that they were made of.
+struct KMajor : emulator::SharedOperand {};
+struct MNMajor : emulator::SharedOperand {};
+
+namespace emulator {
+
+template <class T>
+constexpr Element element_type() {
+  static_assert(std::is_same_v<T, half> || std::is_same_v<T, bf16>);
+  return std::is_same_v<T, bf16> ? Element::kBf16 : Element::kHalf;
+}
+
+template <class T, int Rows, int d>
+SharedOperand operand(const TmaTile<Rows, d, T> &tile, bool k_major, int row, int col, int offset,
+                      int leading, int stride) {
+  const auto address = static_cast<std::uint64_t>(reinterpret_cast<const std::byte *>(&tile) -
+                                                  static_cast<std::byte *>(shared_memory()));
+  const std::uint64_t descriptor = (std::uint64_t{1} << 62 | std::uint64_t(stride / 16) << 32 |
+                                    std::uint64_t(leading / 16) << 16 | (address & 0x3ffff) / 16) +
+                                   offset / 16;
+  return {descriptor,
+          k_major,
+          element_type<T>(),
+          &tile,
+          Rows,
+          d,
+          [](int r, int c) { return Slabs<Rows, d, T>::offset(r, c) * sizeof(T); },
+          row,
+          col};
+}
+
+}  // namespace emulator
+
+template <class T, int Rows, int d>
+KMajor k_major(const TmaTile<Rows, d, T> &tile, int row, int col) {
+  using Layout = Slabs<Rows, d, T>;
+  const int offset = col / Layout::width * (Rows * 128) + row * 128 +
+                     col % Layout::width * static_cast<int>(sizeof(T));
+  return {emulator::operand(tile, true, row, col, offset, 16, 8 * 128)};
+}
+
+template <class T, int Rows, int d>
+MNMajor mn_major(const TmaTile<Rows, d, T> &tile, int row, int col) {
+  const int offset = col / Slabs<Rows, d, T>::width * (Rows * 128) + row * 128;
+  return {emulator::operand(tile, false, row, col, offset, Rows * 128, 8 * 128)};
+}
+
+inline void wgmma_fence(Where where = Where::current()) {
+  emulator::fence_products(where);
+}
+
+inline void wgmma_commit(Where where = Where::current()) {
+  emulator::commit_products(where);
+}
+
+/// Accumulators that a wait names, or none.
+class Awaited {
+ public:
+  Awaited() = default;
+  template <int N>
+  Awaited(Accumulator<N> &accumulator) : state_(&accumulator.state()) {}
+  const emulator::AccumulatorState *state() const { return state_; }
+
+ private:
+  const emulator::AccumulatorState *state_ = nullptr;
+};
+
+template <int N>
+void wgmma_wait(Awaited a = {}, Awaited b = {}, Awaited c = {}, Awaited d = {},
+                Where where = Where::current()) {
+  static_assert(N >= 0 && N <= 7);
+  emulator::wait_for_products(N, {a.state(), b.state(), c.state(), d.state()}, where);
+}
+
+template <class T = half, int N>
+void wgmma(Accumulator<N> &D, const KMajor &A, const KMajor &B, bool add,
+           Where where = Where::current()) {
+  emulator::start_product(
+      {N, emulator::element_type<T>(), add, nullptr, A, B, D.data(), &D.state()}, where);
+}
+
+template <class T = half, int N>
+void wgmma(Accumulator<N> &D, const FragmentA &A, const MNMajor &B, bool add,
+           Where where = Where::current()) {
+  emulator::start_product(
+      {N, emulator::element_type<T>(), add, A.value, {}, B, D.data(), &D.state()}, where);
+}
