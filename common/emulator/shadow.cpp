@@ -292,9 +292,9 @@ std::string SharedShadow::begin_async_read(const AsyncRead &read, const Clocks &
       if (copying_ && copies_[unit * kUnit / kCopyBytes].site)
         return still_written(std::string(engine.name) + " of shared", unit * kUnit / kCopyBytes);
       const Stamp &write = writes_[unit];
-      if (std::bit_cast<std::uint64_t>(write) == std::bit_cast<std::uint64_t>(checked)) continue;
       if (write.time < clocks.begin())
         return std::string(engine.name) + " of shared memory that nobody wrote";
+      if (std::bit_cast<std::uint64_t>(write) == std::bit_cast<std::uint64_t>(checked)) continue;
       for (unsigned i = 0; i < read.threads; i++) {
         const Access access{clocks, read.first_thread + i, read.site, false, kUnit};
         if (!ordered_after_store(write, access)) return race(engine.name, unit, access);

@@ -53,11 +53,11 @@ std::string file_and(int line) {
   return "wgmma_test.cpp:" + std::to_string(line);
 }
 
-/// Whether a message begins with a line and says this.
-bool says(const std::string &message, int line, const std::string &what) {
-  const bool found = message.starts_with(file_and(line) + ": block (0,0,0) thread (") &&
+/// Whether a message begins with the line that the kernel noted, and says this.
+bool says(const std::string &message, const std::string &what) {
+  const bool found = message.starts_with(file_and(at) + ": block (0,0,0) thread (") &&
                      message.find(what) != std::string::npos;
-  if (!found) MESSAGE(message << "\nnot at line " << line << ": " << what);
+  if (!found) MESSAGE(message << "\nnot at line " << at << ": " << what);
   return found;
 }
 
@@ -139,4 +139,520 @@ TEST_CASE_TEMPLATE("wgmma: descriptors lead to where the tile has each element",
   const Setup setup;
   const auto count = []<int Rows, int d>(const OneTile<Rows, d> *) { return misplaced<Rows, d>(); };
   CHECK(count(static_cast<Tile *>(nullptr)) == 0);
+}
+
+// --- what is computed ------------------------------------------------------------------------------
+
+namespace {
+
+/// Of a warpgroup: Q and K as in the first product of attention, V as in the second.
+template <class T = half, int N = 64>
+struct Operands {
+  TmaTile<64, 64, T> Q;
+  TmaTile<N, 64, T> K;
+  TmaTile<64, 256, T> V;
+};
+
+float q(int row, int col) {
+  return whole_number(row, col, 1);
+}
+float k(int row, int col) {
+  return whole_number(row, col, 2);
+}
+float v(int row, int col) {
+  return whole_number(row, col, 3);
+}
+float p(int row, int col) {
+  return whole_number(row, col, 4);
+}
+
+template <class T, int N>
+Operands<T, N> &filled_operands() {
+  auto &tiles = shared_storage<Operands<T, N>>();
+  fill(tiles.Q, 64, 64, q);
+  fill(tiles.K, N, 64, k);
+  fill(tiles.V, 64, 256, v);
+  return tiles;
+}
+
+/// The thread's registers of columns `col` to `col` + 15 of P, a0 ... a7 as the PTX ISA numbers them.
+template <class T = half>
+FragmentA fragment_of_p(int col) {
+  const int group = lane_id() / 4, in_group = lane_id() % 4;
+  float a[8];
+  for (int i = 0; i < 8; i++)
+    a[i] = p(warp_id() % 4 * 16 + ((i < 2 || (4 <= i && i < 6)) ? group : group + 8),
+             col + (i < 4 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8));
+  return {cvt_rn_x2<T>(a[0], a[1]), cvt_rn_x2<T>(a[2], a[3]), cvt_rn_x2<T>(a[4], a[5]),
+          cvt_rn_x2<T>(a[6], a[7])};
+}
+
+/// How many of the thread's accumulators are not expected(row, column).
+template <int N, class Expected>
+int wrong(Accumulator<N> &accumulator, Expected expected) {
+  int count = 0;
+  for (int i = 0; i < N / 2; i++) {
+    const int row = warp_id() % 4 * 16 + lane_id() / 4 + 8 * (i / 2 % 2);
+    const int col = i / 4 * 8 + lane_id() % 4 * 2 + i % 2;
+    count += !(accumulator(i) == expected(row, col));
+  }
+  return count;
+}
+
+float qk(int row, int col) {
+  float sum = 0;
+  for (int i = 0; i < 64; i++) sum += q(row, i) * k(col, i);
+  return sum;
+}
+float pv(int row, int col) {
+  float sum = 0;
+  for (int i = 0; i < 64; i++) sum += p(row, i) * v(i, col);
+  return sum;
+}
+
+template <class T, int N>
+struct Shape {
+  static int count_wrong() {
+    int count = 0;
+    run<Operands<T, N>>(dim3(kThreads), [&] {
+      auto &tiles = filled_operands<T, N>();
+      Accumulator<N> S, O;
+      FragmentA P[4];
+      for (int col = 0; col < 64; col += 16) P[col / 16] = fragment_of_p<T>(col);
+      wgmma_fence();
+      for (int col = 0; col < 64; col += 16)
+        wgmma<T>(S, k_major(tiles.Q, 0, col), k_major(tiles.K, 0, col), col > 0);
+      wgmma_commit();
+      for (int i = 0; i < O.size; i++) O(i) = 1000;
+      wgmma_fence();
+      for (int key = 0; key < 64; key += 16)
+        wgmma<T>(O, P[key / 16], mn_major(tiles.V, key, 0), true);
+      wgmma_commit();
+      wgmma_wait<1>(S);
+      count += wrong(S, qk);
+      wgmma_wait<0>(O);
+      count += wrong(O, [](int row, int col) { return 1000 + pv(row, col); });
+    });
+    return count;
+  }
+};
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("wgmma: both products of attention, of every shape", Shape, Shape<half, 64>,
+                   Shape<half, 128>, Shape<half, 160>, Shape<half, 176>, Shape<half, 192>,
+                   Shape<half, 256>, Shape<bf16, 64>, Shape<bf16, 176>) {
+  const Setup setup;
+  CHECK(Shape::count_wrong() == 0);
+}
+
+namespace {
+
+/// Runs a kernel for a warpgroup under several seeds; all must end well.
+template <class Storage = Operands<>>
+void check_legal(const Kernel &kernel, unsigned threads = kThreads) {
+  for (int seed = 0; seed < kSeeds; seed++) {
+    CAPTURE(seed);
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    CHECK(error_of<Storage>(dim3(threads), kernel) == "");
+  }
+}
+
+/// The same of one that must end with an error at the line that it noted.
+template <class Storage = Operands<>>
+void check_error(const std::string &what, const Kernel &kernel, unsigned threads = kThreads) {
+  for (int seed = 0; seed < kSeeds; seed++) {
+    CAPTURE(seed);
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    CHECK(says(error_of<Storage>(dim3(threads), kernel), what));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("wgmma: a product lands at any time until the wait") {
+  const Setup setup;
+  int early = 0, late = 0, missing = 0;
+  check_legal([&] {
+    auto &tiles = filled_operands<half, 64>();
+    Accumulator<64> S;
+    wgmma_fence();
+    wgmma(S, k_major(tiles.Q, 0, 0), k_major(tiles.K, 0, 0), false);
+    wgmma_commit();
+    for (int i = 0; i < 4; i++) __syncwarp();
+    const bool landed = !std::isnan(*S.data());  // around the check
+    early += landed;
+    late += !landed;
+    wgmma_wait<0>(S);
+    missing += std::isnan(*S.data());
+  });
+  CHECK(early > 0);
+  CHECK(late > 0);
+  CHECK(missing == 0);
+}
+
+TEST_CASE("wgmma: accumulators that nobody wrote are NaN") {
+  const Setup setup;
+  int numbers = 0;
+  check_legal([&] {
+    auto &tiles = filled_operands<half, 64>();
+    Accumulator<64> S;
+    wgmma_fence();
+    wgmma(S, k_major(tiles.Q, 0, 0), k_major(tiles.K, 0, 0), true);
+    wgmma_commit();
+    wgmma_wait<0>(S);
+    for (int i = 0; i < S.size; i++) numbers += !std::isnan(S(i));
+  });
+  CHECK(numbers == 0);
+}
+
+TEST_CASE("wgmma: two warpgroups have operands and groups of their own") {
+  const Setup setup;
+  int count = 0;
+  check_legal(
+      [&] {
+        auto &tiles = filled_operands<half, 64>();
+        if (warp_id() < 4) {
+          Accumulator<64> S;
+          wgmma_fence();
+          for (int col = 0; col < 64; col += 16)
+            wgmma(S, k_major(tiles.Q, 0, col), k_major(tiles.K, 0, col), col > 0);
+          wgmma_commit();
+          wgmma_wait<0>(S);
+          count += wrong(S, qk);
+        } else {
+          Accumulator<128> O;
+          FragmentA P[4];
+          for (int key = 0; key < 64; key += 16) {
+            P[key / 16] = fragment_of_p(key);
+            wgmma_fence();
+            wgmma(O, P[key / 16], mn_major(tiles.V, key, 0), key > 0);
+            wgmma_commit();
+          }
+          wgmma_wait<0>(O);
+          count += wrong(O, pv);
+        }
+      },
+      2 * kThreads);
+  CHECK(count == 0);
+}
+
+TEST_CASE("wgmma: counted once per warp, at its line") {
+  const Setup setup;
+  emulator::settings.profile = true;
+  emulator::take_profile();
+  run<Operands<>>(dim3(kThreads), [] {
+    auto &tiles = filled_operands<half, 64>();
+    Accumulator<64> S;
+    wgmma_fence();
+    for (int col = 0; col < 64; col += 16)
+      at = __LINE__, wgmma(S, k_major(tiles.Q, 0, col), k_major(tiles.K, 0, col), col > 0);
+    wgmma_commit();
+    wgmma_wait<0>(S);
+  });
+  const emulator::Profile profile = emulator::take_profile();
+  const emulator::Counts total = profile.total();
+  CHECK(total[emulator::kWgmmaProducts] == 4 * 4);
+  CHECK(total[emulator::kWgmmaSyncs] == 4 * 3);
+  CHECK(total[emulator::kSharedLoadRequests] == 0);  // the warps ask for none
+  for (const auto &[line, counts] : profile.lines)
+    if (counts[emulator::kWgmmaProducts]) CHECK(line.line == static_cast<unsigned>(at));
+}
+
+// --- accumulators and registers ----------------------------------------------------------------------
+
+TEST_CASE("wgmma: accumulators are not touched before the wait for their group") {
+  const Setup setup;
+  enum Bug { kNone, kRead, kWritten, kNotCommitted, kYoungerGroup, kNamed, kScope };
+  const auto kernel = [](Bug bug) {
+    return [=] {
+      auto &tiles = filled_operands<half, 64>();
+      Accumulator<64> S;
+      {
+        Accumulator<64> S2;
+        wgmma_fence();
+        also_at = __LINE__, wgmma(S, k_major(tiles.Q, 0, 0), k_major(tiles.K, 0, 0), false);
+        if (bug != kNotCommitted) wgmma_commit();
+        if (bug == kScope) at = __LINE__ + 1;
+        wgmma(S2, k_major(tiles.Q, 0, 16), k_major(tiles.K, 0, 16), false);
+        if (bug != kNotCommitted) wgmma_commit();
+        if (bug == kRead) at = __LINE__, (void)S(3);
+        if (bug == kWritten) at = __LINE__, S(3) = 0;
+        if (bug == kNamed) at = __LINE__, wgmma_wait<2>(S);
+        if (bug == kYoungerGroup) wgmma_wait<2>();
+        if (bug == kScope) return;
+        if (bug != kYoungerGroup) wgmma_wait<1>();
+        if (bug == kYoungerGroup || bug == kNotCommitted) at = __LINE__, (void)S(0);
+        (void)S(0);
+        wgmma_wait<0>(S, S2);
+        (void)S2(0);
+      }
+    };
+  };
+  check_legal(kernel(kNone));
+  for (const Bug bug : {kRead, kWritten, kNotCommitted, kYoungerGroup}) {
+    CAPTURE(bug);
+    check_error("accumulators touched that the wgmma at wgmma_test.cpp:", kernel(bug));
+    const std::string error = error_of<Operands<>>(dim3(kThreads), kernel(bug));
+    CHECK(says(error, "accumulators touched that the wgmma at " + file_and(also_at) +
+                          " may still be writing: no wgmma_wait for its group yet"));
+  }
+  check_error("names accumulators that are still under way after a wait for all but 2 groups",
+              kernel(kNamed));
+  check_error("its accumulators have gone out of scope, and no wgmma_wait for its group yet",
+              kernel(kScope));
+}
+
+TEST_CASE("wgmma: a fence comes before the first, and after registers were touched") {
+  const Setup setup;
+  const auto kernel = [](bool first, bool after_read, bool after_write) {
+    return [=] {
+      auto &tiles = filled_operands<half, 64>();
+      Accumulator<64> S;
+      if (first) wgmma_fence();
+      const auto product = [&] {
+        at = __LINE__, wgmma(S, k_major(tiles.Q, 0, 0), k_major(tiles.K, 0, 0), false);
+      };
+      product();
+      product();  // in the same accumulators: no fence between
+      wgmma_commit();
+      wgmma_wait<0>(S);
+      also_at = __LINE__, (void)S(5);
+      if (after_read) wgmma_fence();
+      product();
+      wgmma_commit();
+      wgmma_wait<0>(S);
+      also_at = __LINE__, S(5) = 1;
+      if (after_write) wgmma_fence();
+      product();
+      wgmma_commit();
+      wgmma_wait<0>(S);
+    };
+  };
+  check_legal(kernel(true, true, true));
+  check_error("wgmma: no wgmma_fence before the first of this warp", kernel(false, true, true));
+  for (const bool read : {true, false}) {
+    check_error("wgmma: its accumulators were touched at wgmma_test.cpp:",
+                kernel(true, !read, read));
+    const std::string error = error_of<Operands<>>(dim3(kThreads), kernel(true, !read, read));
+    CHECK(says(error, "touched at " + file_and(also_at) + ", and no wgmma_fence since"));
+  }
+}
+
+TEST_CASE("wgmma: registers of A stay as they are until the wait") {
+  const Setup setup;
+  const auto kernel = [](bool too_early) {
+    return [=] {
+      auto &tiles = filled_operands<half, 64>();
+      Accumulator<64> O;
+      FragmentA P = fragment_of_p(0);
+      wgmma_fence();
+      also_at = __LINE__, wgmma(O, P, mn_major(tiles.V, 0, 0), false);
+      wgmma_commit();
+      if (too_early && thread_id() == 37) P[2]++;
+      at = __LINE__, wgmma_wait<0>(O);
+      P[2]++;
+    };
+  };
+  check_legal(kernel(false));
+  check_error("reads were written before this wait for it", kernel(true));
+  const std::string error = error_of<Operands<>>(dim3(kThreads), kernel(true));
+  CHECK(says(error, "thread (37,0,0): the registers of A that the wgmma at " + file_and(also_at)));
+}
+
+TEST_CASE("wgmma: a thread has so many accumulators") {
+  const Setup setup;
+  check_error("accumulator 32, and a thread has 32", [] {
+    Accumulator<64> S;
+    at = __LINE__, S(32) = 0;
+  });
+}
+
+// --- operands in shared memory -------------------------------------------------------------------------
+
+TEST_CASE("wgmma: operands are not written before the wait") {
+  const Setup setup;
+  enum Bug { kNone, kInFlight, kNoBarrier };
+  const auto kernel = [](Bug bug) {
+    return [=] {
+      auto &tiles = filled_operands<half, 64>();
+      Accumulator<64> S;
+      wgmma_fence();
+      also_at = __LINE__, wgmma(S, k_major(tiles.Q, 0, 16), k_major(tiles.K, 0, 16), false);
+      wgmma_commit();
+      if (thread_id() == 7) {
+        tiles.K(5, 15) = half{};  // not among the operands
+        if (bug == kInFlight) at = __LINE__, tiles.K(5, 16) = half{};
+      }
+      wgmma_wait<0>(S);
+      if (bug != kNoBarrier) __syncthreads();
+      if (thread_id() == 7) at = __LINE__, tiles.K(5, 16) = half{};
+    };
+  };
+  check_legal(kernel(kNone));
+  check_error("store to shared memory that a wgmma at ", kernel(kInFlight));
+  for (int seed = 0; seed < kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    const std::string error = error_of<Operands<>>(dim3(kThreads), kernel(kNoBarrier));
+    // Other warps read it, or have: neither is known.
+    const bool reading = error.find("that a wgmma at " + file_and(also_at)) != std::string::npos;
+    const bool race = error.find("races in shared memory with the wgmma at " + file_and(also_at)) !=
+                      std::string::npos;
+    CAPTURE(error);
+    CHECK((reading || race));
+    CHECK(error.starts_with(file_and(at)));
+  }
+}
+
+TEST_CASE("wgmma: what ordinary stores have written is made visible to the tensor cores") {
+  const Setup setup;
+  enum Bug { kNone, kNoFence, kNoBarrier, kFenceOfReader, kNothingWritten };
+  const auto kernel = [](Bug bug) {
+    return [=] {
+      auto &tiles = shared_storage<Operands<>>();
+      for (int i = thread_id(); i < 64 * 64; i += kThreads) {
+        tiles.Q(i / 64, i % 64) = half{};
+        if (bug != kNothingWritten) also_at = __LINE__, tiles.K(i / 64, i % 64) = half{};
+      }
+      if (bug != kNoFence && bug != kFenceOfReader) fence_proxy_async();
+      if (bug != kNoBarrier) __syncthreads();
+      if (bug == kFenceOfReader) fence_proxy_async();
+      Accumulator<64> S;
+      wgmma_fence();
+      at = __LINE__, wgmma(S, k_major(tiles.Q, 0, 0), k_major(tiles.K, 0, 0), false);
+      wgmma_commit();
+      wgmma_wait<0>(S);
+    };
+  };
+  check_legal(kernel(kNone));
+  check_legal(kernel(kFenceOfReader));
+  check_error("no fence_proxy_async between them", kernel(kNoFence));
+  check_error("wgmma races in shared memory with the store at ", kernel(kNoBarrier));
+  check_error("wgmma of shared memory that nobody wrote", kernel(kNothingWritten));
+}
+
+namespace {
+
+struct Tiles {
+  TmaTile<64, 128> x;
+  TmaTile<64, 128> y;
+};
+
+}  // namespace
+
+TEST_CASE("wgmma: an operand fits its tile") {
+  const Setup setup;
+  enum Bug { kNone, kRow, kRows, kSlab, kColumns, kPlace, kStride, kSwizzle, kColumn, kLeading };
+  const auto kernel = [](Bug bug) {
+    return [=] {
+      auto &tiles = shared_storage<Tiles>();
+      fill(tiles.x, 64, 128, q);
+      fill(tiles.y, 64, 128, k);
+      auto *x = &tiles.x;
+      if (bug == kPlace)
+        x = reinterpret_cast<TmaTile<64, 128> *>(reinterpret_cast<std::byte *>(x) + 512);
+      Accumulator<64> S;
+      Accumulator<128> O;
+      FragmentA P{};
+      wgmma_fence();
+      KMajor B = k_major(*x, bug == kRow ? 4 : bug == kRows ? 8 : 0, bug == kSlab ? 56 : 48);
+      if (bug == kStride) B.descriptor += std::uint64_t{1} << 32;
+      if (bug == kSwizzle) B.descriptor ^= std::uint64_t{3} << 62;  // mode 2: 64 bytes
+      at = __LINE__, wgmma(S, k_major(tiles.y, 0, 64), B, false);
+      MNMajor V = mn_major(tiles.y, 48, bug == kColumns ? 64 : bug == kColumn ? 32 : 0);
+      if (bug == kLeading) V.descriptor += 1 << 16;
+      if (bug == kColumn)
+        at = __LINE__, wgmma(S, P, V, true);
+      else
+        at = __LINE__, wgmma(O, P, V, false);
+      wgmma_commit();
+      wgmma_wait<0>(S, O);
+    };
+  };
+  check_legal<Tiles>(kernel(kNone));
+  const std::string elsewhere = "its descriptor leads to byte ";
+  const struct {
+    Bug bug;
+    std::string what;
+  } cases[] = {
+      {kRow, "wgmma's B, from row 4 and column 48 of its tile on: 64 x 16 elements, and the tile "},
+      {kRows, "64 x 16 elements, and the tile has 64 x 128"},
+      {kSlab,
+       elsewhere + "144 of shared memory for row 0, column 64, which the tile has at byte 8192"},
+      {kColumns, "16 x 128 elements, and the tile has 64 x 128"},
+      {kPlace, "the tile begins at byte 512 of shared memory, which is not a multiple of 1024"},
+      {kStride, elsewhere},
+      {kSwizzle, "its descriptor names swizzle mode 2, and the tile's is 1, of 128 bytes"},
+      {kColumn, elsewhere},
+      {kLeading, elsewhere},
+  };
+  for (const auto &[bug, what] : cases) {
+    CAPTURE(bug);
+    CHECK(says(error_of<Tiles>(dim3(kThreads), kernel(bug)), what));
+  }
+}
+
+TEST_CASE("wgmma: an operand begins at an atom of 8 rows") {
+  const Setup setup;
+  const auto kernel = [](int row) {
+    return [=] {
+      auto &tiles = shared_storage<Operands<>>();
+      fill(tiles.V, 64, 256, v);
+      Accumulator<64> O;
+      FragmentA P{};
+      wgmma_fence();
+      at = __LINE__, wgmma(O, P, mn_major(tiles.V, row, 0), false);
+      wgmma_commit();
+      wgmma_wait<0>(O);
+    };
+  };
+  check_legal(kernel(8));
+  check_error("the first row is not a multiple of 8, the rows of a swizzle atom", kernel(12));
+}
+
+TEST_CASE("wgmma: the operands' type is the instruction's") {
+  const Setup setup;
+  check_error("wgmma of bf16 with a tile of fp16", [] {
+    auto &tiles = filled_operands<half, 64>();
+    Accumulator<64> S;
+    wgmma_fence();
+    at = __LINE__, wgmma<bf16>(S, k_major(tiles.Q, 0, 0), k_major(tiles.K, 0, 0), false);
+  });
+}
+
+// --- a warpgroup -----------------------------------------------------------------------------------------
+
+TEST_CASE("wgmma: the four warps of a warpgroup execute it together") {
+  const Setup setup;
+  enum Bug { kNone, kOwnRows, kOwnAdd, kOtherLine, kExited, kNoFence };
+  const auto kernel = [](Bug bug) {
+    return [=] {
+      auto &tiles = filled_operands<half, 64>();
+      const bool third = warp_id() == 2;
+      Accumulator<64> S;
+      if (bug != kNoFence || !third) wgmma_fence();
+      if (bug == kExited && third) return;
+      if (bug == kOtherLine && third)
+        wgmma(S, k_major(tiles.Q, 0, 0), k_major(tiles.K, 0, 0), false);
+      else
+        at = __LINE__, wgmma(S, k_major(tiles.Q, bug == kOwnRows && third ? 8 : 0, 0),
+                             k_major(tiles.K, 0, 0), bug == kOwnAdd && third);
+      wgmma_commit();
+      wgmma_wait<0>(S);
+    };
+  };
+  check_legal(kernel(kNone));
+  const std::string operands = "this lane's operands are not those of the warpgroup's first lane";
+  check_error("thread (64,0,0): wgmma: " + operands, kernel(kOwnRows));
+  check_error(operands, kernel(kOwnAdd));
+  check_error("thread (64,0,0): wgmma: no wgmma_fence before the first of this warp",
+              kernel(kNoFence));
+  for (int seed = 0; seed < kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    CHECK(error_of<Operands<>>(dim3(kThreads), kernel(kOtherLine))
+              .find("warps of one warpgroup are at different instructions") != std::string::npos);
+    CHECK(error_of<Operands<>>(dim3(kThreads), kernel(kExited)) != "");
+  }
+  CHECK(error_of<Operands<>>(dim3(64), kernel(kNone)).find("takes a warpgroup of 128 threads") !=
+        std::string::npos);
 }
