@@ -26,10 +26,6 @@ namespace {
 
 constexpr std::uint32_t kAllLanes = 0xffffffff;
 
-std::string describe(const Where &where) {
-  return emulator::describe(Line{where.file_name(), where.line()});
-}
-
 std::string text(const Dim3 &d) {
   return "(" + std::to_string(d.x) + "," + std::to_string(d.y) + "," + std::to_string(d.z) + ")";
 }
@@ -38,6 +34,12 @@ std::string hex(std::uint32_t mask) {
   char buffer[11];
   std::snprintf(buffer, sizeof buffer, "0x%08x", mask);
   return buffer;
+}
+
+/// Those of each thread that a kernel has if one of its blocks is to fit on a multiprocessor, whose file
+/// has 65536: a multiple of 8, of 255 that a thread may name.
+int launch_registers(unsigned threads) {
+  return std::min(248, static_cast<int>(65536 / threads / 8 * 8));
 }
 
 std::byte *allocate_shared(std::size_t bytes) {
@@ -100,6 +102,12 @@ void Block::run(std::uint64_t number) {
   drawn_ = operations_ = 0;
   reads_.clear();
   readers_.assign(warps_.size(), 0);
+  mbarriers_.reset();
+  named_barriers_ = {};
+  stores_.assign(size_, {});
+  tma_agent_ = 0;
+  registers_.assign((size_ + 127) / 128, {launch_registers(size_), 0});
+  free_registers_ = 0;
   std::fill(warps_.begin(), warps_.end(), Warp{});
   ready_.clear();
   live_ = size_;
@@ -133,13 +141,14 @@ void Block::run(std::uint64_t number) {
       report("its stack is full: a GPU allows 512 KB of local memory per thread");
   }
   if (error_.empty() && !abandoned_) report_stuck();
+  if (error_.empty() && !abandoned_) report_bytes();
   current = nullptr;
   if (abandoned_) throw Abandoned();
   if (!error_.empty()) throw KernelError(error_);
 }
 
 /// One of so many, from 0.
-inline std::uint64_t Block::draw(std::uint64_t choices) {
+std::uint64_t Block::draw(std::uint64_t choices) {
   return (next_random(random_) >> 32) * choices >> 32;
 }
 
@@ -251,45 +260,6 @@ void Block::check_same(const Collective &what, unsigned warp, std::uint32_t lane
   }
 }
 
-void Block::warpgroup_collective(const Collective &what, const Where &where, void *lane) {
-  constexpr unsigned kThreads = 128;
-  const unsigned first = running_ / kThreads * kThreads;
-  Thread &self = threads_[running_];
-  if (size_ - first < kThreads)
-    fail(std::string(what.name) + ": takes a warpgroup of 128 threads, and the block's last has " +
-             std::to_string(size_ - first),
-         where);
-  wait(State::kInWarpgroup, what.name, where);
-  self.collective = &what;
-  self.lane = lane;
-  void *operands[kThreads];
-  for (unsigned i = 0; i < kThreads; i++) {
-    const Thread &other = threads_[first + i];
-    if (other.state == State::kExited)
-      fail(std::string(what.name) + ": takes all 128 threads of the warpgroup, and thread " +
-               std::to_string(first + i) + " has exited",
-           where);
-    if (other.state != State::kInWarpgroup) return Fiber::yield();
-    operands[i] = other.lane;
-  }
-  for (unsigned i = 0; i < kThreads; i++)
-    if (const Thread &other = threads_[first + i];
-        other.collective != &what || !same_place(other.where, where))
-      fail(std::string("warps of one warpgroup are at different instructions: ") + what.name +
-               " here, " + other.waits_in + " at " + describe(other.where) + " in warp " +
-               std::to_string((first + i) / 32),
-           where);
-  what.compute(operands);
-  if (settings.profile)
-    for (unsigned warp = first / 32; warp < (first + kThreads) / 32; warp++) {
-      flush(warp);
-      requests_.count(site_of(where), what.counter, 1);
-    }
-  for (unsigned thread = first; thread < first + kThreads; thread++)
-    if (thread != running_) make_ready(thread);
-  self.state = State::kReady;
-}
-
 void Block::block_barrier(const Where &where) {
   wait(State::kInBlock, "__syncthreads", where);
   if (++in_block_barrier_ < live_) return Fiber::yield();
@@ -337,6 +307,25 @@ std::string Block::other_mask(unsigned thread) const {
   return "";
 }
 
+/// What a thread waits for, in words.
+std::string Block::waits_for(const Thread &thread) const {
+  std::string text = thread.waits_in;
+  if (thread.state == State::kAtMbarrier)
+    text += " for parity " + std::to_string(thread.mbarrier->phase % 2) + " of " +
+            thread.mbarrier->describe();
+  if (thread.state == State::kAtNamedBarrier) {
+    const NamedBarrier &barrier = named_barriers_[thread.barrier];
+    text += "(" + std::to_string(thread.barrier) + ", " + std::to_string(barrier.threads) +
+            "), to which " + std::to_string(barrier.come) + " have come";
+  }
+  if (thread.state == State::kForRegisters) {
+    const Registers &group = registers_[(&thread - threads_.data()) / 128];
+    text += ": it needs " + std::to_string((group.wanted - group.now) * 128) +
+            " registers, and the pool has " + std::to_string(free_registers_);
+  }
+  return text;
+}
+
 void Block::report_stuck() {
   unsigned exited = 0;
   const Thread *first = nullptr;
@@ -344,26 +333,37 @@ void Block::report_stuck() {
   for (const Thread &thread : threads_) {
     exited += thread.state == State::kExited;
     if (thread.state == State::kExited || !masks.empty()) continue;
-    if (!first) first = &thread;
     masks = other_mask(static_cast<unsigned>(&thread - threads_.data()));
-    if (!masks.empty()) first = &thread;  // more likely the cause than who else waits
+    // More likely the cause than who else waits.
+    const bool is_cause =
+        !masks.empty() || (thread.state == State::kAtMbarrier && thread.mbarrier->to_come == 0);
+    if (!first || is_cause) first = &thread;
   }
   if (!first) return;
-  unsigned with_first = 0;
-  const Thread *other = nullptr;
+  struct Waiting {  // threads at one place, for one thing
+    const Thread *first;
+    std::string what;
+    unsigned threads;
+  };
+  std::vector<Waiting> places{{first, waits_for(*first), 0}};
   for (const Thread &thread : threads_) {
     if (thread.state == State::kExited) continue;
-    if (same_place(thread.where, first->where))
-      with_first++;
+    const std::string what = waits_for(thread);
+    const auto same = std::find_if(places.begin(), places.end(), [&](const Waiting &place) {
+      return same_place(place.first->where, thread.where) && place.what == what;
+    });
+    if (same == places.end())
+      places.push_back({&thread, what, 1});
     else
-      other = &thread;
+      same->threads++;
   }
   running_ = static_cast<unsigned>(first - threads_.data());
-  std::string what = std::to_string(with_first) + " of " + std::to_string(size_) +
-                     " threads wait for ever in " + first->waits_in + masks;
+  std::string what = std::to_string(places[0].threads) + " of " + std::to_string(size_) +
+                     " threads wait for ever in " + places[0].what + masks;
   if (exited) what += "; " + std::to_string(exited) + " have exited without reaching it";
-  if (other)
-    what += std::string("; others wait in ") + other->waits_in + " at " + describe(other->where);
+  for (std::size_t i = 1; i < places.size(); i++)
+    what += "; " + std::to_string(places[i].threads) + " wait in " + places[i].what + " at " +
+            describe(places[i].first->where);
   report(describe(first->where), what);
 }
 
@@ -536,77 +536,6 @@ void Block::wait_for_copies(int groups) {
     (void)source.shadow.check(copy.global - source.memory,
                               {clocks_, running_, copy.site, false, kCopyBytes});
   }
-}
-
-// --- asynchronous operations -------------------------------------------------------------------
-
-Operation Block::begin_operation(unsigned queue, std::function<void()> land) {
-  const bool drawn = draw(2) == 0;
-  under_way_.push_back({++operations_, queue, running_, drawn, std::move(land)});
-  drawn_ += drawn;
-  return operations_;
-}
-
-void Block::finish(Operation operation) {
-  while (error_.empty()) {
-    const auto found = std::find_if(under_way_.begin(), under_way_.end(),
-                                    [=](const UnderWay &one) { return one.number == operation; });
-    if (found == under_way_.end()) return;
-    land(static_cast<std::size_t>(found - under_way_.begin()));
-  }
-  for (;;) Fiber::yield();
-}
-
-/// Lands the n-th of those that are drawn among the threads.
-void Block::land_drawn(std::size_t n) {
-  for (std::size_t i = 0;; i++)
-    if (under_way_[i].drawn && n-- == 0) return land(i);
-}
-
-/// Lands an operation, or the first of its queue.
-void Block::land(std::size_t i) {
-  if (const unsigned queue = under_way_[i].queue; queue != kNoQueue)
-    for (i = 0; under_way_[i].queue != queue;) i++;
-  const UnderWay one = std::move(under_way_[i]);
-  under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(i));
-  drawn_ -= one.drawn;
-  const unsigned running = std::exchange(running_, one.thread);
-  landing_ = true;
-  try {
-    one.land();
-  } catch (const LandingFailed &) {
-    // error_ says why.
-  }
-  landing_ = false;
-  running_ = running;
-}
-
-ReadNumber Block::begin_async_read(std::span<const SharedBytes> bytes, unsigned warp,
-                                   const Where &where) {
-  AsyncRead read{&kWgmma, {}, warp * 32, std::min(32u, size_ - warp * 32), site_of(where)};
-  for (const SharedBytes &some : bytes) {
-    const std::size_t offset = shared_offset(some.first);
-    if (offset >= shared_bytes_ || offset + some.bytes > shared_bytes_)
-      fail("wgmma of what is not in shared memory", where);
-    read.pieces.push_back({offset, some.bytes});
-  }
-  const std::string error = shadow_.begin_async_read(read, clocks_);
-  if (!error.empty()) {
-    running_ = read.first_thread;
-    fail(error, where);
-  }
-  reads_.emplace(++read_numbers_, std::move(read));
-  return read_numbers_;
-}
-
-void Block::end_async_read(ReadNumber number) {
-  const auto found = reads_.find(number);
-  const AsyncRead &read = found->second;
-  const unsigned warp = read.first_thread / 32;
-  if (!readers_[warp]) readers_[warp] = clocks_.add_agent();
-  shadow_.end_async_read(read, readers_[warp], clocks_.now());
-  clocks_.learn_of_agent(readers_[warp], warp, warps_[warp].lanes);
-  reads_.erase(found);
 }
 
 void Block::count(Counter counter, const Where &where, const void *caller) {

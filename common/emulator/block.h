@@ -15,6 +15,7 @@
 #include "common/emulator/clocks.h"
 #include "common/emulator/copies.h"
 #include "common/emulator/fiber.h"
+#include "common/emulator/mbarriers.h"
 #include "common/emulator/products.h"
 #include "common/emulator/requests.h"
 #include "common/emulator/runtime.h"
@@ -67,6 +68,16 @@ class Block {
                               const Where &where);
   void end_async_read(ReadNumber number);
   void proxy_fence() { clocks_.proxy_fence(running_); }
+  void mbarrier_init(const void *address, int arrivals, const Where &where);
+  void mbarrier_fence_init();
+  void mbarrier_arrive(const void *address, int bytes, const Where &where);
+  void mbarrier_wait(const void *address, int parity, const Where &where);
+  void named_barrier(int id, int threads, bool sync, const Where &where);
+  void set_registers(int registers, bool more, const Where &where);
+  void tma_load(const TmaTransfer &transfer, const void *barrier, const Where &where);
+  void tma_store(const TmaTransfer &transfer, const Where &where);
+  void tma_store_commit() { stores_[running_].groups++; }
+  void tma_store_wait_read(int groups);
   void block_barrier(const Where &where);
   [[noreturn]] void fail(const std::string &what, const Where &where);
   [[noreturn]] void fail_in_lane(unsigned lane, const std::string &what, const Where &where);
@@ -76,7 +87,16 @@ class Block {
   Products &products() { return products_; }
 
  private:
-  enum class State { kReady, kInWarp, kInWarpgroup, kInBlock, kExited };
+  enum class State {
+    kReady,
+    kInWarp,
+    kInWarpgroup,
+    kInBlock,
+    kAtMbarrier,
+    kAtNamedBarrier,
+    kForRegisters,
+    kExited
+  };
   struct Thread {
     Fiber fiber;
     Dim3 index;
@@ -88,6 +108,8 @@ class Block {
     const Collective *collective = nullptr;
     std::uint32_t members = 0;
     void *lane = nullptr;
+    int barrier = 0;  // while it waits at a named one
+    const BarrierState *mbarrier = nullptr;
   };
   struct Warp {
     std::uint32_t lanes = 0;    // all that exist: the last warp may have fewer than 32
@@ -101,6 +123,26 @@ class Block {
     std::function<void()> land;
   };
   struct LandingFailed {};
+  struct NamedBarrier {
+    int threads = 0;                // that it is for, while some have come
+    int come = 0;                   // and arrived
+    Where where;                    // one of them
+    std::vector<unsigned> waiting;  // those that came to wait
+    Told told;
+  };
+  struct Store {  // a TMA store
+    Operation operation;
+    AsyncRead read;
+    std::uint64_t group;  // of its thread's
+  };
+  struct Stores {                  // of a thread
+    std::vector<Store> under_way;  // the oldest first
+    std::uint64_t groups = 0;      // committed so far
+  };
+  struct Registers {  // of a warpgroup, per thread
+    int now = 0;
+    int wanted = 0;  // 0: it waits for none
+  };
 
   void run_thread();
   void exit_thread();
@@ -115,6 +157,13 @@ class Block {
   void count_each_place(unsigned warp, std::uint32_t lanes, Counter counter);
   void flush(unsigned warp) { requests_.flush(warp, number_ == 0 && warp == 0); }
   std::string other_mask(unsigned thread) const;
+  BarrierState &usable_mbarrier(const char *what, const void *address, const Where &where);
+  void go_on_if_ended(BarrierState &barrier);
+  void change_registers(int registers);
+  std::size_t check_transfer(const char *what, const TmaTransfer &transfer, const Where &where);
+  void access_tensor(const TmaTransfer &transfer, bool store, SiteId site, const Where &where);
+  void report_bytes();
+  std::string waits_for(const Thread &thread) const;
   void report_stuck();
   void report(const std::string &what);
   void report(const std::string &line, const std::string &what);
@@ -138,6 +187,12 @@ class Block {
   std::map<ReadNumber, AsyncRead> reads_;  // under way
   ReadNumber read_numbers_ = 0;
   std::vector<unsigned> readers_;  // by warp: the agent that reads for it, 0 if none has
+  Mbarriers mbarriers_;
+  std::array<NamedBarrier, 16> named_barriers_;
+  std::vector<Stores> stores_;        // by thread
+  unsigned tma_agent_ = 0;            // of all stores; 0: there were none
+  std::vector<Registers> registers_;  // by warpgroup
+  int free_registers_ = 0;
   Requests requests_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;

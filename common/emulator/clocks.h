@@ -53,6 +53,12 @@ class Clocks {
   /// When an access is made now.
   Time now() const { return now_; }
 
+  /// A moment after all accesses so far.
+  Time next() {
+    advance();
+    return now_;
+  }
+
   /// True if `thread` knows what `other`, a thread or an agent, did at `time`, both of this block.
   bool knows(unsigned thread, unsigned other, Time time) const {
     if (time < all_ || thread == other) return true;

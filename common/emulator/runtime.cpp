@@ -186,8 +186,52 @@ void end_async_read(ReadNumber read) {
   Block::current->end_async_read(read);
 }
 
-void proxy_fence() {
+void proxy_fence(const Where &where) {
+  count(kProxyFences, where);
   Block::current->proxy_fence();
+}
+
+void mbarrier_init(const void *barrier, int arrivals, const Where &where) {
+  Block::current->mbarrier_init(barrier, arrivals, where);
+}
+
+void mbarrier_fence_init() {
+  Block::current->mbarrier_fence_init();
+}
+
+void mbarrier_arrive(const void *barrier, int bytes, const Where &where) {
+  count(kMbarrierArrivals, where);
+  Block::current->mbarrier_arrive(barrier, bytes, where);
+}
+
+void mbarrier_wait(const void *barrier, int parity, const Where &where) {
+  count(kMbarrierWaits, where);
+  Block::current->mbarrier_wait(barrier, parity, where);
+}
+
+void named_barrier(int id, int threads, bool sync, const Where &where) {
+  count(kNamedBarriers, where);
+  Block::current->named_barrier(id, threads, sync, where);
+}
+
+void set_registers(int registers, bool more, const Where &where) {
+  Block::current->set_registers(registers, more, where);
+}
+
+void tma_load(const TmaTransfer &transfer, const void *barrier, const Where &where) {
+  Block::current->tma_load(transfer, barrier, where);
+}
+
+void tma_store(const TmaTransfer &transfer, const Where &where) {
+  Block::current->tma_store(transfer, where);
+}
+
+void tma_store_commit() {
+  Block::current->tma_store_commit();
+}
+
+void tma_store_wait_read(int groups) {
+  Block::current->tma_store_wait_read(groups);
 }
 
 void block_barrier(const Where &where) {

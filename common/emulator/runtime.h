@@ -147,7 +147,43 @@ ReadNumber begin_async_read(std::span<const SharedBytes> bytes, unsigned warp, c
 void end_async_read(ReadNumber read);
 
 /// fence.proxy.async.
-void proxy_fence();
+void proxy_fence(const Where &where);
+
+// --- mbarriers, named barriers, registers ------------------------------------------------------
+
+/// The instructions of common/kernel/mbarrier.h, on an mbarrier at this address.
+void mbarrier_init(const void *barrier, int arrivals, const Where &where);
+void mbarrier_fence_init();
+void mbarrier_arrive(const void *barrier, int bytes, const Where &where);  // bytes: to expect first
+void mbarrier_wait(const void *barrier, int parity, const Where &where);
+
+/// barrier.sync, or barrier.arrive.
+void named_barrier(int id, int threads, bool sync, const Where &where);
+
+/// setmaxnreg.
+void set_registers(int registers, bool more, const Where &where);
+
+// --- TMA ---------------------------------------------------------------------------------------
+
+/// A tensor [batch, heads, rows, d], as the copy engine knows it: strides in bytes.
+struct Tensor {
+  std::byte *data;
+  std::int64_t row_stride, head_stride, batch_stride;
+  int batch, heads, rows, d, tile_rows, element_bytes;
+};
+
+/// A tile of it, and in shared memory: rows x d, as the 128-byte swizzle lays it out.
+struct TmaTransfer {
+  Tensor tensor;
+  int row, head, batch;
+  std::byte *tile;
+  int tile_rows, d, element_bytes;
+};
+
+void tma_load(const TmaTransfer &transfer, const void *barrier, const Where &where);
+void tma_store(const TmaTransfer &transfer, const Where &where);
+void tma_store_commit();
+void tma_store_wait_read(int groups);
 
 /// __syncthreads.
 void block_barrier(const Where &where);

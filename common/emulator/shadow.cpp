@@ -16,6 +16,7 @@ std::string message(const char *operation, const char *memory, const char *opera
 }
 
 std::string name_of(unsigned thread) {
+  if (thread >= kFirstAgent) return "the TMA";
   return "thread " + std::to_string(thread);
 }
 
@@ -86,9 +87,9 @@ Stamp stamp(const Access &access, bool copy = false) {
 }  // namespace
 
 const Engine kCopyEngine{"cp.async", "cp_async_wait for its group"},
-    kTmaLoad{"TMA load", "mbarrier_wait for its phase"},
-    kTmaStore{"TMA store", "tma_store_wait_read for its group"},
-    kWgmma{"wgmma", "wgmma_wait for its group"};
+    kLoadEngine{"TMA load", "mbarrier_wait for its phase"},
+    kStoreEngine{"TMA store", "tma_store_wait_read for its group"},
+    kWgmmaEngine{"wgmma", "wgmma_wait for its group"};
 
 std::string under_way(const std::string &operation, const char *doing, const Engine &engine,
                       unsigned thread, SiteId site) {
@@ -139,7 +140,7 @@ std::string SharedShadow::race(const char *operation, std::size_t unit,
   if (!ordered_after_store(write, access)) {
     if (write.thread >= kFirstAgent)
       return under_way(std::string(operation) + (access.store ? " to shared" : " of shared"),
-                       "writing", kTmaLoad, issuers_[unit * kUnit / kCopyBytes], write.site);
+                       "writing", kLoadEngine, issuers_[unit * kUnit / kCopyBytes], write.site);
     return message(operation, "shared", write.copy ? "cp.async" : "store", name_of(write.thread),
                    write.site);
   }
@@ -152,14 +153,16 @@ std::string SharedShadow::race(const char *operation, std::size_t unit,
     const AgentReads &reads = agents_reads_[warp][unit * kUnit / kCopyBytes];
     if (reads.time >= access.clocks.begin() &&
         !access.clocks.knows(access.thread, reads.agent, reads.time))
-      return message(operation, "shared", kWgmma.name, "warp " + std::to_string(warp), reads.site);
+      return message(operation, "shared", kWgmmaEngine.name, "warp " + std::to_string(warp),
+                     reads.site);
   }
   return {};
 }
 
 std::string SharedShadow::still_written(const std::string &operation, std::size_t chunk) const {
   const Copy &copy = copies_[chunk];
-  return under_way(operation, "writing", copy.tma ? kTmaLoad : kCopyEngine, copy.thread, copy.site);
+  return under_way(operation, "writing", copy.tma ? kLoadEngine : kCopyEngine, copy.thread,
+                   copy.site);
 }
 
 std::string SharedShadow::still_read(const std::string &operation, std::size_t chunk) const {
@@ -254,8 +257,8 @@ std::string SharedShadow::begin_async_write(const Piece &piece, const Access &ac
     for (std::size_t unit = chunk * kUnits; unit < (chunk + 1) * kUnits; unit++) {
       const Stamp &write = writes_[unit];
       if (!ordered_after_store(write, access) || !ordered_after_loads(unit, access))
-        return race(kTmaLoad.name, unit, access);
-      if (!is_visible(write, access)) return invisible(kTmaLoad, write);
+        return race(kLoadEngine.name, unit, access);
+      if (!is_visible(write, access)) return invisible(kLoadEngine, write);
     }
   }
   std::fill(copies_.begin() + first, copies_.begin() + end,
@@ -374,6 +377,13 @@ std::string GlobalShadow::check(std::size_t offset, const Access &access) {
     }
   }
   return {};
+}
+
+void GlobalShadow::mark_stored(std::size_t offset, std::size_t bytes, const Stamp &stamp) {
+  if (units_.empty()) return;
+  for (std::size_t unit = offset / kUnit; unit < (offset + bytes) / kUnit; unit++)
+    std::atomic_ref(units_[unit].write)
+        .store(std::bit_cast<std::uint64_t>(stamp), std::memory_order_relaxed);
 }
 
 /// True if the access knows of all these loads, which another block made.

@@ -53,7 +53,7 @@ struct Engine {
   const char *name;  // "TMA load"
   const char *wait;  // "mbarrier_wait for its phase"
 };
-extern const Engine kCopyEngine, kTmaLoad, kTmaStore, kWgmma;
+extern const Engine kCopyEngine, kLoadEngine, kStoreEngine, kWgmmaEngine;
 
 /// Bytes of shared memory, in pieces of 16.
 struct Piece {
@@ -141,6 +141,9 @@ class GlobalShadow {
   void resize(std::size_t bytes) { units_.resize((bytes + kUnit - 1) / kUnit); }
   void begin_launch();
   std::string check(std::size_t offset, const Access &access);
+
+  /// These bytes were stored as the stamp says, by an agent.
+  void mark_stored(std::size_t offset, std::size_t bytes, const Stamp &stamp);
 
  private:
   struct Read {

@@ -30,5 +30,8 @@ bool comes_before(SiteId a, SiteId b);
 
 /// "attention.cu:57", as errors name a place.
 std::string describe(const Line &line);
+inline std::string describe(const std::source_location &where) {
+  return describe(Line{where.file_name(), where.line()});
+}
 
 }  // namespace emulator

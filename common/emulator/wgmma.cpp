@@ -112,7 +112,7 @@ void end_accumulator(const AccumulatorState &accumulator) {
 }
 
 void start_product(const ProductLane &product, const Where &where) {
-  static constexpr Collective kCollective{"wgmma", kWgmmaProducts, true, false, start};
+  static constexpr Collective kCollective{"wgmma", kWgmma, true, false, start};
   WgmmaLane lane{product, where};
   warpgroup_collective(kCollective, where, &lane);
 }

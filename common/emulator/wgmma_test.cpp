@@ -352,11 +352,11 @@ TEST_CASE("wgmma: counted once per warp, at its line") {
   });
   const emulator::Profile profile = emulator::take_profile();
   const emulator::Counts total = profile.total();
-  CHECK(total[emulator::kWgmmaProducts] == 4 * 4);
+  CHECK(total[emulator::kWgmma] == 4 * 4);
   CHECK(total[emulator::kWgmmaSyncs] == 4 * 3);
   CHECK(total[emulator::kSharedLoadRequests] == 0);  // the warps ask for none
   for (const auto &[line, counts] : profile.lines)
-    if (counts[emulator::kWgmmaProducts]) CHECK(line.line == static_cast<unsigned>(at));
+    if (counts[emulator::kWgmma]) CHECK(line.line == static_cast<unsigned>(at));
 }
 
 // --- accumulators and registers ----------------------------------------------------------------------

@@ -1,0 +1,479 @@
+// What of a block is asynchronous: operations under way, mbarriers, named barriers, warpgroups, TMA.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/emulator/block.h"
+#include "common/emulator/memory.h"
+
+namespace emulator {
+namespace {
+
+constexpr unsigned kWarpgroup = 128;
+
+/// What the tx-count of an mbarrier and its count of arrivals can be (PTX ISA, 'mbarrier': 2^20 - 1).
+constexpr int kMostOfMbarrier = (1 << 20) - 1;
+
+}  // namespace
+
+// --- asynchronous operations -------------------------------------------------------------------
+
+Operation Block::begin_operation(unsigned queue, std::function<void()> land) {
+  const bool drawn = draw(2) == 0;
+  under_way_.push_back({++operations_, queue, running_, drawn, std::move(land)});
+  drawn_ += drawn;
+  return operations_;
+}
+
+void Block::finish(Operation operation) {
+  while (error_.empty()) {
+    const auto found = std::find_if(under_way_.begin(), under_way_.end(),
+                                    [=](const UnderWay &one) { return one.number == operation; });
+    if (found == under_way_.end()) return;
+    land(static_cast<std::size_t>(found - under_way_.begin()));
+  }
+  for (;;) Fiber::yield();
+}
+
+/// Lands the n-th of those that are drawn among the threads.
+void Block::land_drawn(std::size_t n) {
+  for (std::size_t i = 0;; i++)
+    if (under_way_[i].drawn && n-- == 0) return land(i);
+}
+
+/// Lands an operation, or the first of its queue.
+void Block::land(std::size_t i) {
+  if (const unsigned queue = under_way_[i].queue; queue != kNoQueue)
+    for (i = 0; under_way_[i].queue != queue;) i++;
+  const UnderWay one = std::move(under_way_[i]);
+  under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(i));
+  drawn_ -= one.drawn;
+  const unsigned running = std::exchange(running_, one.thread);
+  landing_ = true;
+  try {
+    one.land();
+  } catch (const LandingFailed &) {
+    // error_ says why.
+  }
+  landing_ = false;
+  running_ = running;
+}
+
+ReadNumber Block::begin_async_read(std::span<const SharedBytes> bytes, unsigned warp,
+                                   const Where &where) {
+  AsyncRead read{&kWgmmaEngine, {}, warp * 32, std::min(32u, size_ - warp * 32), site_of(where)};
+  for (const SharedBytes &some : bytes) {
+    const std::size_t offset = shared_offset(some.first);
+    if (offset >= shared_bytes_ || offset + some.bytes > shared_bytes_)
+      fail("wgmma of what is not in shared memory", where);
+    read.pieces.push_back({offset, some.bytes});
+  }
+  const std::string error = shadow_.begin_async_read(read, clocks_);
+  if (!error.empty()) {
+    running_ = read.first_thread;
+    fail(error, where);
+  }
+  reads_.emplace(++read_numbers_, std::move(read));
+  return read_numbers_;
+}
+
+void Block::end_async_read(ReadNumber number) {
+  const auto found = reads_.find(number);
+  const AsyncRead &read = found->second;
+  const unsigned warp = read.first_thread / 32;
+  if (!readers_[warp]) readers_[warp] = clocks_.add_agent();
+  shadow_.end_async_read(read, readers_[warp], clocks_.now());
+  clocks_.learn_of_agent(readers_[warp], warp, warps_[warp].lanes);
+  reads_.erase(found);
+}
+
+// --- warpgroups ----------------------------------------------------------------------------------
+
+void Block::warpgroup_collective(const Collective &what, const Where &where, void *lane) {
+  const unsigned first = running_ / kWarpgroup * kWarpgroup;
+  Thread &self = threads_[running_];
+  if (size_ - first < kWarpgroup)
+    fail(std::string(what.name) + ": takes a warpgroup of 128 threads, and the block's last has " +
+             std::to_string(size_ - first),
+         where);
+  wait(State::kInWarpgroup, what.name, where);
+  self.collective = &what;
+  self.lane = lane;
+  void *operands[kWarpgroup];
+  for (unsigned i = 0; i < kWarpgroup; i++) {
+    const Thread &other = threads_[first + i];
+    if (other.state == State::kExited)
+      fail(std::string(what.name) + ": takes all 128 threads of the warpgroup, and thread " +
+               std::to_string(first + i) + " has exited",
+           where);
+    if (other.state != State::kInWarpgroup) return Fiber::yield();
+    operands[i] = other.lane;
+  }
+  for (unsigned i = 0; i < kWarpgroup; i++)
+    if (const Thread &other = threads_[first + i];
+        other.collective != &what || !same_place(other.where, where))
+      fail(std::string("warps of one warpgroup are at different instructions: ") + what.name +
+               " here, " + other.waits_in + " at " + describe(other.where) + " in warp " +
+               std::to_string((first + i) / 32),
+           where);
+  what.compute(operands);
+  if (settings.profile)
+    for (unsigned warp = first / 32; warp < (first + kWarpgroup) / 32; warp++) {
+      flush(warp);
+      if (what.counter != kCounters) requests_.count(site_of(where), what.counter, 1);
+    }
+  for (unsigned thread = first; thread < first + kWarpgroup; thread++)
+    if (thread != running_) make_ready(thread);
+  self.state = State::kReady;
+}
+
+namespace {
+
+/// setmaxnreg: how many, and the block's answer. Of all lanes the same.
+struct RegistersWanted {
+  int registers;
+};
+
+}  // namespace
+
+/// The pool has the registers that the block was launched with and that warpgroups gave back. (PTX ISA
+/// 'setmaxnreg': undefined where inc asks for fewer, or dec for more.)
+void Block::set_registers(int registers, bool more, const Where &where) {
+  static constexpr auto change = [](void **lanes) {
+    current->change_registers(static_cast<RegistersWanted *>(lanes[0])->registers);
+  };
+  static constexpr Collective kMore{"setmaxnreg_inc", kCounters, true, false, change},
+      kLess{"setmaxnreg_dec", kCounters, true, false, change};
+  const Collective &what = more ? kMore : kLess;
+  const std::string name = std::string(what.name) + "<" + std::to_string(registers) + ">";
+  if (registers % 8 || registers < 24 || registers > 256)
+    fail(name + ": a multiple of 8 from 24 to 256 is allowed", where);
+  Registers &group = registers_[running_ / kWarpgroup];
+  if (more ? registers < group.now : registers > group.now)
+    fail(name + ": the threads have " + std::to_string(group.now) + " registers each", where);
+  int all = 0, least = 0;
+  for (const Registers &of_group : registers_) {
+    all += of_group.now;
+    least += std::min(of_group.now, 24);
+  }
+  all += free_registers_ / static_cast<int>(kWarpgroup);
+  if (registers + least - 24 > all)
+    fail(name + ": the block's warpgroups have " + std::to_string(all) +
+             " together, and keep 24 each",
+         where);
+  RegistersWanted wanted{registers};
+  warpgroup_collective(what, where, &wanted);
+  while (group.wanted) {
+    wait(State::kForRegisters, what.name, where);
+    Fiber::yield();
+  }
+}
+
+/// The running thread's warpgroup has come to setmaxnreg. Whoever waits for registers gets them once
+/// there are enough, the first warpgroup first.
+void Block::change_registers(int registers) {
+  registers_[running_ / kWarpgroup].wanted = registers;
+  for (bool changed = true; std::exchange(changed, false);)
+    for (unsigned i = 0; i < registers_.size(); i++) {
+      Registers &group = registers_[i];
+      const int more = (group.wanted - group.now) * static_cast<int>(kWarpgroup);
+      if (!group.wanted || more > free_registers_) continue;
+      free_registers_ -= more;
+      group = {group.wanted, 0};
+      changed = true;
+      for (unsigned thread = i * kWarpgroup; thread < (i + 1) * kWarpgroup; thread++)
+        if (threads_[thread].state == State::kForRegisters) make_ready(thread);
+    }
+}
+
+// --- named barriers ------------------------------------------------------------------------------
+
+void Block::named_barrier(int id, int threads, bool sync, const Where &where) {
+  const std::string name = std::string(sync ? "named_barrier_sync(" : "named_barrier_arrive(") +
+                           std::to_string(id) + ", " + std::to_string(threads) + ")";
+  if (id < 1 || id > 15) fail(name + ": barriers 1 to 15 are allowed", where);
+  if (threads < 32 || threads % 32 || threads > static_cast<int>(size_))
+    fail(name + ": a multiple of 32 up to the block's " + std::to_string(size_) +
+             " threads is allowed",
+         where);
+  NamedBarrier &barrier = named_barriers_[id];
+  if (barrier.come && barrier.threads != threads)
+    fail(name + ": the barrier is for " + std::to_string(barrier.threads) + " threads at " +
+             describe(barrier.where),
+         where);
+  barrier.threads = threads;
+  barrier.where = where;
+  clocks_.release(running_, barrier.told);
+  const bool last = ++barrier.come == threads;
+  if (!last) {
+    if (!sync) return;
+    wait(State::kAtNamedBarrier, "named_barrier_sync", where);
+    threads_[running_].barrier = id;
+    barrier.waiting.push_back(running_);
+    return Fiber::yield();
+  }
+  for (const unsigned thread : barrier.waiting) {
+    clocks_.acquire(thread, barrier.told);
+    make_ready(thread);
+  }
+  if (sync) clocks_.acquire(running_, barrier.told);
+  barrier = {};
+}
+
+// --- mbarriers -----------------------------------------------------------------------------------
+
+bool BarrierState::end_phase() {
+  if (to_come || expected != landed) return false;
+  phase++;
+  to_come = count;
+  expected = landed = 0;
+  told_to_waiting = told;
+  return true;
+}
+
+std::string BarrierState::describe() const {
+  std::string text = "the mbarrier of " + emulator::describe(line_of(site)) + " (phase " +
+                     std::to_string(phase) + ", " + std::to_string(to_come) + " of " +
+                     std::to_string(count) + " arrivals to come";
+  if (expected || landed)
+    text +=
+        ", " + std::to_string(expected) + " bytes expected, " + std::to_string(landed) + " landed";
+  return text + ")";
+}
+
+void Block::mbarrier_init(const void *address, int arrivals, const Where &where) {
+  const std::size_t offset = shared_offset(address);
+  if (offset >= shared_bytes_ || offset + sizeof(std::uint64_t) > shared_bytes_)
+    fail("mbarrier_init of what is not in shared memory", where);
+  if (offset % sizeof(std::uint64_t))
+    fail("mbarrier_init at an address that is not a multiple of 8", where);
+  if (arrivals < 1 || arrivals > kMostOfMbarrier)
+    fail("mbarrier_init for " + std::to_string(arrivals) + " arrivals: 1 to " +
+             std::to_string(kMostOfMbarrier) + " are allowed",
+         where);
+  if (const BarrierState *before = mbarriers_.find(offset))
+    fail("mbarrier_init of " + before->describe() + ", which is in use", where);
+  BarrierState barrier{};
+  barrier.site = site_of(where);
+  barrier.thread = running_;
+  barrier.time = clocks_.now();
+  barrier.count = barrier.to_come = arrivals;
+  mbarriers_.add(offset, barrier);
+}
+
+void Block::mbarrier_fence_init() {
+  const Time time = clocks_.next();
+  for (auto &[offset, barrier] : mbarriers_.all())
+    if (barrier.thread == running_) barrier.fenced = time;
+}
+
+/// The mbarrier at an address, if the running thread may use it.
+BarrierState &Block::usable_mbarrier(const char *what, const void *address, const Where &where) {
+  BarrierState *barrier = mbarriers_.find(shared_offset(address));
+  if (!barrier) fail(std::string(what) + " of an mbarrier that nobody has initialised", where);
+  if (!clocks_.knows(running_, barrier->thread, barrier->time))
+    fail(std::string(what) + " of an mbarrier that thread " + std::to_string(barrier->thread) +
+             " initialises at " + describe(line_of(barrier->site)) + ": no barrier between them",
+         where);
+  return *barrier;
+}
+
+void Block::mbarrier_arrive(const void *address, int bytes, const Where &where) {
+  BarrierState &barrier = usable_mbarrier("mbarrier_arrive", address, where);
+  if (bytes < 0 || barrier.expected + bytes > kMostOfMbarrier)
+    fail("mbarrier_arrive_expect_tx of " + std::to_string(bytes) + " bytes: a phase has at most " +
+             std::to_string(kMostOfMbarrier),
+         where);
+  if (barrier.to_come == 0)
+    fail("mbarrier_arrive: one arrival more than " + barrier.describe() + " has room for", where);
+  clocks_.release(running_, barrier.told);
+  barrier.expected += bytes;
+  barrier.to_come--;
+  go_on_if_ended(barrier);
+}
+
+/// If the phase has ended, lets those go on that wait for it.
+void Block::go_on_if_ended(BarrierState &barrier) {
+  if (!barrier.end_phase()) return;
+  for (const unsigned thread : std::exchange(barrier.waiting, {})) make_ready(thread);
+}
+
+void Block::mbarrier_wait(const void *address, int parity, const Where &where) {
+  BarrierState &barrier = usable_mbarrier("mbarrier_wait", address, where);
+  if (parity != 0 && parity != 1)
+    fail("mbarrier_wait for parity " + std::to_string(parity) + ": 0 and 1 are allowed", where);
+  // Who goes on late may find the next phase ended, too, and waits again, as on a GPU.
+  while (static_cast<int>(barrier.phase % 2) == parity) {
+    wait(State::kAtMbarrier, "mbarrier_wait", where);
+    threads_[running_].mbarrier = &barrier;
+    barrier.waiting.push_back(running_);
+    Fiber::yield();
+  }
+  clocks_.acquire(running_, barrier.told_to_waiting);
+}
+
+// --- TMA -----------------------------------------------------------------------------------------
+
+/// Fails unless the copy engine takes this; returns where the tile is in shared memory.
+std::size_t Block::check_transfer(const char *what, const TmaTransfer &transfer,
+                                  const Where &where) {
+  const std::string name = what;
+  const Tensor &tensor = transfer.tensor;
+  const auto shape = [](int rows, int d, int bytes) {
+    return std::to_string(rows) + " x " + std::to_string(d) + " of " + std::to_string(bytes) +
+           " bytes";
+  };
+  const std::size_t offset = shared_offset(transfer.tile);
+  const auto bytes =
+      static_cast<std::size_t>(transfer.tile_rows) * transfer.d * transfer.element_bytes;
+  if (offset >= shared_bytes_ || offset + bytes > shared_bytes_)
+    fail(name + ": the tile is not in shared memory", where);
+  if (offset % 1024)
+    fail(name + ": the tile begins at byte " + std::to_string(offset) +
+             " of shared memory, which is not a multiple of 1024",
+         where);
+  if (transfer.tile_rows != tensor.tile_rows || transfer.d != tensor.d ||
+      transfer.element_bytes != tensor.element_bytes)
+    fail(name + ": the tile is " + shape(transfer.tile_rows, transfer.d, transfer.element_bytes) +
+             ", the map's box " + shape(tensor.tile_rows, tensor.d, tensor.element_bytes),
+         where);
+  const auto inside = [&](const char *of_what, int i, int count) {
+    if (i < 0 || i >= count)
+      fail(name + ": " + of_what + " " + std::to_string(i) + " of a tensor that has " +
+               std::to_string(count),
+           where);
+  };
+  inside("row", transfer.row, tensor.rows);
+  inside("head", transfer.head, tensor.heads);
+  inside("batch", transfer.batch, tensor.batch);
+  return offset;
+}
+
+namespace {
+
+/// The rows of a tile that the tensor has, and where they lie.
+int rows_there(const TmaTransfer &transfer) {
+  return std::min(transfer.tile_rows, transfer.tensor.rows - transfer.row);
+}
+std::byte *row_of(const TmaTransfer &transfer, int row) {
+  const Tensor &tensor = transfer.tensor;
+  return tensor.data + transfer.batch * tensor.batch_stride + transfer.head * tensor.head_stride +
+         (transfer.row + row) * tensor.row_stride;
+}
+
+/// Where in the tile's memory the 16 bytes with this number of a row lie: in a slab of 8, permuted by
+/// the row (PTX ISA, 'Tensor swizzling modes').
+std::byte *chunk_of(const TmaTransfer &transfer, int row, int chunk) {
+  return transfer.tile + chunk / 8 * (transfer.tile_rows * 128) + row * 128 +
+         (chunk % 8 ^ row % 8) * 16;
+}
+
+int chunks_of_row(const TmaTransfer &transfer) {
+  return transfer.d * transfer.element_bytes / kCopyBytes;
+}
+
+}  // namespace
+
+/// Checks the accesses to global memory, as the running thread's.
+void Block::access_tensor(const TmaTransfer &transfer, bool store, SiteId site,
+                          const Where &where) {
+  for (int row = 0; row < rows_there(transfer); row++)
+    for (int chunk = 0; chunk < chunks_of_row(transfer); chunk++)
+      access_global(
+          {clocks_, running_, site, store, kCopyBytes, row_of(transfer, row) + chunk * kCopyBytes},
+          where);
+}
+
+void Block::tma_load(const TmaTransfer &transfer, const void *address, const Where &where) {
+  const std::size_t offset = check_transfer("TMA load", transfer, where);
+  BarrierState &barrier = usable_mbarrier("TMA load", address, where);
+  if (!(barrier.fenced && clocks_.knows(running_, barrier.thread, barrier.fenced)) &&
+      !clocks_.visible(running_, barrier.thread, barrier.time))
+    fail("TMA load: the copy engine may not see the mbarrier that thread " +
+             std::to_string(barrier.thread) + " initialises at " + describe(line_of(barrier.site)) +
+             ": no mbarrier_fence_init between them",
+         where);
+  if (!barrier.agent) barrier.agent = clocks_.add_agent();
+  const SiteId site = site_of(where);
+  const Piece piece{
+      offset, static_cast<std::size_t>(transfer.tile_rows) * transfer.d * transfer.element_bytes};
+  const std::string error = shadow_.begin_async_write(
+      piece, {clocks_, running_, site, true, static_cast<int>(piece.bytes)});
+  if (!error.empty()) fail(error, where);
+  access_tensor(transfer, false, site, where);
+  if (settings.profile) {
+    requests_.count(site, kTmaLoads, 1);
+    requests_.count(site, kTmaLoadBytes, piece.bytes);
+  }
+  begin_operation(kNoQueue, [=, this, &barrier] {
+    access_tensor(transfer, false, site, where);  // it read until now
+    for (int row = 0; row < transfer.tile_rows; row++)
+      for (int chunk = 0; chunk < chunks_of_row(transfer); chunk++)
+        if (std::byte *to = chunk_of(transfer, row, chunk); row < rows_there(transfer))
+          std::memcpy(to, row_of(transfer, row) + chunk * kCopyBytes, kCopyBytes);
+        else
+          std::memset(to, 0, kCopyBytes);
+    shadow_.end_async_write(piece, barrier.agent, {clocks_, running_, site, true, 0});
+    clocks_.release_agent(barrier.agent, barrier.told);
+    barrier.landed += static_cast<std::int64_t>(piece.bytes);
+    go_on_if_ended(barrier);
+  });
+}
+
+void Block::tma_store(const TmaTransfer &transfer, const Where &where) {
+  const std::size_t offset = check_transfer("TMA store", transfer, where);
+  const SiteId site = site_of(where);
+  const std::size_t slab_bytes = static_cast<std::size_t>(transfer.tile_rows) * 128;
+  AsyncRead read{&kStoreEngine, {}, running_, 1, site};
+  for (int slab = 0; slab < chunks_of_row(transfer) / 8; slab++)
+    read.pieces.push_back(
+        {offset + slab * slab_bytes, static_cast<std::size_t>(rows_there(transfer)) * 128});
+  const std::string error = shadow_.begin_async_read(read, clocks_);
+  if (!error.empty()) fail(error, where);
+  access_tensor(transfer, true, site, where);
+  if (!tma_agent_) tma_agent_ = clocks_.add_agent();
+  const Stamp by_agent{clocks_.now(), site, tma_agent_, false};
+  for (int row = 0; row < rows_there(transfer); row++) {
+    std::byte *const to = row_of(transfer, row);
+    Allocation &allocation = *find_allocation(to);
+    allocation.shadow.mark_stored(static_cast<std::size_t>(to - allocation.memory),
+                                  chunks_of_row(transfer) * kCopyBytes, by_agent);
+  }
+  if (settings.profile) {
+    requests_.count(site, kTmaStores, 1);
+    requests_.count(site, kTmaStoreBytes, slab_bytes * read.pieces.size());
+  }
+  const Operation operation = begin_operation(kNoQueue, [=] {
+    for (int row = 0; row < rows_there(transfer); row++)
+      for (int chunk = 0; chunk < chunks_of_row(transfer); chunk++)
+        std::memcpy(row_of(transfer, row) + chunk * kCopyBytes, chunk_of(transfer, row, chunk),
+                    kCopyBytes);
+  });
+  Stores &self = stores_[running_];
+  self.under_way.push_back({operation, std::move(read), self.groups});
+}
+
+void Block::tma_store_wait_read(int groups) {
+  Stores &self = stores_[running_];
+  auto store = self.under_way.begin();
+  // One that is not committed has the group that comes next: no wait covers it.
+  for (; store != self.under_way.end() && store->group + groups < self.groups; ++store) {
+    finish(store->operation);
+    shadow_.end_async_read(store->read, {clocks_, running_, store->read.site, false, kCopyBytes});
+  }
+  self.under_way.erase(self.under_way.begin(), store);
+}
+
+// --- errors at the end ---------------------------------------------------------------------------
+
+/// All threads have exited: every byte that was to land has.
+void Block::report_bytes() {
+  for (const auto &[offset, barrier] : mbarriers_.all())
+    if (barrier.expected != barrier.landed) {
+      running_ = barrier.thread;
+      report(describe(line_of(barrier.site)),
+             "the block ends, and " + barrier.describe() + " has not what it expects");
+    }
+}
+
+}  // namespace emulator
