@@ -468,6 +468,85 @@ TEST_CASE("ptx: a row of ldmatrix that is misaligned, or not in shared memory, i
   CHECK(error == error_in_thread(at, 15, "load of shared memory that nobody wrote"));
 }
 
+// --- stmatrix ------------------------------------------------------------------------------------
+
+TEST_CASE("ptx: stmatrix stores what ldmatrix loads, where the lanes say") {
+  const Setup setup;
+  int wrong = 0;
+  run<Squares>(dim3(64), [&] {
+    auto &x = shared_storage<Squares>().x;
+    const int warp = thread_id() / 32, n = lane_id() / 8, r = lane_id() % 8;
+    const int g = lane_id() / 4, t = lane_id() % 4;
+    // Matrix n of a warp: rows 16 warp + 8 (n % 2) on, columns 8 (n / 2) on, rows in reverse.
+    const auto row = [&](int matrix, int line) { return 16 * warp + matrix % 2 * 8 + 7 - line; };
+    Vector<std::uint32_t, 4> m;
+    for (int i = 0; i < 4; i++) {
+      const int col = i / 2 * 8 + 2 * t;
+      m[i] = cvt_rn_f16x2(number(row(i, g), col), number(row(i, g), col + 1));
+    }
+    stmatrix_x4(x(row(n, r), n / 2 * 8), m);
+    __syncthreads();
+    for (int i = thread_id(); i < 32 * 16; i += 64)
+      wrong += half_to_float(x(i / 16, i % 16)) != number(i / 16, i % 16);
+    const auto back = ldmatrix_x4(x(row(n, r), n / 2 * 8));
+    for (int i = 0; i < 4; i++) wrong += back[i] != m[i];
+  });
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("ptx: a row of stmatrix that is not its lane's to store is an error") {
+  const Setup setup;
+  const Global memory(64);
+  enum Bug { kNone, kAddress, kMemory, kRow, kSameRow, kOtherWarp };
+  const auto error_with = [&](Bug bug) {
+    return error_of<Squares>(dim3(64), [&] {
+      auto &x = shared_storage<Squares>().x;
+      if (bug == kOtherWarp && thread_id() == 33) also_at = __LINE__, x(5, 0) = half{};
+      if (thread_id() >= 32) return;
+      const Reference<half> elsewhere(memory.data, Where::current());
+      const int lane = lane_id();
+      const auto row = x(bug == kRow && lane == 30      ? 32
+                         : bug == kSameRow && lane == 9 ? 8
+                                                        : lane,
+                         bug == kAddress && lane == 17 ? 4 : 0);
+      const auto named = bug == kMemory && lane == 3 ? elsewhere : row;
+      at = __LINE__, stmatrix_x4(named, Vector<std::uint32_t, 4>{});
+    });
+  };
+  const auto error_in = [&](Bug bug, unsigned thread, const std::string &what) {
+    const std::string error = error_with(bug);
+    CHECK(error == error_in_thread(at, thread, what));
+  };
+  CHECK(error_with(kNone) == "");
+  error_in(kAddress, 17, "stmatrix to a row at an address that is not a multiple of 16");
+  error_in(kMemory, 3, "stmatrix to a row that is not in shared memory");
+  error_in(kRow, 30, "row or column out of bounds");
+  error_in(kSameRow, 9, race("store", "store", at, "thread 8"));
+  for (int seed = 0; seed < kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    const std::string error = error_with(kOtherWarp);
+    CAPTURE(error);
+    // Whichever of the two comes second.
+    CHECK((error == error_in_thread(at, 5, race("store", "store", also_at, "thread 33")) ||
+           error == error_in_thread(also_at, 33, race("store", "store", at, "thread 5"))));
+  }
+}
+
+TEST_CASE("ptx: stmatrix counts as stores of 16 bytes") {
+  const Setup setup;
+  emulator::settings.profile = true;
+  emulator::take_profile();
+  run<Squares>(dim3(64), [] {
+    auto &x = shared_storage<Squares>().x;
+    if (thread_id() < 32) stmatrix_x4(x(lane_id(), 8), Vector<std::uint32_t, 4>{});
+  });
+  const emulator::Counts total = emulator::take_profile().total();
+  CHECK(total[emulator::kStmatrix] == 1);
+  CHECK(total[emulator::kSharedStoreRequests] == 1);
+  CHECK(total[emulator::kSharedStoreWavefronts] == 8);  // 4 of 8 rows lie in the same banks
+  CHECK(total[emulator::kSharedStoreIdeal] == 4);
+}
+
 namespace {
 
 struct Odd {
