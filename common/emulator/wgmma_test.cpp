@@ -656,3 +656,224 @@ TEST_CASE("wgmma: the four warps of a warpgroup execute it together") {
   CHECK(error_of<Operands<>>(dim3(64), kernel(kNone)).find("takes a warpgroup of 128 threads") !=
         std::string::npos);
 }
+
+// --- attention -------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int kRows = 128, kKeys = 128, kDim = 64, kStages = 2;
+
+struct Attention {
+  TmaTile<kRows, kDim> Q;  // O takes its place
+  TmaTile<kKeys, kDim> K[kStages], V[kStages];
+  Mbarrier q_full, k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
+};
+
+/// What is planted in the kernel below, each one line of it.
+enum Bug {
+  kNone,
+  kNoWaitForK,       // a product begins before its operand has landed
+  kNoWaitForS,       // the softmax begins before the product has ended
+  kReleaseTooEarly,  // V's stage is given back before the product that reads it has ended
+  kNoFenceOfO,       // the engine stores O, and no proxy fence comes before
+  kNoWgmmaFence,     // O was rescaled, and a product begins
+};
+
+/// One warpgroup copies, two compute 64 rows each: softmax(Q K^T) V.
+void attention(const __grid_constant__ TensorMap map_Q, const __grid_constant__ TensorMap map_K,
+               const __grid_constant__ TensorMap map_V, const __grid_constant__ TensorMap map_O,
+               int keys, float scale, Bug bug) {
+  auto &smem = shared_storage<Attention>();
+  const int row = static_cast<int>(blockIdx.x) * kRows, head = static_cast<int>(blockIdx.y);
+  if (thread_id() == 0) {
+    mbarrier_init(smem.q_full, 1);
+    for (int s = 0; s < kStages; s++) {
+      mbarrier_init(smem.k_full[s], 1);
+      mbarrier_init(smem.v_full[s], 1);
+      mbarrier_init(smem.k_empty[s], 8);
+      mbarrier_init(smem.v_empty[s], 8);
+    }
+    mbarrier_fence_init();
+  }
+  __syncthreads();
+  if (warp_id() < 4) {
+    setmaxnreg_dec<24>();
+    if (thread_id() > 0) return;
+    constexpr int kBytes = kKeys * kDim * sizeof(half);
+    mbarrier_arrive_expect_tx(smem.q_full, kRows * kDim * sizeof(half));
+    tma_load(smem.Q, map_Q, row, head, 0, smem.q_full);
+    for (int i = 0; i < keys / kKeys; i++) {
+      const int s = i % kStages, parity = i / kStages % 2;
+      mbarrier_wait(smem.k_empty[s], parity ^ 1);
+      mbarrier_arrive_expect_tx(smem.k_full[s], kBytes);
+      tma_load(smem.K[s], map_K, i * kKeys, head, 0, smem.k_full[s]);
+      mbarrier_wait(smem.v_empty[s], parity ^ 1);
+      mbarrier_arrive_expect_tx(smem.v_full[s], kBytes);
+      tma_load(smem.V[s], map_V, i * kKeys, head, 0, smem.v_full[s]);
+    }
+    return;
+  }
+  setmaxnreg_inc<240>();
+  const int consumer = warp_id() / 4 - 1, first_row = consumer * 64;
+  Accumulator<kDim> O;
+  float m[2] = {-INFINITY, -INFINITY}, l[2] = {};
+  for (int i = 0; i < O.size; i++) O(i) = 0;
+  mbarrier_wait(smem.q_full, 0);
+  for (int i = 0; i < keys / kKeys; i++) {
+    const int s = i % kStages, parity = i / kStages % 2;
+    Accumulator<kKeys> S;
+    FragmentA P[kKeys / 16];
+    if (bug != kNoWaitForK) mbarrier_wait(smem.k_full[s], parity);
+    wgmma_fence();
+    for (int col = 0; col < kDim; col += 16)
+      wgmma(S, k_major(smem.Q, first_row, col), k_major(smem.K[s], 0, col), col > 0);
+    wgmma_commit();
+    if (bug != kNoWaitForS) wgmma_wait<0>(S);
+    if (lane_id() == 0) mbarrier_arrive(smem.k_empty[s]);
+    for (int half_row = 0; half_row < 2; half_row++) {
+      float largest = m[half_row];
+      for (int j = 2 * half_row; j < S.size; j += 4)
+        largest = max(largest, scale * max(S(j), S(j + 1)));
+      for (int lanes = 1; lanes < 4; lanes *= 2)
+        largest = max(largest, __shfl_xor_sync(kAllLanes, largest, lanes));
+      const float factor = ex2(m[half_row] - largest);
+      m[half_row] = largest;
+      l[half_row] *= factor;
+      for (int j = 2 * half_row; j < O.size; j += 4) O(j) *= factor, O(j + 1) *= factor;
+      for (int j = 2 * half_row; j < S.size; j += 4) {
+        S(j) = ex2(scale * S(j) - largest);
+        S(j + 1) = ex2(scale * S(j + 1) - largest);
+        l[half_row] += S(j) + S(j + 1);
+      }
+    }
+    for (int j = 0; j < S.size; j += 2) P[j / 8][j / 2 % 4] = cvt_rn_f16x2(S(j), S(j + 1));
+    mbarrier_wait(smem.v_full[s], parity);
+    if (bug != kNoWgmmaFence) wgmma_fence();
+    for (int key = 0; key < kKeys; key += 16)
+      wgmma(O, P[key / 16], mn_major(smem.V[s], key, 0), true);
+    wgmma_commit();
+    if (bug == kReleaseTooEarly && lane_id() == 0) mbarrier_arrive(smem.v_empty[s]);
+    wgmma_wait<0>(O);
+    if (bug != kReleaseTooEarly && lane_id() == 0) mbarrier_arrive(smem.v_empty[s]);
+  }
+  for (int half_row = 0; half_row < 2; half_row++)
+    for (int lanes = 1; lanes < 4; lanes *= 2)
+      l[half_row] += __shfl_xor_sync(kAllLanes, l[half_row], lanes);
+  // Each consumer's rows of Q are its own, and it has read them; the engine stores all rows at once.
+  for (int j = 0; j < O.size; j += 8) {
+    Vector<std::uint32_t, 4> o;
+    for (int r = 0; r < 4; r++) {
+      const float sum = l[r % 2];
+      o[r] = cvt_rn_f16x2(O(j + 2 * r) / sum, O(j + 2 * r + 1) / sum);
+    }
+    stmatrix_x4(smem.Q(first_row + warp_id() % 4 * 16 + lane_id() % 16, j * 2 + lane_id() / 16 * 8),
+                o);
+  }
+  if (bug != kNoFenceOfO) fence_proxy_async();
+  named_barrier_sync(1, 256);
+  if (thread_id() == kThreads) {
+    tma_store(map_O, row, head, 0, smem.Q);
+    tma_store_commit();
+    tma_store_wait_read<0>();
+  }
+}
+
+/// Heads of 16-bit numbers in the emulator's global memory.
+struct Heads {
+  half *data;
+  int heads, rows;
+
+  Heads(int heads_, int rows_, int seed)
+      : data(static_cast<half *>(emulator::allocate(sizeof(half) * heads_ * rows_ * kDim))),
+        heads(heads_),
+        rows(rows_) {
+    for (int i = 0; i < heads * rows * kDim; i++)
+      data[i] = float_to_half(whole_number(i / kDim, i % kDim, seed) / 8);
+  }
+  Heads(const Heads &) = delete;
+  Heads &operator=(const Heads &) = delete;
+  ~Heads() { emulator::release(data); }
+
+  TensorMap map(int tile_rows) const {
+    const Strides strides{heads * rows * kDim, rows * kDim, kDim};
+    return tensor_map<half>(data, strides, 1, heads, rows, kDim, tile_rows);
+  }
+  float operator()(int head, int row, int col) const {
+    return half_to_float(data[(head * rows + row) * kDim + col]);
+  }
+};
+
+/// Runs the kernel, and returns the largest difference to a plain loop, or the error.
+struct Outcome {
+  std::string error;
+  double worst = 0;
+};
+Outcome run_attention(int heads, int rows, Bug bug, bool compare = true) {
+  const Heads Q(heads, rows, 1), K(heads, rows, 2), V(heads, rows, 3), O(heads, rows, 4);
+  constexpr float kScale = 0.125f * 1.44269504f;  // 1 / sqrt(d), and 2^x for e^x
+  Outcome outcome;
+  try {
+    launch<Attention>(attention, dim3(rows / kRows, heads), dim3(3 * kThreads), Q.map(kRows),
+                      K.map(kKeys), V.map(kKeys), O.map(kRows), rows, kScale, bug);
+  } catch (const emulator::KernelError &error) {
+    outcome.error = error.what();
+    return outcome;
+  }
+  for (int head = 0; compare && head < heads; head++)
+    for (int i = 0; i < rows; i++) {
+      std::vector<double> weights(rows);
+      double sum = 0, out[kDim] = {};
+      for (int key = 0; key < rows; key++) {
+        double score = 0;
+        for (int c = 0; c < kDim; c++) score += Q(head, i, c) * K(head, key, c);
+        weights[key] = std::exp(score / 8);
+        sum += weights[key];
+        for (int c = 0; c < kDim; c++) out[c] += weights[key] * V(head, key, c);
+      }
+      for (int c = 0; c < kDim; c++)
+        outcome.worst = std::max(outcome.worst, std::abs(out[c] / sum - O(head, i, c)));
+    }
+  return outcome;
+}
+
+}  // namespace
+
+TEST_CASE("wgmma: a producer and two consumers compute attention") {
+  const Setup setup;
+  for (int seed = 0; seed < 5; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    const Outcome outcome = run_attention(1, 384, kNone);
+    CHECK(outcome.error == "");
+    // |V| is at most 11 / 8. P is rounded to fp16, by 2^-11 of itself at most: so is the sum with V. O, below
+    // 2, is rounded by 2^-11, or half of it. The rest, fp32's and ex2's, is less than a sixteenth of that.
+    CHECK(outcome.worst < 17. / 16 * (11. / 8 * 0x1p-11 + 0x1p-11));
+  }
+}
+
+TEST_CASE("wgmma: what is planted in a kernel is found under every seed") {
+  const Setup setup;
+  const struct {
+    Bug bug;
+    std::string what;
+  } cases[] = {
+      {kNoWaitForK, "no mbarrier_wait for its phase yet"},
+      {kNoWaitForS, "accumulators touched that the wgmma at "},
+      {kReleaseTooEarly, "that a wgmma at "},
+      {kNoFenceOfO, "no fence_proxy_async between them"},
+      {kNoWgmmaFence, "and no wgmma_fence since"},
+  };
+  for (const auto &[bug, what] : cases)
+    for (int seed = 0; seed < 5; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      const Outcome outcome = run_attention(1, 384, bug);
+      CAPTURE(bug);
+      CAPTURE(outcome.error);
+      CHECK(outcome.error.find(what) != std::string::npos);
+    }
+}
+
+TEST_CASE("wgmma: time" * doctest::skip()) {
+  const Setup setup;
+  emulator::settings.host_threads = 2;
+  CHECK(run_attention(2, 512, kNone, false).error == "");
+}
