@@ -82,7 +82,7 @@ struct TraceRow {
 };
 
 /// What one block did, of a launch numbered from 0: its place in the order in which blocks start, and its
-/// mma.
+/// mma or wgmma.
 struct BlockRow {
   int launch;
   std::uint64_t number;

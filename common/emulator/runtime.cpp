@@ -73,10 +73,10 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
     std::uint64_t number = 0, before = 0;
     try {
       Block worker(grid, block, shared_bytes, thread);
+      const auto products = [&] { return worker.total(kMma) + worker.total(kWgmma); };
       while (!stop && (number = next++) < blocks) {
         worker.run(number);
-        if (settings.profile)
-          mma[number] = worker.total(kMma) - std::exchange(before, worker.total(kMma));
+        if (settings.profile) mma[number] = products() - std::exchange(before, products());
       }
       const std::lock_guard lock(mutex);
       worker.add_counts(profile);

@@ -80,7 +80,7 @@ void wait(void **lanes) {
       if (lane.a && !std::equal(lane.a_at_start.begin(), lane.a_at_start.end(), lane.a))
         fail_in_lane(i,
                      "the registers of A that the wgmma at " + place(product->where) +
-                         " reads were written before this wait for it",
+                         " reads were written, or are gone, before this wait for it",
                      *first.where);
     }
   }

@@ -57,8 +57,8 @@ __device__ __forceinline__ MNMajor mn_major(const TmaTile<Rows, d, T> &tile, int
   return {ptx::descriptor(&tile, offset, Rows * 128, 8 * 128)};
 }
 
-/// Comes before a warpgroup's first wgmma, and again where its registers, accumulators or A, were written
-/// since ('wgmma.fence').
+/// Comes before a warpgroup's first wgmma, and again where its registers, accumulators or A, were read or
+/// written since ('wgmma.fence').
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -175,7 +175,7 @@ __device__ __forceinline__ void wgmma(Accumulator<N> &D, KMajor A, KMajor B, boo
 }
 
 /// Starts D = A B (+ D): A, 64 x 16, in registers, each warp's 16 rows as mma has them; B 16 rows of N
-/// elements in shared memory. A is not to be written until the wait.
+/// elements in shared memory. A stays as it is until the wait.
 template <class T = half, int N>
 __device__ __forceinline__ void wgmma(Accumulator<N> &D, const FragmentA &A, MNMajor B, bool add) {
   ptx::wgmma<T>(D, A, B.descriptor, add);

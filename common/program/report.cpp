@@ -109,6 +109,8 @@ void print_totals(const emulator::Profile &profile) {
   if (total[kMma] || total[kLdmatrix] || total[kCopyRequests])
     std::printf("  %llu mma, %llu ldmatrix, %llu cp.async (warp-wide)\n", count(kMma),
                 count(kLdmatrix), count(kCopyRequests));
+  if (total[kWgmma] || total[kStmatrix])
+    std::printf("  %llu wgmma, %llu stmatrix (warp-wide)\n", count(kWgmma), count(kStmatrix));
 }
 
 void print_lines(const emulator::Profile &profile) {
