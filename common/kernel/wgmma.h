@@ -89,6 +89,8 @@ namespace ptx {
   "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t \
   "9"
 #define UP_TO_32 TEN() ", " TEN(1) ", " TEN(2) ", %30, %31"
+#define UP_TO_48 \
+  TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define UP_TO_64 \
   TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", %60, %61, %62, %63"
 #define UP_TO_80 \
@@ -102,7 +104,8 @@ namespace ptx {
   "+f"(d(i)), "+f"(d(i + 1)), "+f"(d(i + 2)), "+f"(d(i + 3)), "+f"(d(i + 4)), "+f"(d(i + 5)), \
       "+f"(d(i + 6)), "+f"(d(i + 7))
 #define FIRST_32 EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
-#define FIRST_64 FIRST_32, EIGHT(32), EIGHT(40), EIGHT(48), EIGHT(56)
+#define FIRST_48 FIRST_32, EIGHT(32), EIGHT(40)
+#define FIRST_64 FIRST_48, EIGHT(48), EIGHT(56)
 #define FIRST_80 FIRST_64, EIGHT(64), EIGHT(72)
 #define FIRST_88 FIRST_80, EIGHT(80)
 #define FIRST_96 FIRST_88, EIGHT(88)
@@ -142,6 +145,7 @@ namespace ptx {
   }
 
 WGMMA_OF(64, 32, 33, 34, 35, 36, 37)
+WGMMA_OF(96, 48, 49, 50, 51, 52, 53)
 WGMMA_OF(128, 64, 65, 66, 67, 68, 69)
 WGMMA_OF(160, 80, 81, 82, 83, 84, 85)
 WGMMA_OF(176, 88, 89, 90, 91, 92, 93)
@@ -150,6 +154,7 @@ WGMMA_OF(256, 128, 129, 130, 131, 132, 133)
 
 #undef TEN
 #undef UP_TO_32
+#undef UP_TO_48
 #undef UP_TO_64
 #undef UP_TO_80
 #undef UP_TO_88
@@ -157,6 +162,7 @@ WGMMA_OF(256, 128, 129, 130, 131, 132, 133)
 #undef UP_TO_128
 #undef EIGHT
 #undef FIRST_32
+#undef FIRST_48
 #undef FIRST_64
 #undef FIRST_80
 #undef FIRST_88
