@@ -6,8 +6,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <string>
 
 namespace {
@@ -114,7 +116,7 @@ using TileOf = TmaTile<kRows, 64, half>;
 
 struct Shared {
   TileOf tile, other;
-  Mbarrier landed, also_landed;
+  Mbarrier landed, also_landed, read;
 };
 
 Shared &shared() {
@@ -126,6 +128,7 @@ Shared &ready() {
   if (is_thread(0)) {
     mbarrier_init(shared().landed, 1);
     mbarrier_init(shared().also_landed, 1);
+    mbarrier_init(shared().read, 1);
     mbarrier_fence_init();
   }
   __syncthreads();
@@ -256,16 +259,28 @@ TEST_CASE("tma: a wait for the wrong parity passes at once, and the tile is read
   const Setup setup;
   const Tensor tensor(kRows);
   const TensorMap map = tensor.map(kRows);
-  const std::string error = error_under_all_seeds<Shared>([&] {
-    Shared &smem = ready();
-    load_tile(smem, map);
-    __syncthreads();
-    if (is_thread(40)) {
-      mbarrier_wait(smem.landed, 1);
-      also_at = __LINE__, read(smem.tile(3, 5));
-    }
-  });
-  CHECK(error == error_in_thread(also_at, 40, being_written("load of", at, 0)));
+  int early = 0, stuck = 0;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    int wait = 0;
+    const std::string error = error_of<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      load_tile(smem, map);
+      __syncthreads();
+      if (is_thread(40)) {
+        wait = __LINE__, mbarrier_wait(smem.landed, 1);
+        also_at = __LINE__, read(smem.tile(3, 5));
+      }
+    });
+    early += error == error_in_thread(also_at, 40, being_written("load of", at, 0));
+    // Or the phase has ended by then, and the next one never does.
+    stuck += error.find(error_in_thread(wait, 40,
+                                        "1 of 64 threads wait for ever in mbarrier_wait for parity "
+                                        "1 of the mbarrier of")) == 0;
+  }
+  CHECK(early > 0);
+  CHECK(stuck > 0);
+  CHECK(early + stuck == kSeeds);
 }
 
 TEST_CASE("tma: two loads to one tile need a wait between them") {
@@ -295,15 +310,16 @@ TEST_CASE("tma: a load over what others have read is a race, but for a barrier")
       const std::string error = error_of<Shared>(dim3(64), [&] {
         Shared &smem = ready();
         load_tile(smem, map);
-        mbarrier_wait(smem.landed, 0);
         if (is_thread(40)) {
+          mbarrier_wait(smem.landed, 0);
           also_at = __LINE__, read(smem.tile(3, 5));
-          if (waits) mbarrier_arrive(smem.also_landed);
+          if (waits) mbarrier_arrive(smem.read);
         }
         if (is_thread(0)) {
-          if (waits) mbarrier_wait(smem.also_landed, 0);
-          mbarrier_arrive_expect_tx(smem.landed, kTileBytes);
-          at = __LINE__, tma_load(smem.tile, map, 0, 0, 0, smem.landed);
+          mbarrier_wait(smem.landed, 0);
+          if (waits) mbarrier_wait(smem.read, 0);
+          mbarrier_arrive_expect_tx(smem.also_landed, kTileBytes);
+          at = __LINE__, tma_load(smem.tile, map, 0, 0, 0, smem.also_landed);
         }
       });
       const std::string second =
@@ -397,39 +413,29 @@ TEST_CASE("tma: a tile's place, box and coordinates, and the tensor's memory") {
       at = __LINE__, tma_load(tile_of(smem), map, row, head, batch, smem.landed);
     });
   };
-  const auto tile = [](Storage & smem) -> auto & {
-    return smem.tile;
-  };
+  const auto tile = [](Storage &smem) -> TileOf & { return smem.tile; };
   const TensorMap map = tensor.map(kRows);
-  CHECK(error_with(map, 0, 0, 0,
-                   [](Storage &smem) -> TileOf & {
-                     return reinterpret_cast<TileOf &>(smem.bytes[512]);
-                   }) ==
-        error_in_thread(at, 0,
-                        "TMA load: the tile begins at byte 3584 of shared memory, which is not a "
-                        "multiple of 1024"));
-  CHECK(error_with(
-            map, 0, 0, 0, [](Storage & smem) -> auto & { return smem.small; }) ==
-        error_in_thread(at, 0,
-                        "TMA load: the tile is 8 x 64 of 2 bytes, the map's box 16 x 64 of 2 "
-                        "bytes"));
-  CHECK(error_with(map, 32, 0, 0, tile) ==
-        error_in_thread(at, 0, "TMA load: row 32 of a tensor that has 32"));
-  CHECK(error_with(map, -1, 0, 0, tile) ==
-        error_in_thread(at, 0, "TMA load: row -1 of a tensor that has 32"));
-  CHECK(error_with(map, 0, 1, 0, tile) ==
-        error_in_thread(at, 0, "TMA load: head 1 of a tensor that has 1"));
-  CHECK(error_with(map, 0, 0, 1, tile) ==
-        error_in_thread(at, 0, "TMA load: batch 1 of a tensor that has 1"));
+  const auto check = [](const std::string &error, const std::string &what) {
+    CHECK(error == error_in_thread(at, 0, what));
+  };
+  const auto shifted = [](Storage &smem) -> TileOf & {
+    return reinterpret_cast<TileOf &>(smem.bytes[512]);
+  };
+  check(error_with(map, 0, 0, 0, shifted),
+        "TMA load: the tile begins at byte 3584 of shared memory, which is not a multiple of 1024");
+  const auto small = [](Storage &smem) -> TmaTile<8, 64, half> & { return smem.small; };
+  check(error_with(map, 0, 0, 0, small),
+        "TMA load: the tile is 8 x 64 of 2 bytes, the map's box 16 x 64 of 2 bytes");
+  check(error_with(map, 32, 0, 0, tile), "TMA load: row 32 of a tensor that has 32");
+  check(error_with(map, -1, 0, 0, tile), "TMA load: row -1 of a tensor that has 32");
+  check(error_with(map, 0, 1, 0, tile), "TMA load: head 1 of a tensor that has 1");
+  check(error_with(map, 0, 0, 1, tile), "TMA load: batch 1 of a tensor that has 1");
   const TensorMap longer =
       tensor_map<half>(tensor.data, {0, 0, Tensor::d}, 1, 1, 33, Tensor::d, kRows);
-  CHECK(error_with(longer, 20, 0, 0, tile) ==
-        error_in_thread(at, 0, "load outside of every allocation"));
-  TileOf *elsewhere = nullptr;
-  CHECK(error_with(map, 0, 0, 0, [&](Storage &) -> TileOf & {
-          alignas(1024) static TileOf of_host;
-          return *(elsewhere = &of_host);
-        }) == error_in_thread(at, 0, "TMA load: the tile is not in shared memory"));
+  check(error_with(longer, 20, 0, 0, tile), "load outside of every allocation");
+  static TileOf of_host;
+  check(error_with(map, 0, 0, 0, [](Storage &) -> TileOf & { return of_host; }),
+        "TMA load: the tile is not in shared memory");
 }
 
 TEST_CASE(
@@ -634,4 +640,164 @@ TEST_CASE("tma: what a store writes is nobody's to read in the same launch") {
   CHECK(error == error_in_thread(line, 0,
                                  "load races in global memory with the store at " + file_and(at) +
                                      " by the TMA: no barrier between them"));
+}
+
+TEST_CASE("tma: loads land in an order drawn from the seed, early or late") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const TensorMap map = tensor.map(kRows);
+  int other_first = 0, before_thread_1 = 0;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    std::string order;
+    CHECK(error_of<Shared>(dim3(64), [&] {
+            Shared &smem = ready();
+            load_tile(smem, map);
+            if (is_thread(0)) {
+              mbarrier_arrive_expect_tx(smem.also_landed, kTileBytes);
+              tma_load(smem.other, map, 0, 0, 0, smem.also_landed);
+              mbarrier_wait(smem.landed, 0);
+              order += 'a';
+            }
+            if (is_thread(1)) order += '1';
+            if (is_thread(32)) {
+              mbarrier_wait(smem.also_landed, 0);
+              order += 'b';
+            }
+          }) == "");
+    other_first += order.find('b') < order.find('a');
+    before_thread_1 += order.find('a') < order.find('1');
+  }
+  CHECK(other_first > 0);
+  CHECK(other_first < kSeeds);
+  CHECK(before_thread_1 > 0);
+  CHECK(before_thread_1 < kSeeds);
+}
+
+// --- a whole kernel ------------------------------------------------------------------------------
+
+namespace {
+
+enum class Bug {
+  kNone,
+  kNoWaitForFull,    // a consumer reads a stage before it has landed
+  kNoWaitForEmpty,   // the producer overwrites a stage that is being read
+  kArrivesTooEarly,  // a consumer gives a stage back before it has read it
+  kSameParity,       // a consumer forgets that the second round has the other parity
+  kFewerBytes,       // the producer expects less than it loads
+  kOneArrives,       // one consumer of two does not give the stages back
+  kNoProxyFence,     // between the sums and the store of them
+};
+
+constexpr int kStages = 2, kTiles = 7, kConsumers = 2;
+
+struct Ring {
+  TileOf stage[kStages], sum;
+  Mbarrier full[kStages], empty[kStages];
+};
+
+/// A warp that copies, through a ring of stages, and two that add up its tiles, half of the rows each.
+void add_up(const TensorMap &from, const TensorMap &to, Bug bug) {
+  auto &smem = shared_storage<Ring>();
+  if (is_thread(0)) {
+    for (int s = 0; s < kStages; s++) {
+      mbarrier_init(smem.full[s], 1);
+      mbarrier_init(smem.empty[s], kConsumers);
+    }
+    mbarrier_fence_init();
+  }
+  __syncthreads();
+  const int warp = warp_index(), lane = thread_id() % 32;
+  if (warp == 0) {
+    if (lane != 0) return;
+    for (int tile = 0; tile < kTiles; tile++) {
+      const int s = tile % kStages, parity = tile / kStages % 2;
+      if (bug != Bug::kNoWaitForEmpty) mbarrier_wait(smem.empty[s], parity ^ 1);
+      mbarrier_arrive_expect_tx(smem.full[s], kTileBytes - (bug == Bug::kFewerBytes ? 512 : 0));
+      tma_load(smem.stage[s], from, tile * kRows, 0, 0, smem.full[s]);
+    }
+    return;
+  }
+  constexpr int kRowsOfWarp = kRows / kConsumers, kPerLane = kRowsOfWarp * 64 / 32;
+  const int first_row = (warp - 1) * kRowsOfWarp;
+  float sum[kPerLane] = {};
+  for (int tile = 0; tile < kTiles; tile++) {
+    const int s = tile % kStages, parity = bug == Bug::kSameParity ? 0 : tile / kStages % 2;
+    if (bug != Bug::kNoWaitForFull) mbarrier_wait(smem.full[s], parity);
+    if (bug == Bug::kArrivesTooEarly && lane == 0) mbarrier_arrive(smem.empty[s]);
+    for (int i = 0; i < kPerLane; i++)
+      sum[i] += __half2float(smem.stage[s](first_row + i / 2, i % 2 * 32 + lane));
+    __syncwarp();
+    if (bug != Bug::kArrivesTooEarly && lane == 0 && !(bug == Bug::kOneArrives && warp == 2))
+      mbarrier_arrive(smem.empty[s]);
+  }
+  for (int i = 0; i < kPerLane; i++)
+    smem.sum(first_row + i / 2, i % 2 * 32 + lane) = __float2half(sum[i]);
+  if (bug != Bug::kNoProxyFence) fence_proxy_async();
+  named_barrier_sync(1, kConsumers * 32);
+  if (is_thread(32)) {
+    tma_store(to, 0, 0, 0, smem.sum);
+    tma_store_commit();
+    tma_store_wait_read<0>();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("tma: a ring of stages, a producer and two consumers, and what can be wrong with it") {
+  const Setup setup;
+  const Tensor tiles(kTiles * kRows), sums(kRows);
+  for (int i = 0; i < kTiles * kRows * 64; i++)
+    tiles.data[i] = __float2half(static_cast<float>(i * 37 % 101));
+  const TensorMap from = tiles.map(kRows), to = sums.map(kRows);
+  const auto errors_with = [&](Bug bug, std::initializer_list<const char *> texts) {
+    CAPTURE(static_cast<int>(bug));
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      for (int i = 0; i < kRows * 64; i++) sums.data[i] = half{};
+      const std::string error = error_of<Ring>(dim3(96), [&] { add_up(from, to, bug); });
+      CAPTURE(error);
+      const bool known = std::any_of(texts.begin(), texts.end(), [&](const char *text) {
+        return error.find(text) != std::string::npos;
+      });
+      CHECK((bug == Bug::kNone ? error == "" : known));
+      if (bug != Bug::kNone) continue;
+      int wrong = 0;
+      for (int i = 0; i < kRows * 64; i++) {
+        float sum = 0;
+        for (int tile = 0; tile < kTiles; tile++)
+          sum += static_cast<float>((tile * kRows * 64 + i) * 37 % 101);
+        wrong += __half2float(sums.data[i]) != sum;
+      }
+      CHECK(wrong == 0);
+    }
+  };
+  const char *early = "may still be writing",
+             *race = "TMA load races in shared memory with the load";
+  errors_with(Bug::kNone, {});
+  errors_with(Bug::kNoWaitForFull, {early, race, "nobody wrote"});
+  errors_with(Bug::kNoWaitForEmpty, {early, race, "one arrival more"});
+  errors_with(Bug::kArrivesTooEarly, {early, race});
+  errors_with(Bug::kSameParity, {early, "wait for ever in mbarrier_wait"});
+  errors_with(Bug::kFewerBytes, {"1536 bytes expected, 2048 landed"});
+  errors_with(Bug::kOneArrives, {"1 of 2 arrivals to come"});
+  errors_with(Bug::kNoProxyFence, {"no fence_proxy_async between them"});
+}
+
+TEST_CASE("tma: copies, bytes, arrivals, waits, named barriers and fences are counted") {
+  const Setup setup;
+  emulator::settings.profile = true;
+  const Tensor tiles(kTiles * kRows), sums(kRows);
+  const TensorMap from = tiles.map(kRows), to = sums.map(kRows);
+  (void)emulator::take_profile();
+  CHECK(error_of<Ring>(dim3(96), [&] { add_up(from, to, Bug::kNone); }) == "");
+  const emulator::Counts counts = emulator::take_profile().total();
+  CHECK(counts[emulator::kTmaLoads] == kTiles);
+  CHECK(counts[emulator::kTmaLoadBytes] == kTiles * kTileBytes);
+  CHECK(counts[emulator::kTmaStores] == 1);
+  CHECK(counts[emulator::kTmaStoreBytes] == kTileBytes);
+  CHECK(counts[emulator::kMbarrierArrivals] == kTiles * (1 + kConsumers));
+  CHECK(counts[emulator::kMbarrierWaits] == kTiles * (1 + kConsumers));
+  CHECK(counts[emulator::kNamedBarriers] == kConsumers);
+  CHECK(counts[emulator::kProxyFences] == kConsumers);
 }
