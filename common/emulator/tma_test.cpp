@@ -778,7 +778,7 @@ TEST_CASE("tma: a ring of stages, a producer and two consumers, and what can be 
   errors_with(Bug::kNoWaitForFull, {early, race, "nobody wrote"});
   errors_with(Bug::kNoWaitForEmpty, {early, race, "one arrival more"});
   errors_with(Bug::kArrivesTooEarly, {early, race});
-  errors_with(Bug::kSameParity, {early, "wait for ever in mbarrier_wait"});
+  errors_with(Bug::kSameParity, {early, race, "wait for ever in mbarrier_wait"});
   errors_with(Bug::kFewerBytes, {"1536 bytes expected, 2048 landed"});
   errors_with(Bug::kOneArrives, {"1 of 2 arrivals to come"});
   errors_with(Bug::kNoProxyFence, {"no fence_proxy_async between them"});
