@@ -302,10 +302,11 @@ void Block::mbarrier_wait(const void *address, int parity, const Where &where) {
   BarrierState &barrier = usable_mbarrier("mbarrier_wait", address, where);
   if (parity != 0 && parity != 1)
     fail("mbarrier_wait for parity " + std::to_string(parity) + ": 0 and 1 are allowed", where);
+  threads_[running_].mbarrier = &barrier;
+  threads_[running_].phase = barrier.phase;
   // Who goes on late may find the next phase ended, too, and waits again, as on a GPU.
   while (static_cast<int>(barrier.phase % 2) == parity) {
     wait(State::kAtMbarrier, "mbarrier_wait", where);
-    threads_[running_].mbarrier = &barrier;
     barrier.waiting.push_back(running_);
     Fiber::yield();
   }

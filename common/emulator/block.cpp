@@ -313,6 +313,8 @@ std::string Block::waits_for(const Thread &thread) const {
   if (thread.state == State::kAtMbarrier)
     text += " for parity " + std::to_string(thread.mbarrier->phase % 2) + " of " +
             thread.mbarrier->describe();
+  if (thread.state == State::kAtMbarrier && thread.phase < thread.mbarrier->phase)
+    text += ", whose phase " + std::to_string(thread.phase) + " ended and the next one, too";
   if (thread.state == State::kAtNamedBarrier) {
     const NamedBarrier &barrier = named_barriers_[thread.barrier];
     text += "(" + std::to_string(thread.barrier) + ", " + std::to_string(barrier.threads) +
@@ -328,17 +330,19 @@ std::string Block::waits_for(const Thread &thread) const {
 
 void Block::report_stuck() {
   unsigned exited = 0;
-  const Thread *first = nullptr;
+  // The thread to name: one whose mask is not that of others, or whose mbarrier's bytes are not those
+  // expected, is more likely the cause than who else waits.
+  const Thread *first = nullptr, *of_bytes = nullptr;
   std::string masks;
   for (const Thread &thread : threads_) {
     exited += thread.state == State::kExited;
     if (thread.state == State::kExited || !masks.empty()) continue;
     masks = other_mask(static_cast<unsigned>(&thread - threads_.data()));
-    // More likely the cause than who else waits.
-    const bool is_cause =
-        !masks.empty() || (thread.state == State::kAtMbarrier && thread.mbarrier->to_come == 0);
-    if (!first || is_cause) first = &thread;
+    if (!first || !masks.empty()) first = &thread;
+    if (!of_bytes && thread.state == State::kAtMbarrier && thread.mbarrier->to_come == 0)
+      of_bytes = &thread;
   }
+  if (of_bytes && masks.empty()) first = of_bytes;
   if (!first) return;
   struct Waiting {  // threads at one place, for one thing
     const Thread *first;

@@ -108,8 +108,9 @@ class Block {
     const Collective *collective = nullptr;
     std::uint32_t members = 0;
     void *lane = nullptr;
-    int barrier = 0;  // while it waits at a named one
-    const BarrierState *mbarrier = nullptr;
+    int barrier = 0;                         // while it waits at a named one
+    const BarrierState *mbarrier = nullptr;  // or at an mbarrier, for this phase's end
+    std::uint64_t phase = 0;
   };
   struct Warp {
     std::uint32_t lanes = 0;    // all that exist: the last warp may have fewer than 32

@@ -6,8 +6,10 @@
 
 #include <doctest/doctest.h>
 
-#include <array>
+#include <algorithm>
+#include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <string>
 
 namespace {
@@ -114,7 +116,7 @@ using TileOf = TmaTile<kRows, 64, half>;
 
 struct Shared {
   TileOf tile, other;
-  Mbarrier landed, also_landed;
+  Mbarrier landed, also_landed, read;
 };
 
 Shared &shared() {
@@ -126,6 +128,7 @@ Shared &ready() {
   if (is_thread(0)) {
     mbarrier_init(shared().landed, 1);
     mbarrier_init(shared().also_landed, 1);
+    mbarrier_init(shared().read, 1);
     mbarrier_fence_init();
   }
   __syncthreads();
@@ -160,4 +163,641 @@ TEST_CASE("tma: a load brings the tile's rows, and zeros for rows that the tenso
     CHECK(error == "");
     CHECK(wrong == 0);
   }
+}
+
+TEST_CASE(
+    "tma: a tile lies as Slabs says, in slabs of 128 bytes, for elements of 2 and of 4 bytes") {
+  const Setup setup;
+  const auto check = [](auto element, auto value_of) {
+    using T = decltype(element);
+    constexpr int kWide = 128;
+    struct Storage {
+      TmaTile<8, kWide, T> tile;
+      Mbarrier landed;
+    };
+    auto *data = static_cast<T *>(emulator::allocate(2 * 3 * 20 * kWide * sizeof(T)));
+    for (int i = 0; i < 2 * 3 * 20 * kWide; i++) data[i] = value_of(i % 1999);
+    // [batch, rows, heads, d], of which head 2 of batch element 1.
+    const TensorMap map =
+        tensor_map<T>(data, {20 * 3 * kWide, kWide, 3 * kWide}, 2, 3, 20, kWide, 8);
+    int wrong = 0;
+    const std::string error = error_of<Storage>(dim3(32), [&] {
+      auto &smem = shared_storage<Storage>();
+      if (is_thread(0)) {
+        mbarrier_init(smem.landed, 1);
+        mbarrier_fence_init();
+        mbarrier_arrive_expect_tx(smem.landed, sizeof smem.tile);
+        tma_load(smem.tile, map, 7, 2, 1, smem.landed);
+        mbarrier_wait(smem.landed, 0);
+        for (int i = 0; i < 8 * kWide; i++) {
+          const int row = 7 + i / kWide;
+          const T expected = value_of((((20 + row) * 3 + 2) * kWide + i % kWide) % 1999);
+          const T found = smem.tile(i / kWide, i % kWide);
+          wrong += std::memcmp(&found, &expected, sizeof(T)) != 0;
+        }
+      }
+    });
+    emulator::release(data);
+    CHECK(error == "");
+    CHECK(wrong == 0);
+  };
+  check(half{}, [](int i) { return __float2half(static_cast<float>(i)); });
+  check(float{}, [](int i) { return static_cast<float>(i); });
+}
+
+TEST_CASE("tma: a tensor map takes what the engine takes") {
+  const Setup setup;
+  const Tensor tensor(64);
+  const auto map_of = [&](const half *data, Strides strides, int tile_rows) {
+    (void)tensor_map<half>(data, strides, 1, 1, 32, 64, tile_rows);
+  };
+  CHECK_NOTHROW(map_of(tensor.data, {0, 0, 64}, 32));
+  CHECK_THROWS_AS(map_of(tensor.data + 4, {0, 0, 64}, 32), ShapeError);
+  CHECK_THROWS_AS(map_of(tensor.data, {0, 0, 68}, 32), ShapeError);
+  CHECK_THROWS_AS(map_of(tensor.data, {4, 0, 64}, 32), ShapeError);
+  CHECK_THROWS_AS(map_of(tensor.data, {0, 4, 64}, 32), ShapeError);
+  CHECK_THROWS_AS(map_of(tensor.data, {0, 0, 64}, 264), ShapeError);
+}
+
+TEST_CASE("tma: a tile is nobody's to touch until the thread knows that its phase has ended") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const TensorMap map = tensor.map(kRows);
+  // A thread that does not wait, whether it has landed or not; not even behind a barrier.
+  std::string error = error_under_all_seeds<Shared>([&] {
+    Shared &smem = ready();
+    load_tile(smem, map);
+    if (is_thread(0)) also_at = __LINE__, read(smem.tile(3, 5));
+  });
+  CHECK(error == error_in_thread(also_at, 0, being_written("load of", at, 0)));
+  error = error_under_all_seeds<Shared>([&] {
+    Shared &smem = ready();
+    load_tile(smem, map);
+    __syncthreads();
+    if (is_thread(40)) also_at = __LINE__, smem.tile(3, 5) = half{};
+  });
+  CHECK(error == error_in_thread(also_at, 40, being_written("store to", at, 0)));
+  error = error_under_all_seeds<Shared>([&] {
+    Shared &smem = ready();
+    load_tile(smem, map);
+    __syncthreads();
+    if (is_thread(40)) also_at = __LINE__, read(smem.tile(3, 5));
+  });
+  CHECK(error == error_in_thread(also_at, 40, being_written("load of", at, 0)));
+  // One waits, and tells the others.
+  error = error_under_all_seeds<Shared>([&] {
+    Shared &smem = ready();
+    load_tile(smem, map);
+    if (is_thread(33)) mbarrier_wait(smem.landed, 0);
+    __syncthreads();
+    read(smem.tile(3, 5));
+  });
+  CHECK(error == "");
+}
+
+TEST_CASE("tma: a wait for the wrong parity passes at once, and the tile is read too early") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const TensorMap map = tensor.map(kRows);
+  int early = 0, stuck = 0;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    int wait = 0;
+    const std::string error = error_of<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      load_tile(smem, map);
+      __syncthreads();
+      if (is_thread(40)) {
+        wait = __LINE__, mbarrier_wait(smem.landed, 1);
+        also_at = __LINE__, read(smem.tile(3, 5));
+      }
+    });
+    early += error == error_in_thread(also_at, 40, being_written("load of", at, 0));
+    // Or the phase has ended by then, and the next one never does.
+    stuck += error.find(error_in_thread(wait, 40,
+                                        "1 of 64 threads wait for ever in mbarrier_wait for parity "
+                                        "1 of the mbarrier of")) == 0;
+  }
+  CHECK(early > 0);
+  CHECK(stuck > 0);
+  CHECK(early + stuck == kSeeds);
+}
+
+TEST_CASE("tma: two loads to one tile need a wait between them") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const TensorMap map = tensor.map(kRows);
+  for (const bool waits : {false, true}) {
+    const std::string error = error_under_all_seeds<Shared>([&] {
+      Shared &smem = ready();
+      load_tile(smem, map);
+      if (!is_thread(0)) return;
+      if (waits) mbarrier_wait(smem.landed, 0);
+      mbarrier_arrive_expect_tx(smem.also_landed, kTileBytes);
+      also_at = __LINE__, tma_load(smem.tile, map, 0, 0, 0, smem.also_landed);
+    });
+    CHECK(error == (waits ? "" : error_in_thread(also_at, 0, being_written("TMA load to", at, 0))));
+  }
+}
+
+TEST_CASE("tma: a load over what others have read is a race, but for a barrier") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const TensorMap map = tensor.map(kRows);
+  for (const bool waits : {false, true}) {
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      const std::string error = error_of<Shared>(dim3(64), [&] {
+        Shared &smem = ready();
+        load_tile(smem, map);
+        if (is_thread(40)) {
+          mbarrier_wait(smem.landed, 0);
+          also_at = __LINE__, read(smem.tile(3, 5));
+          if (waits) mbarrier_arrive(smem.read);
+        }
+        if (is_thread(0)) {
+          mbarrier_wait(smem.landed, 0);
+          if (waits) mbarrier_wait(smem.read, 0);
+          mbarrier_arrive_expect_tx(smem.also_landed, kTileBytes);
+          at = __LINE__, tma_load(smem.tile, map, 0, 0, 0, smem.also_landed);
+        }
+      });
+      const std::string second =
+          error_in_thread(at, 0,
+                          "TMA load races in shared memory with the load at " + file_and(also_at) +
+                              " by thread 40: no barrier between them");
+      const std::string first = error_in_thread(also_at, 40, being_written("load of", at, 0));
+      CAPTURE(error);
+      CHECK((waits ? error == "" : error == first || error == second));
+    }
+  }
+}
+
+TEST_CASE("tma: a load over ordinary stores needs a proxy fence after them") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const TensorMap map = tensor.map(kRows);
+  enum Fence { kNone, kTooEarly, kByWriter, kByIssuer, kByOther };
+  for (const Fence fence : {kNone, kTooEarly, kByWriter, kByIssuer, kByOther}) {
+    CAPTURE(fence);
+    const std::string error = error_under_all_seeds<Shared>([&] {
+      Shared &smem = ready();
+      if (is_thread(40)) {
+        if (fence == kTooEarly) fence_proxy_async();
+        also_at = __LINE__, smem.tile(3, 5) = half{};
+        if (fence == kByWriter) fence_proxy_async();
+      }
+      __syncthreads();
+      if (is_thread(50) && fence == kByOther) fence_proxy_async();
+      if (fence == kByOther) __syncthreads();
+      if (is_thread(0) && fence == kByIssuer) fence_proxy_async();
+      load_tile(smem, map);
+    });
+    if (fence == kNone || fence == kTooEarly)
+      CHECK(error == error_in_thread(at, 0,
+                                     "TMA load may not see the store to shared memory at " +
+                                         file_and(also_at) +
+                                         " by thread 40: no fence_proxy_async between them"));
+    else
+      CHECK(error == "");
+  }
+}
+
+TEST_CASE("tma: the engine sees a barrier after a fence of the thread that initialised it") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const TensorMap map = tensor.map(kRows);
+  enum Fence { kNone, kTooEarly, kByAnother, kTooLate, kOfInit, kOfProxy };
+  for (const Fence fence : {kNone, kTooEarly, kByAnother, kTooLate, kOfInit, kOfProxy}) {
+    CAPTURE(fence);
+    const std::string error = error_under_all_seeds<Shared>([&] {
+      Shared &smem = shared();
+      if (is_thread(40)) {
+        if (fence == kTooEarly) mbarrier_fence_init();
+        also_at = __LINE__, mbarrier_init(smem.landed, 1);
+        if (fence == kOfInit) mbarrier_fence_init();
+        if (fence == kOfProxy) fence_proxy_async();
+      }
+      __syncthreads();
+      if (is_thread(40) && fence == kTooLate) mbarrier_fence_init();
+      if (is_thread(0) && fence == kByAnother) mbarrier_fence_init();
+      load_tile(smem, map);
+      if (is_thread(0)) mbarrier_wait(smem.landed, 0);
+    });
+    if (fence == kOfInit || fence == kOfProxy)
+      CHECK(error == "");
+    else
+      CHECK(error ==
+            error_in_thread(at, 0,
+                            "TMA load: the copy engine may not see the mbarrier that "
+                            "thread 40 initialises at " +
+                                file_and(also_at) + ": no mbarrier_fence_init between them"));
+  }
+}
+
+TEST_CASE("tma: a tile's place, box and coordinates, and the tensor's memory") {
+  const Setup setup;
+  const Tensor tensor(32);
+  struct Storage {
+    TileOf tile;
+    TmaTile<8, 64, half> small;
+    alignas(1024) char bytes[512 + sizeof(TileOf)];
+    Mbarrier landed;
+  };
+  const auto error_with = [](const TensorMap &map, int row, int head, int batch, auto tile_of) {
+    return error_of<Storage>(dim3(32), [&] {
+      auto &smem = shared_storage<Storage>();
+      if (!is_thread(0)) return;
+      mbarrier_init(smem.landed, 1);
+      mbarrier_fence_init();
+      at = __LINE__, tma_load(tile_of(smem), map, row, head, batch, smem.landed);
+    });
+  };
+  const auto tile = [](Storage &smem) -> TileOf & { return smem.tile; };
+  const TensorMap map = tensor.map(kRows);
+  const auto check = [](const std::string &error, const std::string &what) {
+    CHECK(error == error_in_thread(at, 0, what));
+  };
+  const auto shifted = [](Storage &smem) -> TileOf & {
+    return reinterpret_cast<TileOf &>(smem.bytes[512]);
+  };
+  check(error_with(map, 0, 0, 0, shifted),
+        "TMA load: the tile begins at byte 3584 of shared memory, which is not a multiple of 1024");
+  const auto small = [](Storage &smem) -> TmaTile<8, 64, half> & { return smem.small; };
+  check(error_with(map, 0, 0, 0, small),
+        "TMA load: the tile is 8 x 64 of 2 bytes, the map's box 16 x 64 of 2 bytes");
+  check(error_with(map, 32, 0, 0, tile), "TMA load: row 32 of a tensor that has 32");
+  check(error_with(map, -1, 0, 0, tile), "TMA load: row -1 of a tensor that has 32");
+  check(error_with(map, 0, 1, 0, tile), "TMA load: head 1 of a tensor that has 1");
+  check(error_with(map, 0, 0, 1, tile), "TMA load: batch 1 of a tensor that has 1");
+  const TensorMap longer =
+      tensor_map<half>(tensor.data, {0, 0, Tensor::d}, 1, 1, 33, Tensor::d, kRows);
+  check(error_with(longer, 20, 0, 0, tile), "load outside of every allocation");
+  static TileOf of_host;
+  check(error_with(map, 0, 0, 0, [](Storage &) -> TileOf & { return of_host; }),
+        "TMA load: the tile is not in shared memory");
+}
+
+TEST_CASE(
+    "tma: bytes expected and bytes landed that differ, when the block is stuck and when it ends") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const TensorMap map = tensor.map(kRows);
+  for (const int expected : {kTileBytes - 128, kTileBytes + 128}) {
+    const std::string counts =
+        "0 of 1 arrivals to come, " + std::to_string(expected) + " bytes expected, 2048 landed";
+    int init = 0;
+    const auto begin = [&](Shared &smem) {
+      if (!is_thread(0)) return;
+      init = __LINE__, mbarrier_init(smem.landed, 1);
+      mbarrier_fence_init();
+      mbarrier_arrive_expect_tx(smem.landed, expected);
+      tma_load(smem.tile, map, 0, 0, 0, smem.landed);
+    };
+    std::string error = error_under_all_seeds<Shared>([&] {
+      begin(shared());
+      __syncthreads();
+      at = __LINE__, mbarrier_wait(shared().landed, 0);
+    });
+    CHECK(error == error_in_thread(at, 0,
+                                   "64 of 64 threads wait for ever in mbarrier_wait for parity 0 "
+                                   "of the mbarrier of " +
+                                       file_and(init) + " (phase 0, " + counts + ")"));
+    error = error_under_all_seeds<Shared>([&] { begin(shared()); });
+    CHECK(error == error_in_thread(init, 0,
+                                   "the block ends, and the mbarrier of " + file_and(init) +
+                                       " (phase 0, " + counts + ") has not what it expects"));
+  }
+}
+
+TEST_CASE("tma: what a load reads in global memory must not be stored meanwhile") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const TensorMap map = tensor.map(kRows);
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    const std::string error = error_of<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      load_tile(smem, map);
+      if (is_thread(40)) also_at = __LINE__, Matrix<half>{tensor.data, kRows, 64}(3, 5) = half{};
+    });
+    const std::string race = " races in global memory with the ";
+    CAPTURE(error);
+    CHECK((error == error_in_thread(at, 0,
+                                    "load" + race + "store at " + file_and(also_at) +
+                                        " by thread 40: no barrier between them") ||
+           error == error_in_thread(also_at, 40,
+                                    "store" + race + "load at " + file_and(at) +
+                                        " by thread 0: no barrier between them")));
+  }
+}
+
+// --- stores --------------------------------------------------------------------------------------
+
+namespace {
+
+enum class Mistake { kNone, kNoFence, kNoWait, kNoCommit, kGroupLeft };
+
+/// All threads write the tile, and thread 0 has it stored from `row` on.
+void store_tile(Shared &smem, const TensorMap &map, int row, Mistake mistake) {
+  for (int i = thread_id(); i < kRows * 64; i += 64)
+    also_at = __LINE__, smem.tile(i / 64, i % 64) = __float2half(Tensor::value(i % 64, i / 64));
+  if (mistake != Mistake::kNoFence) fence_proxy_async();
+  __syncthreads();
+  if (is_thread(0)) {
+    at = __LINE__, tma_store(map, row, 0, 0, smem.tile);
+    if (mistake != Mistake::kNoCommit) tma_store_commit();
+    if (mistake == Mistake::kGroupLeft) tma_store_wait_read<1>();
+    if (mistake == Mistake::kNone || mistake == Mistake::kNoCommit) tma_store_wait_read<0>();
+  }
+  __syncthreads();
+}
+
+}  // namespace
+
+TEST_CASE("tma: a store writes the rows that the tensor has, and no others") {
+  const Setup setup;
+  const Tensor tensor(32);
+  const TensorMap map =
+      tensor_map<half>(tensor.data, {0, 0, Tensor::d}, 1, 1, 24, Tensor::d, kRows);
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    for (int i = 0; i < 32 * 64; i++) tensor.data[i] = __float2half(-1);
+    CHECK(error_of<Shared>(dim3(64), [&] {
+            store_tile(ready(), map, 16, Mistake::kNone);
+            shared().tile(thread_id() / 8, thread_id() % 8) = half{};  // it has been read
+          }) == "");
+    int wrong = 0;
+    for (int i = 0; i < 32 * 64; i++) {
+      const int row = i / 64, col = i % 64;
+      const float expected = 16 <= row && row < 24 ? Tensor::value(col, row - 16) : -1;
+      wrong += __half2float(tensor.data[i]) != expected;
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("tma: a store sees ordinary stores after a proxy fence and a barrier") {
+  const Setup setup;
+  const Tensor tensor(32);
+  const TensorMap map = tensor.map(kRows);
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    std::string error =
+        error_of<Shared>(dim3(64), [&] { store_tile(ready(), map, 0, Mistake::kNoFence); });
+    CHECK(error == error_in_thread(at, 0,
+                                   "TMA store may not see the store to shared memory at " +
+                                       file_and(also_at) +
+                                       " by thread 0: no fence_proxy_async between them"));
+    error = error_of<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      if (is_thread(40)) {
+        for (int i = 0; i < kRows * 64; i++) also_at = __LINE__, smem.tile(i / 64, i % 64) = half{};
+        fence_proxy_async();
+      }
+      if (is_thread(0)) at = __LINE__, tma_store(map, 0, 0, 0, smem.tile);
+    });
+    const std::string still_read =
+        error_in_thread(also_at, 40,
+                        "store to shared memory that a TMA store at " + file_and(at) +
+                            " by thread 0 may still be reading: no "
+                            "tma_store_wait_read for its group yet");
+    CAPTURE(error);
+    CHECK((error == still_read ||
+           error == error_in_thread(at, 0, "TMA store of shared memory that nobody wrote") ||
+           error ==
+               error_in_thread(at, 0,
+                               "TMA store races in shared memory with the store at " +
+                                   file_and(also_at) + " by thread 40: no barrier between them")));
+  }
+}
+
+TEST_CASE("tma: a tile is not to be written until a wait covers the group of its store") {
+  const Setup setup;
+  const Tensor tensor(32);
+  const TensorMap map = tensor.map(kRows);
+  for (const Mistake mistake :
+       {Mistake::kNone, Mistake::kNoWait, Mistake::kNoCommit, Mistake::kGroupLeft}) {
+    CAPTURE(static_cast<int>(mistake));
+    int line = 0;
+    const std::string error = error_under_all_seeds<Shared>([&] {
+      Shared &smem = ready();
+      store_tile(smem, map, 0, mistake);
+      if (is_thread(40)) {
+        read(smem.tile(3, 5));
+        line = __LINE__, smem.tile(3, 5) = half{};
+      }
+    });
+    CHECK(error ==
+          (mistake == Mistake::kNone
+               ? ""
+               : error_in_thread(line, 40,
+                                 "store to shared memory that a TMA store at " + file_and(at) +
+                                     " by thread 0 may still be reading: no "
+                                     "tma_store_wait_read for its group yet")));
+  }
+}
+
+TEST_CASE("tma: after its wait a store has read as its thread: a write needs a barrier") {
+  const Setup setup;
+  const Tensor tensor(32);
+  const TensorMap map = tensor.map(kRows);
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    int line = 0;
+    const std::string error = error_of<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      for (int i = thread_id(); i < kRows * 64; i += 64) smem.tile(i / 64, i % 64) = half{};
+      fence_proxy_async();
+      __syncthreads();
+      if (is_thread(0)) {
+        at = __LINE__, tma_store(map, 0, 0, 0, smem.tile);
+        tma_store_commit();
+        tma_store_wait_read<0>();
+      }
+      if (is_thread(40)) line = __LINE__, smem.tile(3, 5) = half{};
+    });
+    CAPTURE(error);
+    CHECK(
+        (error == error_in_thread(line, 40,
+                                  "store races in shared memory with the load at " + file_and(at) +
+                                      " by thread 0: no barrier between them") ||
+         error == error_in_thread(at, 0,
+                                  "TMA store races in shared memory with the store at " +
+                                      file_and(line) + " by thread 40: no barrier between them")));
+  }
+}
+
+TEST_CASE("tma: what a store writes is nobody's to read in the same launch") {
+  const Setup setup;
+  const Tensor tensor(32);
+  const TensorMap map = tensor.map(kRows);
+  int line = 0;
+  const std::string error = error_under_all_seeds<Shared>([&] {
+    store_tile(ready(), map, 0, Mistake::kNone);
+    if (is_thread(0)) line = __LINE__, read(Matrix<half>{tensor.data, 32, 64}(3, 5));
+  });
+  CHECK(error == error_in_thread(line, 0,
+                                 "load races in global memory with the store at " + file_and(at) +
+                                     " by the TMA: no barrier between them"));
+}
+
+TEST_CASE("tma: loads land in an order drawn from the seed, early or late") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const TensorMap map = tensor.map(kRows);
+  int other_first = 0, before_thread_1 = 0;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    std::string order;
+    CHECK(error_of<Shared>(dim3(64), [&] {
+            Shared &smem = ready();
+            load_tile(smem, map);
+            if (is_thread(0)) {
+              mbarrier_arrive_expect_tx(smem.also_landed, kTileBytes);
+              tma_load(smem.other, map, 0, 0, 0, smem.also_landed);
+              mbarrier_wait(smem.landed, 0);
+              order += 'a';
+            }
+            if (is_thread(1)) order += '1';
+            if (is_thread(32)) {
+              mbarrier_wait(smem.also_landed, 0);
+              order += 'b';
+            }
+          }) == "");
+    other_first += order.find('b') < order.find('a');
+    before_thread_1 += order.find('a') < order.find('1');
+  }
+  CHECK(other_first > 0);
+  CHECK(other_first < kSeeds);
+  CHECK(before_thread_1 > 0);
+  CHECK(before_thread_1 < kSeeds);
+}
+
+// --- a whole kernel ------------------------------------------------------------------------------
+
+namespace {
+
+enum class Bug {
+  kNone,
+  kNoWaitForFull,    // a consumer reads a stage before it has landed
+  kNoWaitForEmpty,   // the producer overwrites a stage that is being read
+  kArrivesTooEarly,  // a consumer gives a stage back before it has read it
+  kSameParity,       // a consumer forgets that the second round has the other parity
+  kFewerBytes,       // the producer expects less than it loads
+  kOneArrives,       // one consumer of two does not give the stages back
+  kNoProxyFence,     // between the sums and the store of them
+};
+
+constexpr int kStages = 2, kTiles = 7, kConsumers = 2;
+
+struct Ring {
+  TileOf stage[kStages], sum;
+  Mbarrier full[kStages], empty[kStages];
+};
+
+/// A warp that copies, through a ring of stages, and two that add up its tiles, half of the rows each.
+void add_up(const TensorMap &from, const TensorMap &to, Bug bug) {
+  auto &smem = shared_storage<Ring>();
+  if (is_thread(0)) {
+    for (int s = 0; s < kStages; s++) {
+      mbarrier_init(smem.full[s], 1);
+      mbarrier_init(smem.empty[s], kConsumers);
+    }
+    mbarrier_fence_init();
+  }
+  __syncthreads();
+  const int warp = warp_index(), lane = thread_id() % 32;
+  if (warp == 0) {
+    if (lane != 0) return;
+    for (int tile = 0; tile < kTiles; tile++) {
+      const int s = tile % kStages, parity = tile / kStages % 2;
+      if (bug != Bug::kNoWaitForEmpty) mbarrier_wait(smem.empty[s], parity ^ 1);
+      mbarrier_arrive_expect_tx(smem.full[s], kTileBytes - (bug == Bug::kFewerBytes ? 512 : 0));
+      tma_load(smem.stage[s], from, tile * kRows, 0, 0, smem.full[s]);
+    }
+    return;
+  }
+  constexpr int kRowsOfWarp = kRows / kConsumers, kPerLane = kRowsOfWarp * 64 / 32;
+  const int first_row = (warp - 1) * kRowsOfWarp;
+  float sum[kPerLane] = {};
+  for (int tile = 0; tile < kTiles; tile++) {
+    const int s = tile % kStages, parity = bug == Bug::kSameParity ? 0 : tile / kStages % 2;
+    if (bug != Bug::kNoWaitForFull) mbarrier_wait(smem.full[s], parity);
+    if (bug == Bug::kArrivesTooEarly && lane == 0) mbarrier_arrive(smem.empty[s]);
+    for (int i = 0; i < kPerLane; i++)
+      sum[i] += __half2float(smem.stage[s](first_row + i / 2, i % 2 * 32 + lane));
+    __syncwarp();
+    if (bug != Bug::kArrivesTooEarly && lane == 0 && !(bug == Bug::kOneArrives && warp == 2))
+      mbarrier_arrive(smem.empty[s]);
+  }
+  for (int i = 0; i < kPerLane; i++)
+    smem.sum(first_row + i / 2, i % 2 * 32 + lane) = __float2half(sum[i]);
+  if (bug != Bug::kNoProxyFence) fence_proxy_async();
+  named_barrier_sync(1, kConsumers * 32);
+  if (is_thread(32)) {
+    tma_store(to, 0, 0, 0, smem.sum);
+    tma_store_commit();
+    tma_store_wait_read<0>();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("tma: a ring of stages, a producer and two consumers, and what can be wrong with it") {
+  const Setup setup;
+  const Tensor tiles(kTiles * kRows), sums(kRows);
+  for (int i = 0; i < kTiles * kRows * 64; i++)
+    tiles.data[i] = __float2half(static_cast<float>(i * 37 % 101));
+  const TensorMap from = tiles.map(kRows), to = sums.map(kRows);
+  const auto errors_with = [&](Bug bug, std::initializer_list<const char *> texts) {
+    CAPTURE(static_cast<int>(bug));
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      for (int i = 0; i < kRows * 64; i++) sums.data[i] = half{};
+      const std::string error = error_of<Ring>(dim3(96), [&] { add_up(from, to, bug); });
+      CAPTURE(error);
+      const bool known = std::any_of(texts.begin(), texts.end(), [&](const char *text) {
+        return error.find(text) != std::string::npos;
+      });
+      CHECK((bug == Bug::kNone ? error == "" : known));
+      if (bug != Bug::kNone) continue;
+      int wrong = 0;
+      for (int i = 0; i < kRows * 64; i++) {
+        float sum = 0;
+        for (int tile = 0; tile < kTiles; tile++)
+          sum += static_cast<float>((tile * kRows * 64 + i) * 37 % 101);
+        wrong += __half2float(sums.data[i]) != sum;
+      }
+      CHECK(wrong == 0);
+    }
+  };
+  const char *early = "may still be writing",
+             *race = "TMA load races in shared memory with the load";
+  errors_with(Bug::kNone, {});
+  errors_with(Bug::kNoWaitForFull, {early, race, "nobody wrote"});
+  errors_with(Bug::kNoWaitForEmpty, {early, race, "one arrival more"});
+  errors_with(Bug::kArrivesTooEarly, {early, race});
+  errors_with(Bug::kSameParity, {early, race, "wait for ever in mbarrier_wait"});
+  errors_with(Bug::kFewerBytes, {"1536 bytes expected, 2048 landed"});
+  errors_with(Bug::kOneArrives, {"1 of 2 arrivals to come"});
+  errors_with(Bug::kNoProxyFence, {"no fence_proxy_async between them"});
+}
+
+TEST_CASE("tma: copies, bytes, arrivals, waits, named barriers and fences are counted") {
+  const Setup setup;
+  emulator::settings.profile = true;
+  const Tensor tiles(kTiles * kRows), sums(kRows);
+  const TensorMap from = tiles.map(kRows), to = sums.map(kRows);
+  (void)emulator::take_profile();
+  CHECK(error_of<Ring>(dim3(96), [&] { add_up(from, to, Bug::kNone); }) == "");
+  const emulator::Counts counts = emulator::take_profile().total();
+  CHECK(counts[emulator::kTmaLoads] == kTiles);
+  CHECK(counts[emulator::kTmaLoadBytes] == kTiles * kTileBytes);
+  CHECK(counts[emulator::kTmaStores] == 1);
+  CHECK(counts[emulator::kTmaStoreBytes] == kTileBytes);
+  CHECK(counts[emulator::kMbarrierArrivals] == kTiles * (1 + kConsumers));
+  CHECK(counts[emulator::kMbarrierWaits] == kTiles * (1 + kConsumers));
+  CHECK(counts[emulator::kNamedBarriers] == kConsumers);
+  CHECK(counts[emulator::kProxyFences] == kConsumers);
 }
