@@ -10,8 +10,7 @@
 /// and so is to start a product of one that was touched since the last wgmma_fence.
 template <int N>
 class Accumulator {
-  static_assert(N == 64 || N == 128 || N == 160 || N == 176 || N == 192 || N == 256,
-                "common/kernel/wgmma.h has the instruction for these");
+  static_assert(N % 8 == 0 && 8 <= N && N <= 256, "PTX ISA, 'Matrix Shape' of wgmma");
 
  public:
   static constexpr int size = N / 2;
