@@ -137,10 +137,6 @@ std::string name_of(Element element) {
   return element == Element::kBf16 ? "bf16" : "fp16";
 }
 
-std::string place(const Where &where) {
-  return describe(Line{where.file_name(), where.line()});
-}
-
 }  // namespace
 
 void land(const Product &product, const std::byte *shared) {
@@ -185,7 +181,7 @@ std::string Products::check(unsigned warpgroup,
     const std::uint64_t fences = warps_[warpgroup * kWarpsOfGroup + lane / 32].fences;
     if (fences == 0) return "wgmma: no wgmma_fence before the first of this warp";
     if (self.accumulator->touched == fences + 1)
-      return "wgmma: its accumulators were touched at " + place(self.accumulator->touch) +
+      return "wgmma: its accumulators were touched at " + describe(self.accumulator->touch) +
              ", and no wgmma_fence since";
   }
   lane = 0;

@@ -85,12 +85,12 @@ inline int column_of(unsigned lane, int i) {
   return i / 4 * 8 + static_cast<int>(lane) % 4 * 2 + i % 2;
 }
 
-/// What an accumulator's thread knows of it.
+/// What an accumulator's thread knows of it. `touched`: how many fences the thread's warp had passed
+/// when the thread last read or wrote it, and 1; 0: it never did.
 struct AccumulatorState {
   unsigned under_way = 0;  // products that write it and that the thread has not waited for,
   Where product{};         // the last of them
-  std::uint64_t touched =
-      0;  // how many fences the thread's warp had passed when it last touched it, and 1
+  std::uint64_t touched = 0;
   Where touch{};
 };
 
@@ -167,8 +167,8 @@ class Products {
 
 // --- called by the running threads ---------------------------------------------------------------
 
-/// An accumulator is read or written; or it is gone.
-void touch(AccumulatorState &accumulator, const Where &where);
+/// An accumulator is read or written, element i of so many; or it is gone.
+void touch(AccumulatorState &accumulator, int i, int size, const Where &where);
 void end_accumulator(const AccumulatorState &accumulator);
 
 /// wgmma.mma_async, wgmma.fence, wgmma.commit_group, wgmma.wait_group. Accumulators that the wait names

@@ -4,13 +4,10 @@
 #include <vector>
 
 #include "common/emulator/block.h"
+#include "common/emulator/sites.h"
 
 namespace emulator {
 namespace {
-
-std::string place(const Where &where) {
-  return describe(Line{where.file_name(), where.line()});
-}
 
 /// The bytes of an operand's lines, in as few pieces as they lie in.
 std::vector<SharedBytes> bytes_of(const SharedOperand &operand, int begin, int end) {
@@ -79,7 +76,7 @@ void wait(void **lanes) {
       lane.accumulator->under_way--;
       if (lane.a && !std::equal(lane.a_at_start.begin(), lane.a_at_start.end(), lane.a))
         fail_in_lane(i,
-                     "the registers of A that the wgmma at " + place(product->where) +
+                     "the registers of A that the wgmma at " + describe(product->where) +
                          " reads were written, or are gone, before this wait for it",
                      *first.where);
     }
@@ -90,15 +87,17 @@ void wait(void **lanes) {
         fail_in_lane(i,
                      "names accumulators that are still under way after a wait for all but " +
                          std::to_string(first.groups) + " groups: the wgmma at " +
-                         place(named->product) + " may still be writing them",
+                         describe(named->product) + " may still be writing them",
                      *first.where);
 }
 
 }  // namespace
 
-void touch(AccumulatorState &accumulator, const Where &where) {
+void touch(AccumulatorState &accumulator, int i, int size, const Where &where) {
+  if (i < 0 || i >= size)
+    fail("accumulator " + std::to_string(i) + ", and a thread has " + std::to_string(size), where);
   if (accumulator.under_way)
-    fail("accumulators touched that the wgmma at " + place(accumulator.product) +
+    fail("accumulators touched that the wgmma at " + describe(accumulator.product) +
              " may still be writing: no wgmma_wait for its group yet",
          where);
   accumulator.touched = Block::current->products().fences(thread_number() / 32) + 1;

@@ -2,7 +2,9 @@
 // is how a kernel asks for it.
 #pragma once
 
+#include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "common/emulator/products.h"
 
@@ -21,10 +23,7 @@ class Accumulator {
   ~Accumulator() { emulator::end_accumulator(state_); }
 
   float &operator()(int i, Where where = Where::current()) {
-    if (unsigned(i) >= unsigned(size))
-      emulator::fail(
-          "accumulator " + std::to_string(i) + ", and a thread has " + std::to_string(size), where);
-    emulator::touch(state_, where);
+    emulator::touch(state_, i, size, where);
     return x_[i];
   }
 
@@ -107,7 +106,7 @@ class Awaited {
 template <int N>
 void wgmma_wait(Awaited a = {}, Awaited b = {}, Awaited c = {}, Awaited d = {},
                 Where where = Where::current()) {
-  static_assert(N >= 0 && N <= 7);
+  static_assert(N >= 0);
   emulator::wait_for_products(N, {a.state(), b.state(), c.state(), d.state()}, where);
 }
 

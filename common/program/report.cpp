@@ -111,6 +111,16 @@ void print_totals(const emulator::Profile &profile) {
                 count(kLdmatrix), count(kCopyRequests));
   if (total[kWgmma] || total[kStmatrix])
     std::printf("  %llu wgmma, %llu stmatrix (warp-wide)\n", count(kWgmma), count(kStmatrix));
+  if (total[kTmaLoads] || total[kTmaStores])
+    std::printf("  TMA: %llu loads, %.3f MB, and %llu stores, %.3f MB\n", count(kTmaLoads),
+                1e-6 * static_cast<double>(total[kTmaLoadBytes]), count(kTmaStores),
+                1e-6 * static_cast<double>(total[kTmaStoreBytes]));
+  if (total[kMbarrierArrivals] || total[kNamedBarriers])
+    std::printf(
+        "  %llu mbarrier arrivals, %llu waits, %llu named barriers, %llu proxy fences "
+        "(warp-wide)\n",
+        count(kMbarrierArrivals), count(kMbarrierWaits), count(kNamedBarriers),
+        count(kProxyFences));
 }
 
 void print_lines(const emulator::Profile &profile) {
