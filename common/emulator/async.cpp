@@ -232,9 +232,9 @@ bool BarrierState::end_phase() {
 }
 
 std::string BarrierState::describe() const {
-  std::string text = "the mbarrier of " + emulator::describe(line_of(site)) + " (phase " +
-                     std::to_string(phase) + ", " + std::to_string(to_come) + " of " +
-                     std::to_string(count) + " arrivals to come";
+  std::string text = "the mbarrier of " + emulator::describe(line_of(site)) + " (at byte " +
+                     std::to_string(offset) + ", phase " + std::to_string(phase) + ", " +
+                     std::to_string(to_come) + " of " + std::to_string(count) + " arrivals to come";
   if (expected || landed)
     text +=
         ", " + std::to_string(expected) + " bytes expected, " + std::to_string(landed) + " landed";
@@ -254,6 +254,7 @@ void Block::mbarrier_init(const void *address, int arrivals, const Where &where)
   if (const BarrierState *before = mbarriers_.find(offset))
     fail("mbarrier_init of " + before->describe() + ", which is in use", where);
   BarrierState barrier{};
+  barrier.offset = offset;
   barrier.site = site_of(where);
   barrier.thread = running_;
   barrier.time = clocks_.now();
