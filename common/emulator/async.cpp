@@ -446,7 +446,7 @@ void Block::tma_store(const TmaTransfer &transfer, const Where &where) {
   }
   if (settings.profile) {
     requests_.count(site, kTmaStores, 1);
-    requests_.count(site, kTmaStoreBytes, slab_bytes * read.pieces.size());
+    requests_.count(site, kTmaStoreBytes, read.pieces[0].bytes * read.pieces.size());
   }
   const Operation operation = begin_operation(kNoQueue, [=] {
     for (int row = 0; row < rows_there(transfer); row++)
