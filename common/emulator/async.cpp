@@ -249,9 +249,9 @@ bool BarrierState::end_phase() {
 }
 
 std::string BarrierState::describe() const {
-  std::string text = "the mbarrier of " + emulator::describe(line_of(site)) + " (phase " +
-                     std::to_string(phase) + ", " + std::to_string(to_come) + " of " +
-                     std::to_string(count) + " arrivals to come";
+  std::string text = "the mbarrier of " + emulator::describe(line_of(site)) + " (at byte " +
+                     std::to_string(offset) + ", phase " + std::to_string(phase) + ", " +
+                     std::to_string(to_come) + " of " + std::to_string(count) + " arrivals to come";
   if (expected || landed)
     text +=
         ", " + std::to_string(expected) + " bytes expected, " + std::to_string(landed) + " landed";
@@ -271,6 +271,7 @@ void Block::mbarrier_init(const void *address, int arrivals, const Where &where)
   if (const BarrierState *before = mbarriers_.find(offset))
     fail("mbarrier_init of " + before->describe() + ", which is in use", where);
   BarrierState barrier{};
+  barrier.offset = offset;
   barrier.site = site_of(where);
   barrier.thread = running_;
   barrier.time = clocks_.now();
@@ -462,7 +463,7 @@ void Block::tma_store(const TmaTransfer &transfer, const Where &where) {
   }
   if (settings.profile) {
     requests_.count(site, kTmaStores, 1);
-    requests_.count(site, kTmaStoreBytes, slab_bytes * read.pieces.size());
+    requests_.count(site, kTmaStoreBytes, read.pieces[0].bytes * read.pieces.size());
   }
   const Operation operation = begin_operation(kNoQueue, [=] {
     for (int row = 0; row < rows_there(transfer); row++)

@@ -330,19 +330,20 @@ std::string Block::waits_for(const Thread &thread) const {
 
 void Block::report_stuck() {
   unsigned exited = 0;
-  // The thread to name: one whose mask is not that of others, or whose mbarrier's bytes are not those
-  // expected, is more likely the cause than who else waits.
-  const Thread *first = nullptr, *of_bytes = nullptr;
+  // The thread to name: one whose mask is not that of others, whose mbarrier's bytes are not those expected,
+  // or that waits for registers is more likely the cause than who else waits.
+  const Thread *first = nullptr, *likely = nullptr;
   std::string masks;
   for (const Thread &thread : threads_) {
     exited += thread.state == State::kExited;
     if (thread.state == State::kExited || !masks.empty()) continue;
     masks = other_mask(static_cast<unsigned>(&thread - threads_.data()));
     if (!first || !masks.empty()) first = &thread;
-    if (!of_bytes && thread.state == State::kAtMbarrier && thread.mbarrier->to_come == 0)
-      of_bytes = &thread;
+    if (!likely && (thread.state == State::kForRegisters ||
+                    (thread.state == State::kAtMbarrier && thread.mbarrier->to_come == 0)))
+      likely = &thread;
   }
-  if (of_bytes && masks.empty()) first = of_bytes;
+  if (likely && masks.empty()) first = likely;
   if (!first) return;
   struct Waiting {  // threads at one place, for one thing
     const Thread *first;

@@ -206,6 +206,9 @@ void Clocks::use_agents() {
 
 unsigned Clocks::add_agent() {
   use_agents();
+  if ((kFirstAgent + agents_) >> kActorBits)
+    throw std::length_error(
+        "the emulator takes at most 1024 mbarriers and reading warps per block");
   if (columns() == capacity_) {
     const std::vector<Time> before = std::move(exact_);
     const std::size_t stride_before = stride(), columns_before = capacity_;

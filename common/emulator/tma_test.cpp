@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <initializer_list>
@@ -471,11 +472,14 @@ TEST_CASE(
     CHECK(error == error_in_thread(at, 0,
                                    "64 of 64 threads wait for ever in mbarrier_wait for parity 0 "
                                    "of the mbarrier of " +
-                                       file_and(init) + " (phase 0, " + counts + ")"));
+                                       file_and(init) + " (at byte " +
+                                       std::to_string(offsetof(Shared, landed)) + ", phase 0, " +
+                                       counts + ")"));
     error = error_under_all_seeds<Shared>([&] { begin(shared()); });
     CHECK(error == error_in_thread(init, 0,
                                    "the block ends, and the mbarrier of " + file_and(init) +
-                                       " (phase 0, " + counts + ") has not what it expects"));
+                                       " (at byte " + std::to_string(offsetof(Shared, landed)) +
+                                       ", phase 0, " + counts + ") has not what it expects"));
   }
 }
 
