@@ -232,9 +232,9 @@ bool BarrierState::end_phase() {
 }
 
 std::string BarrierState::describe() const {
-  std::string text = "the mbarrier of " + emulator::describe(line_of(site)) + " (phase " +
-                     std::to_string(phase) + ", " + std::to_string(to_come) + " of " +
-                     std::to_string(count) + " arrivals to come";
+  std::string text = "the mbarrier of " + emulator::describe(line_of(site)) + " (at byte " +
+                     std::to_string(offset) + ", phase " + std::to_string(phase) + ", " +
+                     std::to_string(to_come) + " of " + std::to_string(count) + " arrivals to come";
   if (expected || landed)
     text +=
         ", " + std::to_string(expected) + " bytes expected, " + std::to_string(landed) + " landed";
@@ -254,6 +254,7 @@ void Block::mbarrier_init(const void *address, int arrivals, const Where &where)
   if (const BarrierState *before = mbarriers_.find(offset))
     fail("mbarrier_init of " + before->describe() + ", which is in use", where);
   BarrierState barrier{};
+  barrier.offset = offset;
   barrier.site = site_of(where);
   barrier.thread = running_;
   barrier.time = clocks_.now();
@@ -316,9 +317,8 @@ void Block::mbarrier_wait(const void *address, int parity, const Where &where) {
 // --- TMA -----------------------------------------------------------------------------------------
 
 /// Fails unless the copy engine takes this; returns where the tile is in shared memory.
-std::size_t Block::check_transfer(const char *what, const TmaTransfer &transfer,
-                                  const Where &where) {
-  const std::string name = what;
+std::size_t Block::check_transfer(bool store, const TmaTransfer &transfer, const Where &where) {
+  const std::string name = store ? kStoreEngine.name : kLoadEngine.name;
   const Tensor &tensor = transfer.tensor;
   const auto shape = [](int rows, int d, int bytes) {
     return std::to_string(rows) + " x " + std::to_string(d) + " of " + std::to_string(bytes) +
@@ -338,8 +338,10 @@ std::size_t Block::check_transfer(const char *what, const TmaTransfer &transfer,
     fail(name + ": the tile is " + shape(transfer.tile_rows, transfer.d, transfer.element_bytes) +
              ", the map's box " + shape(tensor.tile_rows, tensor.d, tensor.element_bytes),
          where);
+  // What lies beyond a tensor's end is zeros to load and nothing to store, by the hardware's rule. It has
+  // the same for what lies before the beginning, and for a store of nothing: there they are mistakes.
   const auto inside = [&](const char *of_what, int i, int count) {
-    if (i < 0 || i >= count)
+    if (i < 0 || (store && i >= count))
       fail(name + ": " + of_what + " " + std::to_string(i) + " of a tensor that has " +
                std::to_string(count),
            where);
@@ -354,7 +356,9 @@ namespace {
 
 /// The rows of a tile that the tensor has, and where they lie.
 int rows_there(const TmaTransfer &transfer) {
-  return std::min(transfer.tile_rows, transfer.tensor.rows - transfer.row);
+  const Tensor &tensor = transfer.tensor;
+  if (transfer.head >= tensor.heads || transfer.batch >= tensor.batch) return 0;
+  return std::clamp(tensor.rows - transfer.row, 0, transfer.tile_rows);
 }
 std::byte *row_of(const TmaTransfer &transfer, int row) {
   const Tensor &tensor = transfer.tensor;
@@ -386,7 +390,7 @@ void Block::access_tensor(const TmaTransfer &transfer, bool store, SiteId site,
 }
 
 void Block::tma_load(const TmaTransfer &transfer, const void *address, const Where &where) {
-  const std::size_t offset = check_transfer("TMA load", transfer, where);
+  const std::size_t offset = check_transfer(false, transfer, where);
   BarrierState &barrier = usable_mbarrier("TMA load", address, where);
   if (!(barrier.fenced && clocks_.knows(running_, barrier.thread, barrier.fenced)) &&
       !clocks_.visible(running_, barrier.thread, barrier.time))
@@ -422,7 +426,7 @@ void Block::tma_load(const TmaTransfer &transfer, const void *address, const Whe
 }
 
 void Block::tma_store(const TmaTransfer &transfer, const Where &where) {
-  const std::size_t offset = check_transfer("TMA store", transfer, where);
+  const std::size_t offset = check_transfer(true, transfer, where);
   const SiteId site = site_of(where);
   const std::size_t slab_bytes = static_cast<std::size_t>(transfer.tile_rows) * 128;
   AsyncRead read{&kStoreEngine, {}, running_, 1, site};

@@ -161,7 +161,7 @@ class Block {
   BarrierState &usable_mbarrier(const char *what, const void *address, const Where &where);
   void go_on_if_ended(BarrierState &barrier);
   void change_registers(int registers);
-  std::size_t check_transfer(const char *what, const TmaTransfer &transfer, const Where &where);
+  std::size_t check_transfer(bool store, const TmaTransfer &transfer, const Where &where);
   void access_tensor(const TmaTransfer &transfer, bool store, SiteId site, const Where &where);
   void report_bytes();
   std::string waits_for(const Thread &thread) const;

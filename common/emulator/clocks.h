@@ -107,6 +107,9 @@ class Clocks {
   void join_lanes(unsigned warp, std::uint32_t lanes);
   void join(const std::vector<unsigned> &threads);
 
+  /// Whether threads of the block synchronise with agents, or one by one.
+  bool has_agents() const { return has_agents_; }
+
   /// A new agent of the block; returns its number.
   unsigned add_agent();
 

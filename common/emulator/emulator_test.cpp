@@ -1021,7 +1021,7 @@ TEST_CASE("emulator: what is wrong with a mask") {
   });
   CHECK(error == error_in_thread(at, 32,
                                  "32 of 64 threads wait for ever in __syncwarp; lane 0's mask is "
-                                 "0x0001ffff, that of lane 16, which it names, 0xffff8000; others "
+                                 "0x0001ffff, that of lane 16, which it names, 0xffff8000; 32 "
                                  "wait in __syncthreads at " +
                                      file_and(also_at)));
 }

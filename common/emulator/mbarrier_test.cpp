@@ -93,10 +93,10 @@ Shared &with_barriers(int arrivals) {
   return shared();
 }
 
-/// "the mbarrier of mbarrier_test.cpp:57 (phase 0, 1 of 2 arrivals to come)"
+/// "the mbarrier of mbarrier_test.cpp:57 (at byte 1024, phase 0, 1 of 2 ...)"
 std::string barrier(int phase, int to_come, int count) {
-  return "the mbarrier of " + file_and(init_at) + " (phase " + std::to_string(phase) + ", " +
-         std::to_string(to_come) + " of " + std::to_string(count) + " arrivals to come)";
+  return "the mbarrier of " + file_and(init_at) + " (at byte 1024, phase " + std::to_string(phase) +
+         ", " + std::to_string(to_come) + " of " + std::to_string(count) + " arrivals to come)";
 }
 
 /// Where one of two racing accesses is reported, the first or the second.
@@ -169,6 +169,33 @@ TEST_CASE("mbarrier: who arrives learns nothing, and who waits does not tell") {
       });
       CAPTURE(error);
       CHECK(is_race(error, "store", at, 5, "store", also_at, 40));
+    }
+}
+
+TEST_CASE("mbarrier: lanes that read one place and arrive one by one") {
+  const Setup setup;
+  for (const int late : {-1, 45})  // this lane arrives before it reads
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      const std::string error = error_of(dim3(64), [&] {
+        Shared &smem = with_barriers(32);
+        if (is_thread(0)) smem.x(1, 1) = 7.0f;
+        __syncthreads();
+        if (threadIdx.x >= 32) {
+          if (is_thread(late)) mbarrier_arrive(smem.a);
+          at = __LINE__, read(smem.x(1, 1));
+          if (!is_thread(late)) mbarrier_arrive(smem.a);
+        }
+        if (is_thread(0)) {
+          mbarrier_wait(smem.a, 0);
+          also_at = __LINE__, smem.x(1, 1) = 8.0f;
+        }
+      });
+      CAPTURE(error);
+      if (late < 0)
+        CHECK(error == "");
+      else
+        CHECK(is_race(error, "load", at, 45, "store", also_at, 0));
     }
 }
 
@@ -286,7 +313,8 @@ TEST_CASE("mbarrier: what is wrong with its use") {
       },
       [] {
         return "mbarrier_arrive: one arrival more than the mbarrier of " + file_and(init_at) +
-               " (phase 0, 0 of 1 arrivals to come, 64 bytes expected, 0 landed) has room for";
+               " (at byte 1024, phase 0, 0 of 1 arrivals to come, 64 bytes expected, 0 landed) has "
+               "room for";
       });
 }
 

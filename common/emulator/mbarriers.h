@@ -15,12 +15,13 @@ namespace emulator {
 
 /// One mbarrier, from its initialisation to the block's end.
 struct BarrierState {
-  SiteId site;      // of its initialisation,
-  unsigned thread;  // who did it,
-  Time time;        // when,
-  Time fenced = 0;  // and when the same thread made it visible to the copy engine; 0: it has not
-  int count;        // arrivals per phase
-  int to_come;      // of this phase
+  std::size_t offset;  // in shared memory
+  SiteId site;         // of its initialisation,
+  unsigned thread;     // who did it,
+  Time time;           // when,
+  Time fenced = 0;     // and when the same thread made it visible to the copy engine; 0: it has not
+  int count;           // arrivals per phase
+  int to_come;         // of this phase
   std::int64_t expected = 0, landed = 0;  // bytes of this phase
   std::uint64_t phase = 0;                // those that have ended
   unsigned agent = 0;                     // of the copies that land here; 0: none so far
@@ -28,7 +29,7 @@ struct BarrierState {
   Told told_to_waiting;                   // and by those until the last phase ended
   std::vector<unsigned> waiting;          // threads
 
-  /// "the mbarrier of attention.cu:57 (phase 3, 1 of 8 arrivals to come, 16384 bytes expected, ...)"
+  /// "the mbarrier of attention.cu:57 (at byte 8192, phase 3, 1 of 8 arrivals to come, 16384 bytes expected, ...)"
   std::string describe() const;
 
   /// Ends the phase if all have arrived and landed; true if so.

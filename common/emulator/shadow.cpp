@@ -4,7 +4,6 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
-#include <span>
 
 namespace emulator {
 namespace {
@@ -34,14 +33,13 @@ struct Unknown {
   std::string who;
   SiteId site = 0;
 };
-template <class ReadsOfWarp>
-Unknown unknown_loads(unsigned warps, const Access &access, ReadsOfWarp reads_of) {
+template <class ReadsOfWarp, class LanesOfWarp>
+Unknown unknown_loads(unsigned warps, ReadsOfWarp reads_of, LanesOfWarp unknown_lanes) {
   Unknown unknown;
   for (unsigned warp = 0; warp < warps; warp++) {
     const WarpReads *reads = reads_of(warp);
     if (!reads) continue;
-    const std::uint32_t lanes =
-        access.clocks.unknown(access.thread, warp, reads->lanes, reads->time);
+    const std::uint32_t lanes = unknown_lanes(warp, *reads);
     if (!lanes) continue;
     if (unknown.site)
       unknown.who = "threads of several warps";
@@ -63,12 +61,14 @@ class Reader {
         known_(access.clocks.known_in_warp(access.thread)),
         lane_(1u << access.thread % 32) {}
 
-  void add_to(WarpReads &reads) const {
+  /// Returns whether other lanes' reads remain, of which the thread does not know.
+  bool add_to(WarpReads &reads) const {
     std::uint32_t unknown = 0;
     if (reads.time >= known_)
       unknown =
           access_.clocks.unknown(access_.thread, access_.thread / 32, reads.lanes, reads.time);
     reads = {now_, access_.site, unknown | lane_};
+    return unknown;
   }
 
  private:
@@ -109,6 +109,7 @@ void SharedShadow::reset() {
   if (copying_) std::fill(copies_.begin(), copies_.end(), Copy{});
   if (reading_) std::fill(being_read_.begin(), being_read_.end(), Reading{});
   copying_ = reading_ = 0;
+  lanes_reads_.clear();
 }
 
 inline bool SharedShadow::ordered_after_store(const Stamp &write, const Access &access) const {
@@ -116,13 +117,34 @@ inline bool SharedShadow::ordered_after_store(const Stamp &write, const Access &
          stores_the_same(write, access);
 }
 
+/// Those lanes of a warp that have read a unit, and of whose reads the access does not know.
+inline std::uint32_t SharedShadow::unknown_lanes(unsigned warp, std::size_t unit,
+                                                 const Access &access) const {
+  const WarpReads &reads = reads_[warp][unit];
+  std::uint32_t lanes = access.clocks.unknown(access.thread, warp, reads.lanes, reads.time);
+  if (!lanes || lanes_reads_.empty() || std::has_single_bit(reads.lanes)) return lanes;
+  const auto times = lanes_reads_.find(unit * 32 + warp);
+  if (times == lanes_reads_.end()) return lanes;
+  for (unsigned lane = 0; lane < 32; lane++)
+    if (lanes >> lane & 1 &&
+        access.clocks.knows(access.thread, warp * 32 + lane, times->second[lane]))
+      lanes &= ~(1u << lane);
+  return lanes;
+}
+
+/// Of several lanes that read a unit and do not know of each other: when the last one did.
+void SharedShadow::note_lanes(std::size_t unit, const WarpReads &before, const Access &access) {
+  const auto [entry, is_new] = lanes_reads_.try_emplace(unit * 32 + access.thread / 32);
+  if (is_new || std::has_single_bit(before.lanes)) entry->second.fill(before.time);
+  entry->second[access.thread % 32] = access.clocks.now();
+}
+
 inline bool SharedShadow::ordered_after_loads(std::size_t unit, const Access &access) const {
   const Time known = access.clocks.known_by_all();
   for (unsigned warp = 0; warp < reads_.size(); warp++) {
     if (reads_[warp].empty()) continue;
     const WarpReads &reads = reads_[warp][unit];
-    if (reads.time >= known && access.clocks.unknown(access.thread, warp, reads.lanes, reads.time))
-      return false;
+    if (reads.time >= known && unknown_lanes(warp, unit, access)) return false;
   }
   if (being_read_.empty()) return true;
   return std::all_of(agents_reads_.begin(), agents_reads_.end(), [&](const auto &of_warp) {
@@ -145,8 +167,9 @@ std::string SharedShadow::race(const char *operation, std::size_t unit,
                    write.site);
   }
   const Unknown loads = unknown_loads(
-      static_cast<unsigned>(reads_.size()), access,
-      [&](unsigned warp) { return reads_[warp].empty() ? nullptr : &reads_[warp][unit]; });
+      static_cast<unsigned>(reads_.size()),
+      [&](unsigned warp) { return reads_[warp].empty() ? nullptr : &reads_[warp][unit]; },
+      [&](unsigned warp, const WarpReads &) { return unknown_lanes(warp, unit, access); });
   if (loads.site) return message(operation, "shared", "load", loads.who, loads.site);
   for (unsigned warp = 0; warp < agents_reads_.size(); warp++) {
     if (agents_reads_[warp].empty()) continue;
@@ -192,12 +215,14 @@ std::string SharedShadow::check(std::size_t offset, const Access &access) {
   // What the clocks say, once for all units.
   const Time begin = access.clocks.begin(), known = access.clocks.known_by_all();
   const Reader reader(access);
+  const bool exact = access.clocks.has_agents();
   for (std::size_t unit = first; unit < end; unit++) {
     const Stamp write = writes_[unit];
     if (write.time >= known && !ordered_after_store(write, access))
       return race("load", unit, access);
     if (write.time < begin) return "load of shared memory that nobody wrote";
-    reader.add_to(reads[unit]);
+    const WarpReads before = reads[unit];
+    if (reader.add_to(reads[unit]) && exact) note_lanes(unit, before, access);
   }
   return {};
 }
@@ -331,8 +356,10 @@ void SharedShadow::end_async_read(const AsyncRead &read, const Access &access) {
   const Reader reader(access);
   for (const Piece &piece : read.pieces)
     for (std::size_t unit = piece.offset / kUnit; unit < (piece.offset + piece.bytes) / kUnit;
-         unit++)
-      reader.add_to(reads[unit]);
+         unit++) {
+      const WarpReads before = reads[unit];
+      if (reader.add_to(reads[unit])) note_lanes(unit, before, access);
+    }
 }
 
 void SharedShadow::end_async_read(const AsyncRead &read, unsigned agent, Time now) {
@@ -443,8 +470,11 @@ std::string GlobalShadow::race_with_loads(Read before, const Access &access) {
       if (knows_all(set, access)) return {};
       other = kOtherBlock;
     } else {
-      const Unknown loads =
-          unknown_loads(clocks.warps(), access, [&](unsigned warp) { return &set.of_warp[warp]; });
+      const Unknown loads = unknown_loads(
+          clocks.warps(), [&](unsigned warp) { return &set.of_warp[warp]; },
+          [&](unsigned warp, const WarpReads &reads) {
+            return clocks.unknown(access.thread, warp, reads.lanes, reads.time);
+          });
       if (!loads.site) return {};
       who = loads.who;
       site = loads.site;

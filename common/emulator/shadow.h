@@ -3,11 +3,13 @@
 // What 'know' means is in clocks.h; here is what is remembered.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "common/emulator/clocks.h"
@@ -120,6 +122,8 @@ class SharedShadow {
   void end_reading(const AsyncRead &read);
   std::string still_written(const std::string &operation, std::size_t chunk) const;
   std::string still_read(const std::string &operation, std::size_t chunk) const;
+  void note_lanes(std::size_t unit, const WarpReads &before, const Access &access);
+  std::uint32_t unknown_lanes(unsigned warp, std::size_t unit, const Access &access) const;
   bool ordered_after_store(const Stamp &write, const Access &access) const;
   bool ordered_after_loads(std::size_t unit, const Access &access) const;
 
@@ -132,6 +136,9 @@ class SharedShadow {
   std::size_t reading_ = 0;             // how many of them are being read
   std::vector<std::uint16_t> issuers_;  // by 16 bytes, of the last TMA load; empty if none ever was
   std::vector<std::vector<AgentReads>> agents_reads_;  // by warp, then by 16 bytes; as reads_
+  // In a block with agents, whose lanes synchronise one by one: when each lane of a warp read a unit that
+  // several read who do not know of each other. By unit * 32 + warp.
+  std::unordered_map<std::size_t, std::array<Time, 32>> lanes_reads_;
 };
 
 /// One allocation of global memory, which the blocks of a launch touch from several host threads.

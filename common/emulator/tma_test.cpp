@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <initializer_list>
@@ -150,13 +151,15 @@ TEST_CASE("tma: a load brings the tile's rows, and zeros for rows that the tenso
   const TensorMap map = tensor.map(kRows);
   for (int seed = 1; seed <= kSeeds; seed++) {
     emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    const int first = seed % 4 * 8;  // 24: all of it lies beyond
     int wrong = 0;
     const std::string error = error_of<Shared>(dim3(64), [&] {
       Shared &smem = ready();
-      load_tile(smem, map, 16);
+      load_tile(smem, map, first);
       mbarrier_wait(smem.landed, 0);
       for (int i = thread_id(); i < kRows * 64; i += 64) {
-        const float expected = i / 64 < 8 ? Tensor::value(16 + i / 64, i % 64) : 0;
+        const int row = first + i / 64;
+        const float expected = row < 24 ? Tensor::value(row, i % 64) : 0;
         wrong += __half2float(smem.tile(i / 64, i % 64)) != expected;
       }
     });
@@ -426,10 +429,17 @@ TEST_CASE("tma: a tile's place, box and coordinates, and the tensor's memory") {
   const auto small = [](Storage &smem) -> TmaTile<8, 64, half> & { return smem.small; };
   check(error_with(map, 0, 0, 0, small),
         "TMA load: the tile is 8 x 64 of 2 bytes, the map's box 16 x 64 of 2 bytes");
-  check(error_with(map, 32, 0, 0, tile), "TMA load: row 32 of a tensor that has 32");
   check(error_with(map, -1, 0, 0, tile), "TMA load: row -1 of a tensor that has 32");
-  check(error_with(map, 0, 1, 0, tile), "TMA load: head 1 of a tensor that has 1");
-  check(error_with(map, 0, 0, 1, tile), "TMA load: batch 1 of a tensor that has 1");
+  check(error_with(map, 0, -1, 0, tile), "TMA load: head -1 of a tensor that has 1");
+  const auto store_error = [&](int row, int head, int batch) {
+    return error_of<Storage>(dim3(32), [&] {
+      if (!is_thread(0)) return;
+      at = __LINE__, tma_store(map, row, head, batch, shared_storage<Storage>().tile);
+    });
+  };
+  check(store_error(32, 0, 0), "TMA store: row 32 of a tensor that has 32");
+  check(store_error(0, 1, 0), "TMA store: head 1 of a tensor that has 1");
+  check(store_error(0, 0, 1), "TMA store: batch 1 of a tensor that has 1");
   const TensorMap longer =
       tensor_map<half>(tensor.data, {0, 0, Tensor::d}, 1, 1, 33, Tensor::d, kRows);
   check(error_with(longer, 20, 0, 0, tile), "load outside of every allocation");
@@ -462,11 +472,14 @@ TEST_CASE(
     CHECK(error == error_in_thread(at, 0,
                                    "64 of 64 threads wait for ever in mbarrier_wait for parity 0 "
                                    "of the mbarrier of " +
-                                       file_and(init) + " (phase 0, " + counts + ")"));
+                                       file_and(init) + " (at byte " +
+                                       std::to_string(offsetof(Shared, landed)) + ", phase 0, " +
+                                       counts + ")"));
     error = error_under_all_seeds<Shared>([&] { begin(shared()); });
     CHECK(error == error_in_thread(init, 0,
                                    "the block ends, and the mbarrier of " + file_and(init) +
-                                       " (phase 0, " + counts + ") has not what it expects"));
+                                       " (at byte " + std::to_string(offsetof(Shared, landed)) +
+                                       ", phase 0, " + counts + ") has not what it expects"));
   }
 }
 
