@@ -127,7 +127,7 @@ __device__ __forceinline__ void keep_loads_apart() {
 inline int warp_index() {
   return threadIdx.x / 32;
 }
-inline int uniform(int x, Where where = Where::current()) {
+[[gnu::noinline]] inline int uniform(int x, Where where = Where::current()) {
   const int first = __shfl_sync(kAllLanes, x, 0, 32, where);
   if (x != first) emulator::fail("uniform: a lane's number is not that of lane 0", where);
   return x;
