@@ -8,7 +8,8 @@
 //             new keys before them. Type, head dim and pages are template parameters, the rest is asked
 //             outside of the loop. A C interface (attention.h) stands in front of this file's launch.
 // Prediction  Prompts: 1138 instructions in the loop, step 27 has 1136: its time. If rotated, 1181, 4%
-//             more; with pages 1581, a third more. New tokens: the time of step 26, and 2 us where there are keys to store.
+//             more; with pages 1581, a third more. New tokens: the time of step 26, and 2 us where
+//             there are keys to store.
 #include "steps/29-in-a-model/decode.h"
 #include "steps/29-in-a-model/prefill.h"
 
