@@ -618,6 +618,13 @@ TEST_CASE("wgmma: the operands' type is the instruction's") {
     wgmma_fence();
     at = __LINE__, wgmma<bf16>(S, k_major(tiles.Q, 0, 0), k_major(tiles.K, 0, 0), false);
   });
+  check_error("wgmma of fp16 with a tile of bf16", [] {
+    auto &tiles = filled_operands<bf16, 64>();
+    Accumulator<64> O;
+    const FragmentA P = fragment_of_p(0);
+    wgmma_fence();
+    at = __LINE__, wgmma(O, P, mn_major(tiles.V, 0, 0), false);
+  });
 }
 
 // --- a warpgroup -----------------------------------------------------------------------------------------
