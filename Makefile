@@ -2,7 +2,7 @@
 CXX ?= g++
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
 PYTHON ?= python3
-CXXFLAGS ?= -O2 -g
+CXXFLAGS ?= -O2 -g1
 NVCCFLAGS ?= -O3 -lineinfo
 CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
 	sed -nE '1s/^([0-9]+)\.([0-9]+)$$/\1\2/p')
@@ -104,7 +104,7 @@ $(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
 	$(say)$(CUDA) $(call gencode,$(call field,$(step),4)) $(step_flags) -c $< -o $@
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	@mkdir -p $(@D)
-	$(say)$(HOST) $(if $(filter common/pages/%_test.cpp common/program/%_test.cpp common/testing/% steps/%,$<),-O0 -g0) -c $< -o $@
+	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-g0,$(if $(filter %_test.cpp common/testing/% steps/%,$<),-O0 -g0)) -c $< -o $@
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(or $(call field,$(*F),4),$(ARCH))) -c $< -o $@

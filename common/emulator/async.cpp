@@ -140,6 +140,7 @@ void Block::set_registers(int registers, bool more, const Where &where) {
   if (registers % 8 || registers < 24 || registers > 256)
     fail(name + ": a multiple of 8 from 24 to 256 is allowed", where);
   Registers &group = registers_[running_ / kWarpgroup];
+  if (more && registers < group.now) share_registers(registers);
   if (more ? registers < group.now : registers > group.now)
     fail(name + ": the threads have " + std::to_string(group.now) + " registers each", where);
   int all = 0, least = 0;
@@ -157,6 +158,22 @@ void Block::set_registers(int registers, bool more, const Where &where) {
     wait(State::kForRegisters, what.name, where);
     Fiber::yield();
   }
+}
+
+/// The running thread's warpgroup asks for more than it has, and for less than a block has that is alone
+/// on its multiprocessor: then so many share it (the launch bounds say so to nvcc, not to the emulator)
+/// that it has less.
+void Block::share_registers(int wanted) {
+  int blocks = 1;
+  while (blocks * size_ <= 2048 && launch_registers(blocks * size_) > wanted) blocks++;
+  const int each = launch_registers(blocks * size_);
+  const int before = launch_registers(size_);
+  if (blocks * size_ > 2048 || registers_[running_ / kWarpgroup].now != before) return;
+  for (Registers &group : registers_)
+    if (group.now == before)
+      group.now = each;
+    else  // it gave back less
+      free_registers_ -= (before - each) * static_cast<int>(kWarpgroup);
 }
 
 /// The running thread's warpgroup has come to setmaxnreg. Whoever waits for registers gets them once

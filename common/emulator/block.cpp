@@ -36,12 +36,6 @@ std::string hex(std::uint32_t mask) {
   return buffer;
 }
 
-/// Those of each thread that a kernel has if one of its blocks is to fit on a multiprocessor, whose file
-/// has 65536: a multiple of 8, of 255 that a thread may name.
-int launch_registers(unsigned threads) {
-  return std::min(248, static_cast<int>(65536 / threads / 8 * 8));
-}
-
 std::byte *allocate_shared(std::size_t bytes) {
   const std::size_t padded = std::max<std::size_t>(1024, (bytes + 1023) / 1024 * 1024);
   void *memory = std::aligned_alloc(1024, padded);
@@ -50,6 +44,12 @@ std::byte *allocate_shared(std::size_t bytes) {
 }
 
 }  // namespace
+
+/// Those of each thread that a kernel has if one of its blocks is to fit on a multiprocessor, whose file
+/// has 65536: a multiple of 8, of 255 that a thread may name.
+int launch_registers(unsigned threads) {
+  return std::min(248, static_cast<int>(65536 / threads / 8 * 8));
+}
 
 namespace {
 

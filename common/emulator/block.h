@@ -26,6 +26,10 @@ namespace emulator {
 /// A launch begins: nothing has been told by its atomics.
 void begin_atomics();
 
+/// The registers of each thread of a kernel that is to have so many threads on a multiprocessor, whose
+/// file has 65536: a multiple of 8, of 255 that a thread may name.
+int launch_registers(unsigned threads);
+
 /// A block has failed: others may wait for its atomics, and must not for ever. Their next atomics end
 /// them, and run() throws this.
 void abandon_atomics();
@@ -160,6 +164,7 @@ class Block {
   std::string other_mask(unsigned thread) const;
   BarrierState &usable_mbarrier(const char *what, const void *address, const Where &where);
   void go_on_if_ended(BarrierState &barrier);
+  void share_registers(int wanted);
   void change_registers(int registers);
   std::size_t check_transfer(bool store, const TmaTransfer &transfer, const Where &where);
   void access_tensor(const TmaTransfer &transfer, bool store, SiteId site, const Where &where);

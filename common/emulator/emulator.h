@@ -14,6 +14,8 @@
 
 // Each call within a kernel becomes a copy of the function, as nvcc makes one: what two sides of a
 // branch call is told apart (Profile::mixed).
+// Not of what is [[gnu::noinline]]: where lanes meet, what converts a number and what reports an error,
+// none of which is told apart by its place in the compiled code. Inlined, they were most of a kernel.
 #define __global__ __attribute__((flatten))
 #define __device__
 #define __forceinline__ inline
@@ -35,10 +37,10 @@ inline unsigned lane_number() {
 using std::max;
 using std::min;
 
-inline float __half2float(half h) {
+[[gnu::noinline]] inline float __half2float(half h) {
   return half_to_float(h);
 }
-inline half __float2half(float f) {
+[[gnu::noinline]] inline half __float2half(float f) {
   return float_to_half(f);
 }
 inline float __bfloat162float(bf16 b) {
@@ -48,12 +50,12 @@ inline bf16 __float2bfloat16(float f) {
   return float_to_bf16(f);
 }
 
-inline void __syncthreads(emulator::Where where = emulator::Where::current()) {
+[[gnu::noinline]] inline void __syncthreads(emulator::Where where = emulator::Where::current()) {
   emulator::block_barrier(where);
 }
 
-inline void __syncwarp(std::uint32_t members = 0xffffffff,
-                       emulator::Where where = emulator::Where::current()) {
+[[gnu::noinline]] inline void __syncwarp(std::uint32_t members = 0xffffffff,
+                                         emulator::Where where = emulator::Where::current()) {
   static constexpr emulator::Collective kSyncwarp{"__syncwarp", emulator::kWarpBarriers, false,
                                                   true, [](void **) {}};
   emulator::collective(kSyncwarp, members, where, nullptr);
@@ -100,16 +102,16 @@ inline void count_votes(void **lanes) {
 }  // namespace emulator
 
 /// Whether any lane's predicate holds, and whether all do (PTX ISA 'vote.sync').
-inline int __any_sync(std::uint32_t members, int predicate,
-                      emulator::Where where = emulator::Where::current()) {
+[[gnu::noinline]] inline int __any_sync(std::uint32_t members, int predicate,
+                                        emulator::Where where = emulator::Where::current()) {
   static constexpr emulator::Collective kAny{"__any_sync", emulator::kVotes, false, false,
                                              emulator::count_votes};
   emulator::Vote vote{predicate};
   emulator::collective(kAny, members, where, &vote);
   return vote.any;
 }
-inline int __all_sync(std::uint32_t members, int predicate,
-                      emulator::Where where = emulator::Where::current()) {
+[[gnu::noinline]] inline int __all_sync(std::uint32_t members, int predicate,
+                                        emulator::Where where = emulator::Where::current()) {
   static constexpr emulator::Collective kAll{"__all_sync", emulator::kVotes, false, false,
                                              emulator::count_votes};
   emulator::Vote vote{predicate};
@@ -157,8 +159,8 @@ inline unsigned segment_of(unsigned lane, int width, const char *name, Where whe
 /// The value that another lane of the warp gives, of the lane's own segment of `width` lanes: the
 /// one with this number in it (PTX ISA 'shfl.sync.idx').
 template <class T>
-T __shfl_sync(std::uint32_t members, T value, int lane, int width = 32,
-              emulator::Where where = emulator::Where::current()) {
+[[gnu::noinline]] T __shfl_sync(std::uint32_t members, T value, int lane, int width = 32,
+                                emulator::Where where = emulator::Where::current()) {
   static constexpr emulator::Collective kShuffle{"__shfl_sync", emulator::kShuffles, false, false,
                                                  emulator::Shuffle<T>::compute};
   const unsigned segment =
@@ -172,8 +174,8 @@ T __shfl_sync(std::uint32_t members, T value, int lane, int width = 32,
 
 /// The same of lane ^ mask; of a later segment, the lane's own value ('shfl.sync.bfly').
 template <class T>
-T __shfl_xor_sync(std::uint32_t members, T value, int mask, int width = 32,
-                  emulator::Where where = emulator::Where::current()) {
+[[gnu::noinline]] T __shfl_xor_sync(std::uint32_t members, T value, int mask, int width = 32,
+                                    emulator::Where where = emulator::Where::current()) {
   static constexpr emulator::Collective kShuffle{"__shfl_xor_sync", emulator::kShuffles, false,
                                                  false, emulator::Shuffle<T>::compute};
   const unsigned lane = emulator::lane_number();

@@ -482,6 +482,17 @@ TEST_CASE("setmaxnreg: what a warpgroup gives back others get") {
   CHECK(error == "");
 }
 
+TEST_CASE("setmaxnreg: the registers of two blocks on a multiprocessor") {
+  const Setup setup;
+  const std::string error = error_under_all_seeds(dim3(256), [] {
+    if (warp_index() / 4 == 0)
+      setmaxnreg_dec<24>();
+    else
+      setmaxnreg_inc<232>();
+  });
+  CHECK(error == "");
+}
+
 TEST_CASE("setmaxnreg: registers that are not there") {
   const Setup setup;
   std::string error = error_of(dim3(384), [] {
@@ -509,7 +520,8 @@ TEST_CASE("setmaxnreg: registers that are not there") {
   check([] { at = __LINE__, setmaxnreg_dec<100>(); },
         "dec<100>: a multiple of 8 from 24 to 256 is allowed");
   check([] { at = __LINE__, setmaxnreg_dec<136>(); }, "dec<136>: the threads have 128 registers");
-  check([] { at = __LINE__, setmaxnreg_inc<120>(); }, "inc<120>: the threads have 128 registers");
+  // Of 4 blocks on a multiprocessor, each thread has 32.
+  check([] { at = __LINE__, setmaxnreg_inc<24>(); }, "inc<24>: the threads have 128 registers");
 }
 
 TEST_CASE("setmaxnreg: takes a warpgroup, all of it, at one place") {

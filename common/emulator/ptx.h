@@ -37,7 +37,7 @@ inline std::uint32_t pair_of(std::uint16_t low, std::uint16_t high) {
 /// ldmatrix of N matrices: gives lane 4 g + t row g, columns 2t and 2t + 1 of each, or transposed
 /// rows 2t and 2t + 1 of column g.
 template <int N, bool Transposed, class T>
-Vector<std::uint32_t, N> ldmatrix(const Reference<T> &row, const Where &where) {
+[[gnu::noinline]] Vector<std::uint32_t, N> ldmatrix(const Reference<T> &row, const Where &where) {
   struct Lane {
     const T *row;  // null: not all within its tile, which is no error in a lane that is not read
     const Where *where;
@@ -70,7 +70,8 @@ Vector<std::uint32_t, N> ldmatrix(const Reference<T> &row, const Where &where) {
 }  // namespace emulator
 
 template <class T = half>
-void mma(FragmentC &c, const FragmentA &a, const FragmentB &b, Where where = Where::current()) {
+[[gnu::noinline]] void mma(FragmentC &c, const FragmentA &a, const FragmentB &b,
+                           Where where = Where::current()) {
   struct Lane {
     FragmentC *c;
     const FragmentA *a;
@@ -172,11 +173,11 @@ void cp_async_wait() {
   emulator::wait_for_copies(N);
 }
 
-inline std::uint32_t cvt_rn_f16x2(float low, float high) {
+[[gnu::noinline]] inline std::uint32_t cvt_rn_f16x2(float low, float high) {
   return emulator::pair_of(float_to_half(low).bits, float_to_half(high).bits);
 }
 
-inline std::uint32_t cvt_rn_bf16x2(float low, float high) {
+[[gnu::noinline]] inline std::uint32_t cvt_rn_bf16x2(float low, float high) {
   return emulator::pair_of(float_to_bf16(low).bits, float_to_bf16(high).bits);
 }
 
@@ -186,14 +187,14 @@ inline float ex2(float x, Where where = Where::current()) {
   return y < 0x1p-126f ? 0 : y;
 }
 
-inline unsigned atomic_dec(const Reference<unsigned> &counter, unsigned limit) {
+[[gnu::noinline]] inline unsigned atomic_dec(const Reference<unsigned> &counter, unsigned limit) {
   return emulator::atomic(
       counter.checked(),
       [limit](unsigned before) { return before == 0 || before > limit ? limit : before - 1; },
       counter.where());
 }
 
-inline unsigned atomic_read(const Reference<unsigned> &counter) {
+[[gnu::noinline]] inline unsigned atomic_read(const Reference<unsigned> &counter) {
   std::this_thread::yield();  // a block that waits for another lets its host thread go on
   return emulator::atomic(
       counter.checked(), [](unsigned before) { return before; }, counter.where());

@@ -43,7 +43,7 @@ void check_limits(Dim3 grid, Dim3 block, std::size_t shared_bytes) {
   check("block.y", block.y, 1, 1024);
   check("block.z", block.z, 1, 64);
   check("threads per block", std::uint64_t{block.x} * block.y * block.z, 1, 1024);
-  check("shared memory per block, in bytes,", shared_bytes, 0, 227 * 1024);
+  check("shared memory per block, in bytes,", shared_bytes, 0, kSharedMemoryPerBlock);
 }
 
 }  // namespace

@@ -31,6 +31,15 @@ __device__ SharedStorage &shared_storage() {
   return *reinterpret_cast<SharedStorage *>(shared_memory);
 }
 
+/// The most shared memory that a block can have on this GPU: 99 KB on sm_89, 163 on sm_80, 227 on sm_90.
+inline int shared_memory_per_block() {
+  int device, bytes;
+  cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+  cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "cudaDeviceGetAttribute");
+  return bytes;
+}
+
 /// Lets a kernel's blocks have this much shared memory, once for each kernel and device: a launch that
 /// is timed is only a launch. More than 48 KB must be asked for (CUDA C++ Programming Guide, 'Shared Memory'
 /// of compute capability 7).
@@ -38,12 +47,11 @@ inline void allow_shared_memory(const void *kernel, int bytes) {
   static std::map<std::pair<int, const void *>, int> allowed;
   static std::mutex mutex;  // threads of a program that calls a step as a library
   const std::lock_guard lock(mutex);
-  int device, available;
+  int device;
   cuda_check(cudaGetDevice(&device), "cudaGetDevice");
   int &so_far = allowed[{device, kernel}];
   if (so_far >= bytes) return;
-  cuda_check(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-             "cudaDeviceGetAttribute");
+  const int available = shared_memory_per_block();
   if (bytes > available)
     // At head dim 64 every step fits the 64 KB that all GPUs since sm_75 have.
     throw ShapeError("this step and head dim take " + std::to_string((bytes + 1023) / 1024) +
@@ -127,12 +135,16 @@ __device__ __forceinline__ void keep_loads_apart() {
 inline int warp_index() {
   return threadIdx.x / 32;
 }
-inline int uniform(int x, Where where = Where::current()) {
+[[gnu::noinline]] inline int uniform(int x, Where where = Where::current()) {
   const int first = __shfl_sync(kAllLanes, x, 0, 32, where);
   if (x != first) emulator::fail("uniform: a lane's number is not that of lane 0", where);
   return x;
 }
 inline void keep_loads_apart() {}
+
+inline int shared_memory_per_block() {
+  return emulator::kSharedMemoryPerBlock;
+}
 
 /// A small GPU's: few enough that a test's problem fills it or does not.
 template <class SharedStorage, class Kernel>
@@ -163,6 +175,13 @@ void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, Argum
 #define BACKEND_STEP cpu_step
 
 #endif
+
+/// Whether this GPU lets a block have a SharedStorage.
+template <class SharedStorage>
+bool fits_a_block() {
+  static const bool fits = shared_memory_per_block() >= int(sizeof(SharedStorage));
+  return fits;
+}
 
 template <class SharedStorage, class Kernel, class... Arguments>
 void launch(Kernel kernel, dim3 grid, dim3 block, Arguments... arguments) {

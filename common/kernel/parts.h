@@ -1,4 +1,5 @@
-// What parts of the keys give a row, and how they add up: steps 25, 26 and 29 share it.
+// What parts of the keys give a row, how they add up, and how many there should be: steps 25, 26 and 29
+// share it.
 #pragma once
 
 #include "common/kernel/ptx.h"
@@ -27,8 +28,29 @@ __device__ __forceinline__ Part part_at(View &parts, int row, int col) {
   return {m_and_l[0], m_and_l[1], load<4>(parts(row, col))};
 }
 
+/// The sum of the parts that a block's warps hold.
+template <int d, class Warps>
+__device__ __forceinline__ Part sum_of_warps(Warps &warps, int row, int col) {
+  Part sum;
+  for (auto &warp : warps) sum.add(part_at<d>(warp.part, row, col));
+  return sum;
+}
+
 template <int d, class View>
 __device__ __forceinline__ void store_part(View &parts, int row, int col, const Part &part) {
   store<4>(parts(row, col), part.O);
   store<2>(parts(row, d), Vector<float, 2>{part.m, part.l});  // the same from all lanes of a row
+}
+
+/// The number of splits of each of so many tiles of rows: the fewest whose blocks fill the last of their
+/// waves as well as any number does, within 5%. A wave is as many blocks as the GPU runs at once.
+inline int fewest_splits(std::int64_t tiles, int wave, int most) {
+  int fewest = 1;
+  float best_filled = 0;  // of all waves
+  for (int splits = 1; splits <= min(most, 128); splits++) {
+    const std::int64_t blocks = tiles * splits;
+    const float filled = float(blocks) / ((blocks + wave - 1) / wave * wave);
+    if (filled > 1.05f * best_filled) fewest = splits, best_filled = filled;
+  }
+  return fewest;
 }

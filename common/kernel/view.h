@@ -64,7 +64,7 @@ class Reference {
   Where where() const { return where_; }
 
  private:
-  [[noreturn]] void fail(int elements) const {
+  [[noreturn, gnu::noinline]] void fail(int elements) const {
     if (left_ == 0) emulator::fail("row or column out of bounds", where_);
     emulator::fail(std::to_string(elements) + " elements, and the row has only " +
                        std::to_string(left_) + " from there on",

@@ -9,6 +9,8 @@
 
 namespace {
 
+constexpr int kCopy = 8;  // elements that the kernels copy at once: strides are multiples of it
+
 /// A table of pages in an order of no pattern, from a pool with a quarter more of them. Those of the
 /// pool that are left, and the rows after a sequence's last, are gaps.
 std::vector<int> draw_pages(const Tensor &tensor, int page_size, std::uint64_t seed,
@@ -65,16 +67,17 @@ std::size_t Tensor::offset(int element, int head, int row) const {
 
 Placement place(const reference::Shape &shape, Layout layout, int page_size, std::uint64_t seed) {
   const std::int64_t d = shape.head_dim;
-  const auto strides = [&](int heads, std::int64_t rows) {
+  const auto strides = [&](int heads, std::int64_t rows, int gap) {
     if (layout == Layout::kBhnd) return Strides{heads * rows * d, rows * d, d};
-    const std::int64_t row = (heads + 1) * d;  // and a gap
+    const std::int64_t row = heads * d + gap;
     return Strides{rows * row, d, row};
   };
   // The tensor, and the elements of its buffer.
-  const auto make = [&](int heads, int seqlen, const std::vector<int> &lengths,
+  const auto make = [&](int heads, int seqlen, const std::vector<int> &lengths, int gap,
                         std::size_t &elements) {
-    Tensor tensor{shape.batch, heads, seqlen, shape.head_dim, lengths, 0, strides(heads, seqlen),
-                  {},          {},    0};
+    Tensor tensor{
+        shape.batch, heads, seqlen, shape.head_dim, lengths, 0, strides(heads, seqlen, gap),
+        {},          {},    0};
     elements = static_cast<std::size_t>(shape.batch * tensor.strides.batch);
     return tensor;
   };
@@ -85,9 +88,11 @@ Placement place(const reference::Shape &shape, Layout layout, int page_size, std
     tensor.strides.batch = 0;
     elements = static_cast<std::size_t>(std::max(1, tensor.cu_seqlens.back()) * tensor.strides.row);
   };
-  std::size_t of_Q, of_K;
-  Tensor Q = make(shape.heads, shape.seqlen_q, shape.lengths_q, of_Q);
-  Tensor K = make(shape.kv_heads, shape.seqlen_k, shape.lengths_k, of_K);
+  const int gap = shape.head_dim, gap_of_V = gap + kCopy;
+  std::size_t of_Q, of_K, of_V;
+  Tensor Q = make(shape.heads, shape.seqlen_q, shape.lengths_q, gap, of_Q);
+  Tensor K = make(shape.kv_heads, shape.seqlen_k, shape.lengths_k, gap, of_K);
+  Tensor V = make(shape.kv_heads, shape.seqlen_k, shape.lengths_k, gap_of_V, of_V);
   if (layout == Layout::kInterleaved) {
     const std::int64_t row = (shape.heads + 2 * shape.kv_heads) * d;
     const Strides of_all{shape.seqlen_q * row, d, row};
@@ -100,14 +105,17 @@ Placement place(const reference::Shape &shape, Layout layout, int page_size, std
   if (layout == Layout::kPacked) pack(Q, of_Q);
   if (page_size) {
     std::int64_t pool;
-    K.page_size = page_size;
-    K.page_table = draw_pages(K, page_size, seed, pool);
-    K.strides = strides(shape.kv_heads, page_size);
+    K.page_size = V.page_size = page_size;
+    K.page_table = V.page_table = draw_pages(K, page_size, seed, pool);
+    K.strides = strides(shape.kv_heads, page_size, gap);
+    V.strides = strides(shape.kv_heads, page_size, gap_of_V);
     of_K = static_cast<std::size_t>(pool * K.strides.batch);
+    of_V = static_cast<std::size_t>(pool * V.strides.batch);
   } else if (layout == Layout::kPacked) {
     pack(K, of_K);
+    pack(V, of_V);
   }
-  return {Q, K, K, Q, of_Q, of_K, of_K, of_Q};
+  return {Q, K, V, Q, of_Q, of_K, of_V, of_Q};
 }
 
 reference::Elements new_rows(const reference::Shape &shape, const reference::Elements &dense) {

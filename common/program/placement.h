@@ -37,7 +37,8 @@ struct Placement {
 
 /// Pages are drawn with this seed from a pool that has more of them than K takes. Where the heads of a
 /// row lie side by side, a gap as wide as a head follows them, which no kernel can know of but by the
-/// strides. (Of interleaved Q, K and V the others are such a gap.)
+/// strides; that of V is 16 bytes wider, so that its strides are not K's. (Of interleaved Q, K and V the
+/// others are such a gap, and the strides are the same.)
 Placement place(const reference::Shape &shape, Layout layout, int page_size, std::uint64_t seed);
 
 /// Of K or V, dense, the rows that are not in the cache: [batch, kv_heads, seqlen_new, head_dim].

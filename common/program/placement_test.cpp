@@ -64,8 +64,11 @@ TEST_CASE("placement: bhnd is dense") {
 TEST_CASE("placement: bnhd has the heads of a row side by side, and a gap of one after them") {
   const Placement rows = place(small(), Layout::kBnhd, 0, 1);
   CHECK(rows.Q.offset(1, 2, 1) == ((1 * 3 + 1) * 5 + 2) * 8);
-  CHECK(rows.V.offset(1, 1, 4) == ((1 * 5 + 4) * 3 + 1) * 8);
-  CHECK(rows.V_elements == 2 * 5 * 3 * 8);
+  CHECK(rows.K.offset(1, 1, 4) == ((1 * 5 + 4) * 3 + 1) * 8);
+  CHECK(rows.K_elements == 2 * 5 * 3 * 8);
+  // V's gap is 8 elements wider: K's strides lead elsewhere.
+  CHECK(rows.V.offset(1, 1, 4) == ((1 * 5 + 4) * 4 + 1) * 8);
+  CHECK(rows.V_elements == 2 * 5 * 4 * 8);
   CHECK(check_round_trip(rows.V, rows.V_elements) == 2 * 5 * 2 * 8);
 }
 
@@ -151,7 +154,7 @@ TEST_CASE("placement: packed sequences follow each other without a gap") {
   CHECK(packed.Q_elements == 4 * 5 * 8);
   CHECK(packed.K_elements == 7 * 3 * 8);
   CHECK(packed.Q.offset(2, 3, 1) == ((1 + 1) * 5 + 3) * 8);
-  CHECK(packed.V.offset(1, 1, 1) == ((5 + 1) * 3 + 1) * 8);
+  CHECK(packed.V.offset(1, 1, 1) == ((5 + 1) * 4 + 1) * 8);
   CHECK(check_round_trip(packed.Q, packed.Q_elements) == 4 * 4 * 8);
   CHECK(check_round_trip(packed.K, packed.K_elements) == 7 * 2 * 8);
   CHECK(check_round_trip(packed.O, packed.O_elements) == 4 * 4 * 8);

@@ -100,13 +100,15 @@ T *upload(Device &device, const std::vector<T, Allocator> &values) {
 void forget_new_rows(Device &device, const Placement &placement, const reference::Shape &shape,
                      const Problem &problem) {
   const reference::Elements nothing(static_cast<std::size_t>(shape.head_dim), kPoison);
-  const Tensor &K = placement.K;  // V lies like it
-  for (int b = 0; b < K.batch; b++)
-    for (int head = 0; head < K.heads; head++)
-      for (int row = K.rows(b) - shape.seqlen_new; row < K.rows(b); row++)
-        for (void *cache : {problem.K, problem.V})
-          device.upload(static_cast<std::uint16_t *>(cache) + K.offset(b, head, row),
+  const auto forget = [&](const Tensor &tensor, void *cache) {
+    for (int b = 0; b < tensor.batch; b++)
+      for (int head = 0; head < tensor.heads; head++)
+        for (int row = tensor.rows(b) - shape.seqlen_new; row < tensor.rows(b); row++)
+          device.upload(static_cast<std::uint16_t *>(cache) + tensor.offset(b, head, row),
                         nothing.data(), nothing.size() * sizeof(std::uint16_t));
+  };
+  forget(placement.K, problem.K);
+  forget(placement.V, problem.V);
 }
 
 /// Fills the device's memory with the problem: Q, K and V where the placement says, NaN in the gaps
@@ -253,11 +255,12 @@ ExitStatus run(const Options &options) {
   const auto cache_passes = [&](bool say) {
     bool passed = true;
     for (const bool keys : {true, false}) {
-      reference::Elements buffer(placement.K_elements);
+      const Tensor &cache = keys ? placement.K : placement.V;
+      reference::Elements buffer(keys ? placement.K_elements : placement.V_elements);
       device->download(buffer.data(), keys ? problem.K : problem.V,
                        buffer.size() * sizeof(std::uint16_t));
       const reference::CacheVerdict verdict =
-          reference::judge_cache(inputs, gather(placement.K, buffer), keys);
+          reference::judge_cache(inputs, gather(cache, buffer), keys);
       const std::size_t strays = not_poison(buffer);
       passed = passed && verdict.wrong == 0 && strays == 0;
       if (say || verdict.wrong || strays) print_cache_verdict(verdict, strays, keys);

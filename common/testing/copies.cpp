@@ -70,15 +70,13 @@ Finished compile_step(const fs::path &program, const std::string &step) {
   const std::string source = program.string() + ".cu", unit = program.string() + ".cpp";
   const std::vector<std::string> lines = lines_of(read_text(source));
   std::ofstream out(unit);
-  for (std::size_t i = 0; i < lines.size(); i++) {
-    out << lines[i] << "\n";
-    if (lines[i] != "#include \"common/kernel/kernel.h\"") continue;
-    // What tells the copies apart comes after what they share.
-    out << "#define STEP_NAME \"" << step << "\"\n"
-        << "#define STEP_NEEDS \"" << header_words(lines, "Needs") << "\"\n"
-        << "#define STEP_TAKES \"" << header_words(lines, "Takes") << "\"\n"
-        << "#line " << i + 2 << " \"" << source << "\"\n";
-  }
+  // First what is precompiled, or it is not used; what tells the copies apart comes after it.
+  out << "#include \"common/kernel/kernel.h\"\n"
+      << "#define STEP_NAME \"" << step << "\"\n"
+      << "#define STEP_NEEDS \"" << header_words(lines, "Needs") << "\"\n"
+      << "#define STEP_TAKES \"" << header_words(lines, "Takes") << "\"\n"
+      << "#line 1 \"" << source << "\"\n"
+      << read_text(source);
   out.close();
   static const std::string common = link_common();
   static const fs::path precompiled[] = {precompile(false), precompile(true)};

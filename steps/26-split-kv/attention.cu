@@ -17,9 +17,9 @@ namespace {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
 constexpr int keys = 16;  // of K and V in a warp's tile
-constexpr int num_warps = 8, stages = 3, threads = num_warps * 32;
+constexpr int num_warps = 8, threads = num_warps * 32;
 
-template <int d>
+template <int d, int stages>  // 3 of them, or 2 where a block cannot have so much memory
 struct SharedStorage {
   union {
     struct {
@@ -31,9 +31,9 @@ struct SharedStorage {
   Tile<bool, 1, 8> is_last;
 };
 
-template <int d>
+template <int d, int stages>
 __global__ void __launch_bounds__(threads) attention(Problem p, int splits, float scale_log2) {
-  auto &smem = shared_storage<SharedStorage<d>>();
+  auto &smem = shared_storage<SharedStorage<d, stages>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   const int split = blockIdx.x % splits, kv_h = blockIdx.y, b = blockIdx.z;
   const int first_row = blockIdx.x / splits * rows;
@@ -150,14 +150,9 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   const Matrix<float> parts{workspace, splits * rows, d + 4};
   const Matrix<unsigned> missing{reinterpret_cast<unsigned *>(workspace + splits * rows * (d + 4)),
                                  1, 1};
-  const auto sum_of_warps = [&](int row, int col) {
-    Part sum;
-    for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, row, col));
-    return sum;
-  };
   if (splits > 1) {
     for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4)
-      store_part<d>(parts, split * rows + i / d, i % d, sum_of_warps(i / d, i % d));
+      store_part<d>(parts, split * rows + i / d, i % d, sum_of_warps<d>(smem.warp, i / d, i % d));
     __syncthreads();  // the part is there, for this block
     if (threadIdx.x == 0) {
       __threadfence();  // and for every block that finds it counted
@@ -168,7 +163,7 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
     if (!smem.is_last(0, 0)) return;
   }
   for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
-    Part sum = splits == 1 ? sum_of_warps(i / d, i % d) : Part{};
+    Part sum = splits == 1 ? sum_of_warps<d>(smem.warp, i / d, i % d) : Part{};
 #pragma unroll 8
     for (int j = 0; j < splits && splits > 1; j++)
       sum.add(part_at<d>(parts, j * rows + i / d, i % d));
@@ -182,27 +177,26 @@ int row_tiles(const Problem &p) {
   return (p.seqlen_q * (p.heads / p.kv_heads) + rows - 1) / rows;
 }
 
-/// The fewest splits whose blocks fill, within 5%, as much of their last wave as more would. A wave
-/// is half of the GPU (at head dim 64 all of it): enough copies under way to keep HBM busy.
-int num_splits(const Problem &p) {
-  if (p.splits) return p.splits;
-  const int most = min(128, p.seqlen_k / (num_warps * keys));
-  const int wave = resident_blocks<SharedStorage<128>>(attention<128>, threads) * 64 / p.head_dim;
-  int best = 1;
-  float best_filled = 0;
-  for (int splits = 1; splits <= most; splits++) {
-    const std::int64_t blocks = std::int64_t{splits} * row_tiles(p) * p.kv_heads * p.batch;
-    const float filled = float(blocks) / ((blocks + wave - 1) / wave * wave);
-    if (filled > 1.05f * best_filled) best = splits, best_filled = filled;
-  }
-  return best;
+template <int d, int stages>
+int resident() {
+  return resident_blocks<SharedStorage<d, stages>>(attention<d, stages>, threads);
 }
 
-template <int d>
+int num_splits(const Problem &p) {
+  if (p.splits) return p.splits;
+  const int wave = p.head_dim == 64                        ? resident<64, 3>()
+                   : fits_a_block<SharedStorage<128, 3>>() ? resident<128, 3>()
+                                                           : resident<128, 2>();
+  const std::int64_t tiles = std::int64_t{row_tiles(p)} * p.kv_heads * p.batch;
+  return fewest_splits(tiles, wave, p.seqlen_k / (num_warps * keys));
+}
+
+template <int d, int stages>
 void run(const Problem &p) {
   const int splits = num_splits(p);
-  launch<SharedStorage<d>>(attention<d>, dim3(row_tiles(p) * splits, p.kv_heads, p.batch),
-                           dim3(threads), p, splits, 1.44269504f / sqrtf(d));
+  launch<SharedStorage<d, stages>>(attention<d, stages>,
+                                   dim3(row_tiles(p) * splits, p.kv_heads, p.batch), dim3(threads),
+                                   p, splits, 1.44269504f / sqrtf(d));
 }
 
 }  // namespace
@@ -210,7 +204,12 @@ void run(const Problem &p) {
 EXPORT_STEP({
     .tile = 1,
     .default_batch = 16,
-    .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
+    .launch =
+        [](const Problem &p) {
+          p.head_dim == 64                        ? run<64, 3>(p)
+          : fits_a_block<SharedStorage<128, 3>>() ? run<128, 3>(p)
+                                                  : run<128, 2>(p);
+        },
     .workspace_bytes =
         [](const Problem &p) {
           return sizeof(float) * row_tiles(p) * p.kv_heads * p.batch * (num_splits(p) * rows + 1) *

@@ -4,10 +4,10 @@
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --type
 // Before      step 23: fp16, and head dims 64 and 128.
 // Bottleneck  Registers, from d = 192 on: O of a warp's 32 rows takes d of a thread's 255.
-// Change      Type and d are template parameters. From 192 on a warp has 16 rows. The swizzle takes
-//             rows that are no multiple of 128 bytes.
+// Change      Type and d are template parameters. From 192 on a warp has 16 rows; at 192 Q stays in
+//             registers. The swizzle takes rows that are no multiple of 128 bytes.
 // Prediction  bf16 as fast as fp16; d = 128 as step 23. At 256, where a fragment of K or V feeds one
-//             m tile and shared memory is busy for 2.25 clocks per mma, not 1.25: 340 TFLOP/s.
+//             m tile and shared memory is busy for 2.17 clocks per mma, not 1.25: 350 TFLOP/s.
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
 #include "common/kernel/order.h"
@@ -19,7 +19,7 @@ struct Tiling {
   int Br, Bc, num_warps, blocks_per_SM;  // rows of Q in a tile, rows of K and V, ...
 };
 template <int d>
-constexpr Tiling tiling = d <= 128 ? Tiling{128, 64, 4, 2} : Tiling{128, 64, 8, 1};
+constexpr Tiling tiling = d <= 128 ? Tiling{128, 64, 4, 2} : Tiling{128, d == 192 ? 64 : 96, 8, 1};
 constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
 constexpr float no_maximum = -1e30f;    // of no keys: finite, for -inf - -inf is NaN
 
@@ -88,6 +88,8 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   FragmentC o[m_tiles][d / 8] = {};
   float l[m_tiles][2] = {}, m[m_tiles][2];
   for (int mt = 0; mt < m_tiles; mt++) m[mt][0] = m[mt][1] = no_maximum;
+  constexpr bool q_stays = d == 192;  // in registers, which have room
+  FragmentA q[m_tiles][d / 16];
 
   for (int j = last; j >= 0; j -= Bc) {
     cp_async_wait<0>();
@@ -99,14 +101,14 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
     FragmentC s[m_tiles][Bc / 8] = {};
 #pragma unroll
     for (int col = 0; col < d; col += 16) {
-      FragmentA q[m_tiles];
       for (int mt = 0; mt < m_tiles; mt++)
-        q[mt] = ldmatrix_x4(smem.Q(warp_row + mt * 16 + lane_row, col + lane_col));
+        if (!q_stays || j == last)
+          q[mt][col / 16] = ldmatrix_x4(smem.Q(warp_row + mt * 16 + lane_row, col + lane_col));
       for (int key = 0; key < Bc; key += 16) {
         const Vector<std::uint32_t, 4> k = ldmatrix_x4(smem.K(key + lane_key, col + lane_key_col));
         for (int mt = 0; mt < m_tiles; mt++) {
-          mma<T>(s[mt][key / 8], q[mt], {k[0], k[1]});
-          mma<T>(s[mt][key / 8 + 1], q[mt], {k[2], k[3]});
+          mma<T>(s[mt][key / 8], q[mt][col / 16], {k[0], k[1]});
+          mma<T>(s[mt][key / 8 + 1], q[mt][col / 16], {k[2], k[3]});
         }
       }
     }
@@ -154,14 +156,13 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
         }
     }
 #pragma unroll
-    for (int mt = 0; mt < m_tiles; mt++) {
+    for (int mt = 0; mt < m_tiles; mt++)
       for (int r = 0; r < 2; r++)
         for (FragmentC &x : s[mt])
           for (int e = 2 * r; e < 2 * r + 2; e++)
             l[mt][r] += x[e] = ex2(fmaf(x[e], scale_log2, -m[mt][r]));
-    }
 
-    // O += P V. Two neighbouring C fragments of S, rounded to T, are an A fragment of P.
+            // O += P V. Two neighbouring C fragments of S, rounded to T, are an A fragment of P.
 #pragma unroll
     for (int key = 0; key < Bc; key += 16) {
       FragmentA p[m_tiles];
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
 
   const auto gO = head_of<T, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
 #pragma unroll
-  for (int mt = 0; mt < m_tiles; mt++) {
+  for (int mt = 0; mt < m_tiles; mt++)
     for (int r = 0; r < 2; r++) {
       for (int mask = 1; mask < 4; mask *= 2)
         l[mt][r] += __shfl_xor_sync(kAllLanes, l[mt][r], mask);
@@ -196,7 +197,6 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
                  Vector<T, 2>{from_float<T>(x[0] / l[mt][r]), from_float<T>(x[1] / l[mt][r])});
       }
     }
-  }
 }
 
 template <class T, int d>

@@ -7,8 +7,9 @@
 // Change      Three kernels: prefill for prompts, decode for new tokens, and one that stores and rotates
 //             new keys before them. Type, head dim and pages are template parameters, the rest is asked
 //             outside of the loop. A C interface (attention.h) stands in front of this file's launch.
-// Prediction  Prompts: 1181 instructions in the loop, step 27 has 1136, so up to 4% slower; with pages
-//             1587, a third more. New tokens: the time of step 26, and 2 us where there are keys to store.
+// Prediction  Prompts: 1138 instructions in the loop, step 27 has 1136: its time. If rotated, 1181, 4%
+//             more; with pages 1581, a third more. New tokens: the time of step 26, and 2 us where
+//             there are keys to store.
 #include "steps/29-in-a-model/decode.h"
 #include "steps/29-in-a-model/prefill.h"
 
@@ -26,24 +27,18 @@ int row_tiles(const Problem &p) {
          p.kv_heads;
 }
 
-/// The fewest splits whose blocks fill the GPU's last wave as well as any number does, within 5%.
 template <class T, int d>
 int num_splits(const Problem &p) {
   if (row_tiles(p) > decoding::max_counters) return 1;
   if (p.splits) return p.splits;
-  constexpr int threads = decoding::num_warps<d> * 32;
-  const int slots = resident_blocks<decoding::SharedStorage<T, d>>(decoding::decode<T, d>, threads);
+  constexpr int num_warps = decoding::num_warps<d>;
+  const int wave = decoding::with_stages<T, d>([](auto stages) {
+    return resident_blocks<decoding::SharedStorage<T, d, stages>>(decoding::decode<T, d, stages>,
+                                                                  num_warps * 32);
+  });
   const std::int64_t seen =
       p.window ? min(std::int64_t{p.window} + p.sinks, std::int64_t{p.seqlen_k}) : p.seqlen_k;
-  const int most = min(std::int64_t{128}, seen / (decoding::num_warps<d> * decoding::keys));
-  int best = 1;
-  float best_filled = 0;  // of the slots of its waves
-  for (int splits = 1; splits <= most; splits++) {
-    const int blocks = row_tiles(p) * splits;
-    const float filled = float(blocks) / ((blocks + slots - 1) / slots * slots);
-    if (filled > 1.05f * best_filled) best = splits, best_filled = filled;
-  }
-  return best;
+  return fewest_splits(row_tiles(p), wave, seen / (num_warps * decoding::keys));
 }
 
 // The workspace: how many parts each row tile of decode lacks; the parts; then the rotated keys. The
@@ -63,10 +58,12 @@ void run(const Problem &problem) {
   char *const workspace = static_cast<char *>(problem.workspace);
   const Problem p = prepare<T, d>(problem, workspace + counters_bytes + parts_bytes<T, d>(problem));
   if (decodes(p))
-    launch_on<decoding::SharedStorage<T, d>>(
-        p.stream, decoding::decode<T, d>,
-        dim3(row_tiles(p) / (p.batch * p.kv_heads), num_splits<T, d>(p), p.batch * p.kv_heads),
-        dim3(decoding::num_warps<d> * 32), p, 1.44269504f / sqrtf(d));
+    decoding::with_stages<T, d>([&](auto stages) {
+      launch_on<decoding::SharedStorage<T, d, stages>>(
+          p.stream, decoding::decode<T, d, stages>,
+          dim3(row_tiles(p) / (p.batch * p.kv_heads), num_splits<T, d>(p), p.batch * p.kv_heads),
+          dim3(decoding::num_warps<d> * 32), p, 1.44269504f / sqrtf(d));
+    });
   else if (p.page_table)
     launch_prefill<T, d, true>(p);
   else

@@ -10,12 +10,15 @@ namespace {
 namespace decoding {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a key head
-constexpr int stages = 3;
 template <int d>
-constexpr int num_warps = d <= 128 ? 8 : 4;  // as many as shared memory has room for
+constexpr int num_warps = d <= 128 ? 8 : 4;
+// The stages are 3. At head dim 256 they are 2, and at 128 where a block cannot have the 196 KB that 3
+// take: with 163 KB, sm_80 has room for all the others.
+template <int d>
+constexpr int most_stages = d == 256 ? 2 : 3;
 constexpr int max_counters = 4096;  // more row tiles than fill any GPU: their keys stay whole
 
-template <class T, int d>
+template <class T, int d, int stages>
 struct SharedStorage {
   union {
     Stage<T, d> stage[stages];
@@ -25,10 +28,10 @@ struct SharedStorage {
   Tile<bool, 1, 8> is_last;
 };
 
-template <class T, int d>
+template <class T, int d, int stages>
 __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, float scale_log2) {
   constexpr int threads = num_warps<d> * 32;
-  auto &smem = shared_storage<SharedStorage<T, d>>();
+  auto &smem = shared_storage<SharedStorage<T, d, stages>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   const int b = blockIdx.z / p.kv_heads, kv_head = blockIdx.z % p.kv_heads;
   const int split = blockIdx.y, splits = gridDim.y;
@@ -170,8 +173,7 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
                             all_tiles * splits * rows, d + 4};
   if (splits > 1) {
     for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
-      Part sum;
-      for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
+      const Part sum = sum_of_warps<d>(smem.warp, i / d, i % d);
       const int row = (tile * splits + split) * rows + i / d;
       store<4>(parts(row, i % d), sum.O);
       if (i % d == 0) store<2>(parts(row, d), Vector<float, 2>{sum.m, sum.l});
@@ -188,7 +190,7 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
   for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
     Part sum;
     if (splits == 1)
-      for (auto &of_warp : smem.warp) sum.add(part_at<d>(of_warp.part, i / d, i % d));
+      sum = sum_of_warps<d>(smem.warp, i / d, i % d);
     else
 #pragma unroll 8
       for (int j = 0; j < splits; j++)
@@ -197,6 +199,14 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
     for (int e = 0; e < 4; e++) O[e] = from_float<T>(sum.l > 0 ? sum.O[e] / sum.l : 0);
     store<4>(row_of(static_cast<T *>(p.O), p.O_strides, i / d)(0, i % d), O);
   }
+}
+
+/// What f returns of the number of stages, given as a type.
+template <class T, int d, class F>
+auto with_stages(F f) {
+  if constexpr (d == 128)
+    if (!fits_a_block<SharedStorage<T, d, 3>>()) return f(std::integral_constant<int, 2>());
+  return f(std::integral_constant<int, most_stages<d>>());
 }
 
 }  // namespace decoding

@@ -10,8 +10,11 @@ struct Tiling {
   int Br, Bc;  // rows of Q, and of K and V, in a tile
   int num_warps, blocks_per_SM;
 };
-template <int d>
-constexpr Tiling tiling = d <= 128 ? Tiling{128, 64, 4, 2} : Tiling{128, 64, 8, 1};
+template <
+    int d>  // At 32 three blocks fit an SM, if nvcc is told so: 168 registers, and it would take 174.
+constexpr Tiling tiling = d == 32    ? Tiling{128, 64, 4, 3}
+                          : d <= 128 ? Tiling{128, 64, 4, 2}
+                                     : Tiling{128, d == 192 ? 64 : 96, 8, 1};
 
 /// So many threads copy 128 bytes of a row, or what divides it, then the next: one address.
 template <int d>
@@ -34,24 +37,26 @@ __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<cons
       cp_async_16_or_zeros(tile(row + i, col + c), part(i, c), !ragged || i < part.rows);
 }
 
-/// The same of rows in pages: lane i of each warp looks up where rows i and i + 32 begin.
+/// The same of rows in pages: lane i of each warp looks up where rows i, i + 32 and so on begin.
 template <class T, int Rows, int d>
 __device__ void load_pages(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &head,
                            int first_row, const Problem &problem, const Strides &strides, int b) {
-  static_assert(Rows == 64);
   constexpr int threads = threads_per_row<d>;
   const Pages pages(problem);
-  std::int64_t lower = 0, upper = 0;
-  const int looked_up = first_row + threadIdx.x % 32;
-  if (looked_up < head.rows) lower = pages.offset(strides, b, looked_up);
-  if (looked_up + 32 < head.rows) upper = pages.offset(strides, b, looked_up + 32);
+  std::int64_t offset_of[Rows / 32] = {};
+  for (int i = 0; i < Rows / 32; i++)
+    if (const int key = first_row + i * 32 + threadIdx.x % 32; key < head.rows)
+      offset_of[i] = pages.offset(strides, b, key);
   const int first = threadIdx.x / threads, col = threadIdx.x % threads * 8;
 #pragma unroll
   for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads) {
     const int row = first + i;
-    const std::int64_t if_lower = __shfl_sync(kAllLanes, lower, row % 32);
-    const std::int64_t if_upper = __shfl_sync(kAllLanes, upper, row % 32);
-    const Matrix<const T> from{head.data + (row < 32 ? if_lower : if_upper), 1, d};
+    std::int64_t offset = __shfl_sync(kAllLanes, offset_of[0], row % 32);
+    for (int k = 1; k < Rows / 32; k++) {
+      const std::int64_t further = __shfl_sync(kAllLanes, offset_of[k], row % 32);
+      if (row >= k * 32) offset = further;
+    }
+    const Matrix<const T> from{head.data + offset, 1, d};
     for (int c = 0; c < d; c += threads * 8)
       cp_async_16_or_zeros(tile(row, col + c), from(0, col + c), first_row + row < head.rows);
   }
