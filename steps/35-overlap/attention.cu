@@ -137,14 +137,15 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
       next_turn();
       wgmma_wait<1>(s);
       ring_release(smem.K, k);
-      const bool must_rescale = softmax(s, m, l, alpha, scale_log2);
-      wgmma_wait<0>(o);
-      ring_release(smem.V, v);
-      round<T>(p, s);
-      if (must_rescale) {
+      if (softmax(s, m, l, alpha, scale_log2)) {
+        wgmma_wait<0>(o);
 #pragma unroll
         for (int i = 0; i < o.size; i++) o(i) *= alpha[i / 2 % 2];
       }
+      // Behind a branch: nvcc 13.0 moves the wait up, else, in front of most of the exponentials.
+      wgmma_wait<0>(o);
+      ring_release(smem.V, v);
+      round<T>(p, s);
     }
     my_turn();
     start_pv(seqlen > Bc);
