@@ -128,7 +128,7 @@ TEST_CASE("truth: equal, explained by the shape, or a failure") {
 }
 
 TEST_CASE("scripts: what measures says so where there is nothing to measure with") {
-  for (const std::string script : {"bench", "bench-models", "ceilings", "power"}) {
+  for (const std::string script : {"bench", "bench-models", "bench-hopper", "ceilings", "power"}) {
     const Finished finished = run_command("GPU= NVCC= common/measure/" + script + ".sh 00-x");
     CHECK(finished.status == 3);
     CHECK(finished.out == "");

@@ -71,6 +71,29 @@ end_rows() {
   [ ${#failed[@]} = 0 ] || exit 1
 }
 
+# start_peers: the peers wait in a process of their own, which imports PyTorch once. Without PyTorch it
+# ends, and asking it fails; bash itself is not to end of that.
+start_peers() {
+  trap '' PIPE
+  coproc PEERS { "$PYTHON" common/measure/peers.py --csv "$csv" --follow; }
+  exec {ask}>&"${PEERS[1]}" {answer}<&"${PEERS[0]}"
+}
+
+# ask_peers [matmul]: measures them at the problem of the last row, or a matrix product.
+ask_peers() { { echo "${1:-}" >&"$ask"; } 2>/dev/null && read -r <&"$answer" || true; }
+
+end_peers() { exec {ask}>&-; }
+
+rows() { [ ! -e "$csv" ] || wc -l <"$csv"; }
+
+# problem "NN..." OPTIONS...: these steps, and the peers where a step has measured the problem.
+problem() {
+  local n before
+  before=$(rows)
+  for n in $1; do step "$n" "${@:2}"; done
+  [ "$(rows)" = "$before" ] || ask_peers
+}
+
 # finish NAME...: build/NAME.csv has been measured to the end and becomes this GPU's result.
 finish() {
   local name
