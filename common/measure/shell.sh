@@ -27,8 +27,9 @@ options() {
 # value "batch=16 head-dim=128" head-dim: 128
 value() { tr ' ' '\n' <<<"$1" | sed -n "s/^$2=//p"; }
 
-# is_plain STEP: whether this step takes no more than the plain problem, as those of Parts I and II.
-is_plain() { [ -z "$(describe "$(number_of "$1")" takes)" ]; }
+# is_plain STEP: whether this step takes no more than the plain problem, if in several types, as those
+# of Parts I and II and most of Part IV.
+is_plain() { [[ $(describe "$(number_of "$1")" takes) =~ ^(--type)?$ ]]; }
 
 number_of() { echo "${1%%-*}"; } # 15-early-k: 15
 
