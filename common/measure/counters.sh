@@ -6,8 +6,9 @@
 set -euo pipefail
 . common/measure/shell.sh
 
-# Of the steps that take no more than the plain problem, in one type or two: both head dims, several heads and batches, and
-# an odd number of tiles of Q, and of K for tiles of 128. Whoever wrote a kernel had other shapes in mind.
+# Of the steps that take no more than the plain problem, in one type or two: both head dims, several
+# heads and batches, and an odd number of tiles of Q, and of K for tiles of 128. Whoever wrote a kernel
+# had other shapes in mind.
 small=("--batch 1 --heads 2 --seqlen 512 --head-dim 128" "--batch 1 --heads 3 --seqlen 384 --head-dim 64"
   "--batch 2 --heads 1 --seqlen 640 --head-dim 128")
 # Scores and outputs far larger than the L2 cache.
