@@ -107,7 +107,7 @@ build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-g0,$(if $(filter %_test.cpp common/testing/% steps/%,$<),-O0 -g0)) -c $< -o $@
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(say)$(CUDA) $(call gencode,$(or $(call field,$(*F),4),$(ARCH))) -c $< -o $@
+	$(say)$(CUDA) $(call gencode,$(or $(patsubst sm_90,sm_90a,$(call field,$(*F),4)),$(ARCH))) -c $< -o $@
 # Written anew only where they change, so that only then what depends on them is.
 changed = @mkdir -p $(@D) && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 build/host/ladder.inc: $(SOURCES) common/program/ladder.awk
