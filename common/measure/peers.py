@@ -14,8 +14,8 @@ the line says 'matmul', the products, and answers with a line: a step's row says
 the peers' rows say it in the same words.
 
 Times are taken as the steps' programs take them: each launch between two events, all queued before the
-first is waited for; a launch of a tenth of a millisecond or less ten at a time, behind a kernel that
-holds the GPU until all are queued. Each launch reads what the one before has read: what fits in the L2
+first is waited for; launches of less than a millisecond behind a kernel that holds the GPU until all are
+queued, of a tenth of one ten at a time. Each launch reads what the one before has read: what fits in the L2
 cache, such as a short KV cache, comes from there, for steps and peers alike.
 """
 
@@ -238,10 +238,11 @@ def milliseconds(run, iters):
         run()
     hold = 80_000_000  # cycles, 40 ms: Python takes up to 100 us for a call
     torch.cuda._sleep(hold // 40)
-    if between_events(run, 1, 1)[0] >= 0.1:
-        return between_events(run, iters, 1)
-    torch.cuda._sleep(hold)
-    return [ms / 10 for ms in between_events(run, iters, 10)]
+    first = between_events(run, 1, 1)[0]
+    if first < 1:
+        torch.cuda._sleep(hold)
+    each = 10 if first < 0.1 else 1
+    return [ms / each for ms in between_events(run, iters, each)]
 
 
 def measure(problem, peers, iters):
