@@ -83,7 +83,8 @@ PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/progra
 	counters ceilings power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
-too_new = step $(1) needs $(call field,$(call step_of,$(1)),2), ARCH is $(ARCH); make NVCC= step-$(1) has it for the emulator
+too_new = step $(1) needs $(call field,$(call step_of,$(1)),2), ARCH is $(ARCH)$(runs); make NVCC= step-$(1) has it for the emulator
+runs = $(if $(GPU_STEPS),$(comma) which runs steps $(call number,$(firstword $(GPU_STEPS))) to $(call number,$(lastword $(GPU_STEPS))))
 $(LEFT_OUT) $(filter $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): step-%:
 	@echo "$(call too_new,$*)" >&2; exit 2
 # The folder of 15, steps/15-early-k, or of 15-padded, build/variants/15-early-k/padded.

@@ -189,6 +189,7 @@ class Block {
   std::vector<UnderWay> under_way_;  // in the order in which they began
   std::size_t drawn_ = 0;            // how many of them are drawn among the threads
   Operation operations_ = 0;
+  std::uint64_t turns_ = 0;  // of threads, while operations are under way
   bool landing_ = false;
   std::map<ReadNumber, AsyncRead> reads_;  // under way
   ReadNumber read_numbers_ = 0;
