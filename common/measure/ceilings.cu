@@ -202,9 +202,9 @@ __global__ void __launch_bounds__(warpgroups * 128, 1)
   for (int i = 0; i < o.size; i++) o(i) = 0;
   float e[8] = {0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f};
   const Clocks begin = read_clocks();
-  wgmma_fence();
 #pragma unroll 1
   for (int i = 0; i < iterations; i++) {
+    wgmma_fence();
     if constexpr (scores) {
 #pragma unroll
       for (int col = 0; col < d; col += 16)
