@@ -121,7 +121,6 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       wgmma_commit();
     };
     const auto start_pv = [&](bool add) {
-      mbarrier_wait(smem.V.full[v.stage], v.parity);
       wgmma_fence();
 #pragma unroll
       for (int key = 0; key < Bc; key += 16)
@@ -157,6 +156,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       }
       softmax(s, m, l, alpha, scale_log2);
       to_fragments<T>(p, s);
+      mbarrier_wait(smem.V.full[v.stage], v.parity);
 
       for (int j = key_tiles - 1; j > 0; j--) {
         my_turn();
@@ -166,8 +166,13 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
         wgmma_wait<1>(s);
         ring_release(smem.K, k);
         const bool must_rescale = softmax(s, m, l, alpha, scale_log2);
+        RingPosition<stages> used_v = v;
+        v.next();
+        // Here the next V is awaited for a reason: without the branches of this wait, nvcc 13.0 moves
+        // the wait for P V up, in front of most of the exponentials.
+        mbarrier_wait(smem.V.full[v.stage], v.parity);
         wgmma_wait<0>(o);
-        ring_release(smem.V, v);
+        ring_release(smem.V, used_v);
         to_fragments<T>(p, s);
         if (must_rescale) {
 #pragma unroll
