@@ -98,12 +98,15 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
   const int tile = any_length ? 65 : step.tile;  // a tile's rows, and for all that we know one more
   // From step 36 on a block takes several tiles of Q if there are more than a GPU has multiprocessors.
   const bool persistent = step.step >= "36";
+  std::string taken;  // at once
+  for (const std::string option : {"--type bf16", "--causal"})
+    if (takes_all(step, option)) taken += " " + option;
   std::vector<Run> runs;
   if (prefixed) {
     runs = {{tile, 1, 1, step.head_dims.front(), "normal", 1},
             {2 * tile, 2, 3, step.head_dims.front(), "normal", 2},
             {3 * tile, 1, 2, step.head_dims.back(), "normal", 3}};
-    if (persistent) runs.push_back({2 * tile, 5, 33, step.head_dims.front(), "normal", 4});
+    if (persistent) runs.push_back({2 * tile, 5, 33, step.head_dims.front(), "normal", 4, taken});
     return runs;
   }
   for (const std::string &head_dim : step.head_dims) {
@@ -134,13 +137,12 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
   // Part IV: rings that come round, at either stage, and landings in other orders.
   for (const std::uint64_t seed : {8, 9})
     runs.push_back({5 * tile, 1, 1, step.head_dims.front(), "normal", seed});
-  const std::string bf16 = step.takes_option("--type") ? "--type bf16" : "";
   if (persistent)
     for (const std::string &head_dim : step.head_dims) {
       // The emulator has 16 blocks: one tile each or two, with one tile of keys and with three.
       runs.push_back({tile, 3, 7, head_dim, "normal", 10});
-      runs.push_back({3 * tile, 2, 3, head_dim, "rising", 11, bf16});
-      if (gpu) runs.push_back({15 * tile, 3, 11, head_dim, "normal", 12, bf16});
+      runs.push_back({3 * tile, 2, 3, head_dim, "rising", 11, taken});
+      if (gpu) runs.push_back({15 * tile, 3, 11, head_dim, "normal", 12, taken});
     }
   return runs;
 }
