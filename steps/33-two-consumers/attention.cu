@@ -3,9 +3,11 @@
 // Needs       sm_90a: TMA, wgmma
 // Takes       --type
 // Before      step 32: one warpgroup with 128 rows, and two blocks on an SM.
-// Bottleneck  PREDICTION
+// Bottleneck  Tiles of 64 keys: a wgmma with n = 64 asks shared memory for 128 bytes per clock, which is
+//             all it has, before the copies.
 // Change      Of the same rows each warpgroup has half, and registers for 128 keys. One block on an SM.
-// Prediction  PREDICTION
+// Prediction  2,540 clocks for 128 keys, where step 32 needs 2,710; nobody covers a block's ends, 3%:
+//             600 to 640 TFLOP/s.
 #include "common/kernel/ring.h"
 #include "common/kernel/wgmma.h"
 
