@@ -55,6 +55,9 @@ class Block {
   void access(const void *address, int bytes, const void *value, bool store, const Where &where,
               const void *caller);
   void count(Counter counter, const Where &where, const void *caller);
+  void count_wgmma(int wavefronts, const Where &where) {
+    if (settings.profile) requests_.count(site_of(where), kWgmmaWavefronts, wavefronts);
+  }
   void collective(const Collective &what, std::uint32_t members, const Where &where, void *lane);
   void warpgroup_collective(const Collective &what, const Where &where, void *lane);
   unsigned thread_number() const { return running_; }
