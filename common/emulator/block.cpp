@@ -553,4 +553,8 @@ void Block::count(Counter counter, const Where &where, const void *caller) {
   requests_.add(running_, counter, site_of(where), caller);
 }
 
+void Block::count_operands(std::size_t bytes, const Where &where) {
+  if (settings.profile) requests_.count(site_of(where), kWgmmaWavefronts, bytes / 128);
+}
+
 }  // namespace emulator

@@ -55,6 +55,8 @@ class Block {
   void access(const void *address, int bytes, const void *value, bool store, const Where &where,
               const void *caller);
   void count(Counter counter, const Where &where, const void *caller);
+  /// Counts what wgmma reads from shared memory: swizzled rows, 128 bytes in a wavefront.
+  void count_operands(std::size_t bytes, const Where &where);
   void collective(const Collective &what, std::uint32_t members, const Where &where, void *lane);
   void warpgroup_collective(const Collective &what, const Where &where, void *lane);
   unsigned thread_number() const { return running_; }

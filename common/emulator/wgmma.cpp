@@ -54,6 +54,9 @@ void start(void **lanes) {
         bytes.push_back(piece);
     reads[warp] = begin_async_read(bytes, warpgroup * kWarpsOfGroup + warp, first.where);
   }
+  constexpr std::size_t kRowBytes = kTerms * 2;  // of A and of B, which has a row for each column
+  block.count_operands((first.product.columns + (first.product.a ? 0 : 64)) * kRowBytes,
+                       first.where);
   Product &product = block.products().start(warpgroup, products, first.where);
   product.reads = reads;
   product.operation = begin_operation(warpgroup, [&product, shared] { land(product, shared); });
