@@ -16,8 +16,9 @@ the peers' rows say it in the same words.
 Times are taken as the steps' programs take them: each launch between two events, all queued before the
 first is waited for; launches of less than a millisecond behind a kernel that holds the GPU until all are
 queued, of a tenth of one ten at a time. A peer begins on a GPU that has been idle for a moment, as a
-step does, whose program draws its inputs first: what ran just before has used up the power. Each launch reads what the one before has read: what fits in the L2
-cache, such as a short KV cache, comes from there, for steps and peers alike.
+step does, whose program draws its inputs first: after a busy GPU, power holds the clock down sooner.
+Each launch reads what the one before has read: what fits in the L2 cache, such as a short KV cache, comes
+from there, for steps and peers alike.
 """
 
 import argparse
