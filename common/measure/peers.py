@@ -15,8 +15,10 @@ the peers' rows say it in the same words.
 
 Times are taken as the steps' programs take them: each launch between two events, all queued before the
 first is waited for; launches of less than a millisecond behind a kernel that holds the GPU until all are
-queued, of a tenth of one ten at a time. Each launch reads what the one before has read: what fits in the L2
-cache, such as a short KV cache, comes from there, for steps and peers alike.
+queued, of a tenth of one ten at a time. A peer begins on a GPU that has been idle for a moment, as a
+step does, whose program draws its inputs first: after a busy GPU, power holds the clock down sooner.
+Each launch reads what the one before has read: what fits in the L2 cache, such as a short KV cache, comes
+from there, for steps and peers alike.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import csv
 import os
 import statistics
 import sys
+import time
 from dataclasses import dataclass, field
 
 try:
@@ -252,7 +255,9 @@ def measure(problem, peers, iters):
         shape = (problem.batch, problem.heads, problem.seqlen, problem.head_dim)
         what = f"{name} at {shape} {problem.options}"
         try:
-            times = milliseconds(of(problem), iters)
+            run = of(problem)
+            time.sleep(0.25)
+            times = milliseconds(run, iters)
         except NotMade:
             continue
         except (RuntimeError, TypeError, AttributeError, AssertionError, ValueError) as error:
@@ -298,7 +303,7 @@ def follow(path, iters):
         if line.strip() == "matmul":
             rows = measure_matmul(["fp16", "bf16"], iters)
         else:
-            rows = measure(problem, PEERS | OF_MODELS, iters)
+            rows = measure(problem, OF_MODELS | PEERS, iters)  # FlashAttention-3 next to the step
         append(path, reader.fieldnames, rows)
         print("measured", flush=True)
 
