@@ -79,11 +79,12 @@ PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/progra
 	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o,build/host/common/program/no_gpu.o)
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench bench-models \
+.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench bench-models bench-hopper \
 	counters ceilings power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
-too_new = step $(1) needs $(call field,$(call step_of,$(1)),2), ARCH is $(ARCH); make NVCC= step-$(1) has it for the emulator
+too_new = step $(1) needs $(call field,$(call step_of,$(1)),2), ARCH is $(ARCH)$(runs); make NVCC= step-$(1) has it for the emulator
+runs = $(if $(GPU_STEPS),$(comma) which runs steps $(call number,$(firstword $(GPU_STEPS))) to $(call number,$(lastword $(GPU_STEPS))))
 $(LEFT_OUT) $(filter $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): step-%:
 	@echo "$(call too_new,$*)" >&2; exit 2
 # The folder of 15, steps/15-early-k, or of 15-padded, build/variants/15-early-k/padded.
@@ -107,7 +108,7 @@ build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-g0,$(if $(filter %_test.cpp common/testing/% steps/%,$<),-O0 -g0)) -c $< -o $@
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(say)$(CUDA) $(call gencode,$(or $(call field,$(*F),4),$(ARCH))) -c $< -o $@
+	$(say)$(CUDA) $(call gencode,$(or $(patsubst sm_90,sm_90a,$(call field,$(*F),4)),$(ARCH))) -c $< -o $@
 # Written anew only where they change, so that only then what depends on them is.
 changed = @mkdir -p $(@D) && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 build/host/ladder.inc: $(SOURCES) common/program/ladder.awk
@@ -161,6 +162,7 @@ truth: ; @common/measure/truth.sh $(GPU)
 #? Measure (into plots/results)
 #?   make bench                  every step and PyTorch's attention on this GPU, interleaved
 #?   make bench-models           the same for the problems of Part III
+#?   make bench-hopper           the same for Part IV, with FlashAttention-3 (fa3-fwd)
 #?   make variants-15            a step beside its variants (no GPU: check them)
 #?   make counters               count on the emulator and, with a GPU and ncu, measure beside it
 #?   make ceilings               what this GPU can do at most
@@ -169,7 +171,9 @@ truth: ; @common/measure/truth.sh $(GPU)
 #?   make sass-15                the machine code of step 15, and the instructions of its loops
 #?   make bench-emulator         time the emulator, checking only and counting
 measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" PYTHON="$(PYTHON)" BUILD="$(BUILD)" common/measure/$(1)
-bench bench-models: $(call on_gpu,$(PROGRAMS)) ; @$(call measure,$@.sh) $(GPU_STEPS)
+# Part IV, the steps from 30 on, has results of its own, which begin at step 15.
+bench bench-models: $(call on_gpu,$(filter-out step-3%,$(PROGRAMS))) ; @$(call measure,$@.sh) $(filter-out 3%,$(GPU_STEPS))
+bench-hopper: $(call on_gpu,$(filter step-15 step-3%,$(PROGRAMS))) ; @$(call measure,$@.sh) $(filter 15-% 3%,$(GPU_STEPS))
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
 counters: every-step ; @$(call measure,counters.sh) $(STEPS)

@@ -19,7 +19,8 @@ done
 $python plots/seqlen.py --head-dim 64 || exit 1
 if [ "$GPU" != h200 ] && [ -f "plots/results/$GPU.csv" ]; then
   mkdir -p build/plots
-  for figure in ladder seqlen memory_wall hbm_bytes three_algorithms ladder_models causal decode; do
+  for figure in ladder seqlen memory_wall hbm_bytes three_algorithms ladder_models causal decode \
+    ladder_hopper hopper_seqlen; do
     $python plots/$figure.py --gpu "$GPU" --out build/plots || exit 1
   done
 fi

@@ -127,20 +127,11 @@ void Block::warpgroup_collective(const Collective &what, const Where &where, voi
   self.state = State::kReady;
 }
 
-namespace {
-
-/// setmaxnreg: how many, and the block's answer. Of all lanes the same.
-struct RegistersWanted {
-  int registers;
-};
-
-}  // namespace
-
 /// The pool has the registers that the block was launched with and that warpgroups gave back. (PTX ISA
 /// 'setmaxnreg': undefined where inc asks for fewer, or dec for more.)
 void Block::set_registers(int registers, bool more, const Where &where) {
   static constexpr auto change = [](void **lanes) {
-    current->change_registers(static_cast<RegistersWanted *>(lanes[0])->registers);
+    current->change_registers(*static_cast<int *>(lanes[0]));
   };
   static constexpr Collective kMore{"setmaxnreg_inc", kCounters, true, false, change},
       kLess{"setmaxnreg_dec", kCounters, true, false, change};
@@ -162,8 +153,7 @@ void Block::set_registers(int registers, bool more, const Where &where) {
     fail(name + ": the block's warpgroups have " + std::to_string(all) +
              " together, and keep 24 each",
          where);
-  RegistersWanted wanted{registers};
-  warpgroup_collective(what, where, &wanted);
+  warpgroup_collective(what, where, &registers);
   while (group.wanted) {
     wait(State::kForRegisters, what.name, where);
     Fiber::yield();

@@ -55,6 +55,9 @@ class Block {
   void access(const void *address, int bytes, const void *value, bool store, const Where &where,
               const void *caller);
   void count(Counter counter, const Where &where, const void *caller);
+  void count_wgmma(int wavefronts, const Where &where) {
+    if (settings.profile) requests_.count(site_of(where), kWgmmaWavefronts, wavefronts);
+  }
   void collective(const Collective &what, std::uint32_t members, const Where &where, void *lane);
   void warpgroup_collective(const Collective &what, const Where &where, void *lane);
   unsigned thread_number() const { return running_; }
@@ -189,6 +192,7 @@ class Block {
   std::vector<UnderWay> under_way_;  // in the order in which they began
   std::size_t drawn_ = 0;            // how many of them are drawn among the threads
   Operation operations_ = 0;
+  std::uint64_t turns_ = 0;  // of threads, while operations are under way
   bool landing_ = false;
   std::map<ReadNumber, AsyncRead> reads_;  // under way
   ReadNumber read_numbers_ = 0;

@@ -359,6 +359,23 @@ TEST_CASE("mbarrier: a deadlock is told as who waits for what") {
                                      file_and(also_at)));
 }
 
+TEST_CASE("mbarrier: an operation lands though a thread is busy until it has") {
+  const Setup setup;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    auto *done = static_cast<unsigned *>(emulator::allocate(sizeof(unsigned)));
+    *done = 0;
+    const std::string error = error_of(dim3(32), [&] {
+      if (is_thread(0)) emulator::begin_operation(emulator::kNoQueue, [=] { *done = 1; });
+      __syncwarp();
+      while (__any_sync(kAllLanes, atomic_read(Matrix<unsigned>{done, 1, 1}(0, 0)) == 0)) {
+      }
+    });
+    CHECK(error == "");
+    emulator::release(done);
+  }
+}
+
 // --- named barriers ------------------------------------------------------------------------------
 
 TEST_CASE("named barrier: orders what its threads did, and lets others alone") {

@@ -42,7 +42,8 @@ void release(void *memory);
 
 // --- launches ----------------------------------------------------------------------------------
 
-constexpr int kSharedMemoryPerBlock = 227 * 1024;  // bytes at most, as compute capability 9.0 has it
+constexpr int kSharedMemoryPerBlock =
+    227 * 1024;  // bytes at most, as compute capability 9.0 has it
 
 struct Settings {
   std::uint64_t seed = 0;  // draws the order in which threads run

@@ -52,6 +52,8 @@ Unknown unknown_loads(unsigned warps, ReadsOfWarp reads_of, LanesOfWarp unknown_
   return unknown;
 }
 
+}  // namespace
+
 /// A thread that reads.
 class Reader {
  public:
@@ -76,6 +78,8 @@ class Reader {
   const Time now_, known_;
   const std::uint32_t lane_;
 };
+
+namespace {
 
 constexpr const char *kOtherBlock =
     " (the other is of another block; no fences and atomics order the two)";
@@ -117,9 +121,9 @@ inline bool SharedShadow::ordered_after_store(const Stamp &write, const Access &
          stores_the_same(write, access);
 }
 
-/// Those lanes of a warp that have read a unit, and of whose reads the access does not know.
-inline std::uint32_t SharedShadow::unknown_lanes(unsigned warp, std::size_t unit,
-                                                 const Access &access) const {
+// Apart from what nearly every access asks for, to keep that short.
+[[gnu::noinline]] std::uint32_t SharedShadow::unknown_lanes(unsigned warp, std::size_t unit,
+                                                            const Access &access) const {
   const WarpReads &reads = reads_[warp][unit];
   std::uint32_t lanes = access.clocks.unknown(access.thread, warp, reads.lanes, reads.time);
   if (!lanes || lanes_reads_.empty() || std::has_single_bit(reads.lanes)) return lanes;
@@ -132,8 +136,21 @@ inline std::uint32_t SharedShadow::unknown_lanes(unsigned warp, std::size_t unit
   return lanes;
 }
 
-/// Of several lanes that read a unit and do not know of each other: when the last one did.
-void SharedShadow::note_lanes(std::size_t unit, const WarpReads &before, const Access &access) {
+[[gnu::noinline]] bool SharedShadow::ordered_after_agents(std::size_t unit,
+                                                          const Access &access) const {
+  return std::all_of(agents_reads_.begin(), agents_reads_.end(), [&](const auto &of_warp) {
+    if (of_warp.empty()) return true;
+    const AgentReads &reads = of_warp[unit * kUnit / kCopyBytes];
+    return reads.time < access.clocks.begin() ||
+           access.clocks.knows(access.thread, reads.agent, reads.time);
+  });
+}
+
+[[gnu::noinline]] void SharedShadow::add_read(std::size_t unit, const Reader &reader,
+                                              const Access &access) {
+  WarpReads &reads = reads_[access.thread / 32][unit];
+  const WarpReads before = reads;
+  if (!reader.add_to(reads)) return;
   const auto [entry, is_new] = lanes_reads_.try_emplace(unit * 32 + access.thread / 32);
   if (is_new || std::has_single_bit(before.lanes)) entry->second.fill(before.time);
   entry->second[access.thread % 32] = access.clocks.now();
@@ -144,15 +161,12 @@ inline bool SharedShadow::ordered_after_loads(std::size_t unit, const Access &ac
   for (unsigned warp = 0; warp < reads_.size(); warp++) {
     if (reads_[warp].empty()) continue;
     const WarpReads &reads = reads_[warp][unit];
-    if (reads.time >= known && unknown_lanes(warp, unit, access)) return false;
+    if (reads.time >= known &&
+        access.clocks.unknown(access.thread, warp, reads.lanes, reads.time) &&
+        unknown_lanes(warp, unit, access))
+      return false;
   }
-  if (being_read_.empty()) return true;
-  return std::all_of(agents_reads_.begin(), agents_reads_.end(), [&](const auto &of_warp) {
-    if (of_warp.empty()) return true;
-    const AgentReads &reads = of_warp[unit * kUnit / kCopyBytes];
-    return reads.time < access.clocks.begin() ||
-           access.clocks.knows(access.thread, reads.agent, reads.time);
-  });
+  return being_read_.empty() || ordered_after_agents(unit, access);
 }
 
 /// Says with what an access races that is not ordered after all before it.
@@ -215,16 +229,19 @@ std::string SharedShadow::check(std::size_t offset, const Access &access) {
   // What the clocks say, once for all units.
   const Time begin = access.clocks.begin(), known = access.clocks.known_by_all();
   const Reader reader(access);
-  const bool exact = access.clocks.has_agents();
-  for (std::size_t unit = first; unit < end; unit++) {
-    const Stamp write = writes_[unit];
-    if (write.time >= known && !ordered_after_store(write, access))
-      return race("load", unit, access);
-    if (write.time < begin) return "load of shared memory that nobody wrote";
-    const WarpReads before = reads[unit];
-    if (reader.add_to(reads[unit]) && exact) note_lanes(unit, before, access);
-  }
-  return {};
+  const auto load = [&](auto add_read_of) {
+    for (std::size_t unit = first; unit < end; unit++) {
+      const Stamp write = writes_[unit];
+      if (write.time >= known && !ordered_after_store(write, access))
+        return race("load", unit, access);
+      if (write.time < begin) return std::string("load of shared memory that nobody wrote");
+      add_read_of(unit);
+    }
+    return std::string();
+  };
+  if (access.clocks.has_agents())
+    return load([&](std::size_t unit) { add_read(unit, reader, access); });
+  return load([&](std::size_t unit) { reader.add_to(reads[unit]); });
 }
 
 std::string SharedShadow::begin_copy(std::size_t offset, const Access &access) {
@@ -356,10 +373,8 @@ void SharedShadow::end_async_read(const AsyncRead &read, const Access &access) {
   const Reader reader(access);
   for (const Piece &piece : read.pieces)
     for (std::size_t unit = piece.offset / kUnit; unit < (piece.offset + piece.bytes) / kUnit;
-         unit++) {
-      const WarpReads before = reads[unit];
-      if (reader.add_to(reads[unit])) note_lanes(unit, before, access);
-    }
+         unit++)
+      add_read(unit, reader, access);
 }
 
 void SharedShadow::end_async_read(const AsyncRead &read, unsigned agent, Time now) {

@@ -49,6 +49,8 @@ struct WarpReads {
   std::uint32_t lanes = 0;
 };
 
+class Reader;
+
 /// What reads or writes shared memory by itself after a thread has issued it: its name, and what ends
 /// it for those who wait.
 struct Engine {
@@ -122,8 +124,11 @@ class SharedShadow {
   void end_reading(const AsyncRead &read);
   std::string still_written(const std::string &operation, std::size_t chunk) const;
   std::string still_read(const std::string &operation, std::size_t chunk) const;
-  void note_lanes(std::size_t unit, const WarpReads &before, const Access &access);
+  /// In a block with agents: remembers a load.
+  void add_read(std::size_t unit, const Reader &reader, const Access &access);
+  /// Those lanes of a warp that have read a unit and of whose reads the access does not know.
   std::uint32_t unknown_lanes(unsigned warp, std::size_t unit, const Access &access) const;
+  bool ordered_after_agents(std::size_t unit, const Access &access) const;
   bool ordered_after_store(const Stamp &write, const Access &access) const;
   bool ordered_after_loads(std::size_t unit, const Access &access) const;
 

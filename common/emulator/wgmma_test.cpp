@@ -354,6 +354,7 @@ TEST_CASE("wgmma: counted once per warp, at its line") {
   const emulator::Counts total = profile.total();
   CHECK(total[emulator::kWgmma] == 4 * 4);
   CHECK(total[emulator::kWgmmaSyncs] == 4 * 3);
+  CHECK(total[emulator::kWgmmaWavefronts] == 4 * (64 + 64) * 32 / 128);
   CHECK(total[emulator::kSharedLoadRequests] == 0);  // the warps ask for none
   for (const auto &[line, counts] : profile.lines)
     if (counts[emulator::kWgmma]) CHECK(line.line == static_cast<unsigned>(at));

@@ -9,22 +9,7 @@ need_gpu
 begin_rows build/models.csv "$@"
 repeat=${REPEAT:-2}
 
-# The peers wait in a process of their own, which imports PyTorch once. Without PyTorch it ends, and
-# asking it fails; bash itself is not to end of that.
-trap '' PIPE
-coproc PEERS { "$PYTHON" common/measure/peers.py --csv "$csv" --follow; }
-exec {ask}>&"${PEERS[1]}" {answer}<&"${PEERS[0]}"
-peers() { { echo >&"$ask"; } 2>/dev/null && read -r <&"$answer" || true; }
-
-rows() { [ ! -e "$csv" ] || wc -l <"$csv"; }
-
-# problem "NN..." OPTIONS...: these steps, and the peers where a step has measured the problem.
-problem() {
-  local n before
-  before=$(rows)
-  for n in $1; do step "$n" "${@:2}"; done
-  [ "$(rows)" = "$before" ] || peers
-}
+start_peers
 
 # BATCH SEQLEN [HEADS [HEAD_DIM]]. Where only ratios count, a quarter of the usual batch 16: 4096 blocks
 # are 16 waves on 132 SMs.
@@ -79,7 +64,7 @@ once() {
 round
 once
 for ((i = 2; i <= repeat; i++)); do round; done
-exec {ask}>&-
+end_peers
 end_rows
 finish models
 echo "measured in $SECONDS s; 'make plot' draws it"

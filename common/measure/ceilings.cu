@@ -1,5 +1,6 @@
 // What this GPU can do at most, and at which clock: tensor cores through mma.sync, shared memory and
-// HBM. A program of its own, which `make ceilings` builds and runs; the steps are measured against it.
+// HBM; on Hopper also tensor cores through wgmma, and the copy engine. A program of its own, which `make
+// ceilings` builds and runs; the steps are measured against it.
 //
 // Needs       sm_80: mma.m16n8k16
 #include <cuda_fp16.h>
@@ -15,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "common/kernel/ptx.h"
+#include "common/kernel/wgmma.h"
 
 namespace {
 
@@ -168,6 +169,102 @@ __global__ void __launch_bounds__(warps * 32, blocks_per_sm)
   sink[blockIdx.x * blockDim.x + threadIdx.x] = total(c);
 }
 
+// --- Hopper ---------------------------------------------------------------------------------------
+// Their bodies are there for sm_90a alone: on_hopper says whether they are.
+
+// As the steps of Part IV have it: two warpgroups with 64 rows of Q each, and tiles of 128 keys.
+constexpr int warpgroups = 2, keys = 128;
+
+template <int d>
+struct AttentionTiles {
+  TmaTile<warpgroups * 64, d> Q;
+  TmaTile<keys, d> K, V;
+};
+
+/// Attention's products for a tile of keys in each iteration, by wgmma: Q K^T with both operands in
+/// shared memory, P V with P in registers, or one of the two; with the tile's ex2 beside them or without.
+template <int d, bool scores, bool outputs, bool exponentials>
+__global__ void __launch_bounds__(warpgroups * 128, 1)
+    multiply_warpgroup(const std::uint32_t *random, float *sink, int iterations) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  auto &smem = shared_storage<AttentionTiles<d>>();
+  for (int i = threadIdx.x; i < int(sizeof smem / sizeof *random); i += blockDim.x)
+    reinterpret_cast<std::uint32_t *>(&smem)[i] = random[i];
+  fence_proxy_async();
+  __syncthreads();
+  const int thread = blockIdx.x * blockDim.x + threadIdx.x, warpgroup = warp_index() / 4;
+  FragmentA p[keys / 16];
+  for (int i = 0; i < words_per_thread; i++)
+    p[i / 4][i % 4] = random[thread * words_per_thread + i];
+  Accumulator<keys> s;
+  Accumulator<d> o;
+  for (int i = 0; i < s.size; i++) s(i) = 0;
+  for (int i = 0; i < o.size; i++) o(i) = 0;
+  float e[8] = {0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f};
+  const Clocks begin = read_clocks();
+#pragma unroll 1
+  for (int i = 0; i < iterations; i++) {
+    wgmma_fence();
+    if constexpr (scores) {
+#pragma unroll
+      for (int col = 0; col < d; col += 16)
+        wgmma(s, k_major(smem.Q, warpgroup * 64, col), k_major(smem.K, 0, col), col > 0);
+      wgmma_commit();
+    }
+    if constexpr (outputs) {
+#pragma unroll
+      for (int key = 0; key < keys; key += 16)
+        wgmma(o, p[key / 16], mn_major(smem.V, key, 0), true);
+      wgmma_commit();
+    }
+    if constexpr (exponentials) {
+#pragma unroll
+      for (int j = 0; j < s.size; j++) e[j % 8] = ex2(-e[j % 8]);
+    }
+    wgmma_wait<1>();  // the last product is under way while the next is started
+  }
+  wgmma_wait<0>(s, o);
+  keep_clock(begin);
+  float sum = 0;
+  for (int i = 0; i < s.size; i++) sum += s(i);
+  for (int i = 0; i < o.size; i++) sum += o(i);
+  for (const float x : e) sum += x;
+  sink[thread] = sum;
+#endif
+}
+
+constexpr int copy_rows = 128, copy_d = 128, copy_stages = 6;  // tiles of 32 KB, 192 KB under way
+
+struct CopiedTiles {
+  TmaTile<copy_rows, copy_d> tile[copy_stages];
+  Mbarrier full[copy_stages];
+};
+
+/// One thread per multiprocessor copies tiles of a tensor of so many to shared memory, again and again from
+/// the first, each into the place of one that has landed.
+__global__ void __launch_bounds__(32, 1) copy_tiles(const __grid_constant__ TensorMap map,
+                                                    int tiles, int tiles_of_head, int iterations) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  auto &smem = shared_storage<CopiedTiles>();
+  if (threadIdx.x > 0) return;
+  for (Mbarrier &full : smem.full) mbarrier_init(full, 1);
+  mbarrier_fence_init();
+  const Clocks begin = read_clocks();
+  int tile = blockIdx.x % tiles, stage = 0, parity = 1;
+  for (int i = 0; i < iterations + copy_stages; i++) {
+    if (i >= copy_stages) mbarrier_wait(smem.full[stage], parity);
+    if (i < iterations) {
+      mbarrier_arrive_expect_tx(smem.full[stage], sizeof *smem.tile);
+      tma_load(smem.tile[stage], map, tile % tiles_of_head * copy_rows, tile / tiles_of_head, 0,
+               smem.full[stage]);
+    }
+    tile = (tile + gridDim.x) % tiles;
+    if (++stage == copy_stages) stage = 0, parity ^= 1;
+  }
+  keep_clock(begin);
+#endif
+}
+
 // --- the program ---------------------------------------------------------------------------------
 
 struct UsageError : std::runtime_error {
@@ -178,28 +275,23 @@ struct NoGpu : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-void check(cudaError_t error, const char *what) {
-  if (error != cudaSuccess)
-    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
-}
-
 /// The median milliseconds of launches, after 5 that warm the GPU up.
 template <class Launch>
 float median_ms(const Launch &launch, int launches = 21) {
   cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "cudaEventCreate");
-  check(cudaEventCreate(&end), "cudaEventCreate");
+  cuda_check(cudaEventCreate(&begin), "cudaEventCreate");
+  cuda_check(cudaEventCreate(&end), "cudaEventCreate");
   std::vector<float> ms(5 + launches);
   for (float &elapsed : ms) {
-    check(cudaEventRecord(begin), "cudaEventRecord");
+    cuda_check(cudaEventRecord(begin), "cudaEventRecord");
     launch();
-    check(cudaGetLastError(), "kernel launch");
-    check(cudaEventRecord(end), "cudaEventRecord");
-    check(cudaEventSynchronize(end), "the kernel failed");
-    check(cudaEventElapsedTime(&elapsed, begin, end), "cudaEventElapsedTime");
+    cuda_check(cudaGetLastError(), "kernel launch");
+    cuda_check(cudaEventRecord(end), "cudaEventRecord");
+    cuda_check(cudaEventSynchronize(end), "the kernel failed");
+    cuda_check(cudaEventElapsedTime(&elapsed, begin, end), "cudaEventElapsedTime");
   }
-  check(cudaEventDestroy(begin), "cudaEventDestroy");
-  check(cudaEventDestroy(end), "cudaEventDestroy");
+  cuda_check(cudaEventDestroy(begin), "cudaEventDestroy");
+  cuda_check(cudaEventDestroy(end), "cudaEventDestroy");
   std::sort(ms.begin() + 5, ms.end());
   return ms[5 + launches / 2];
 }
@@ -220,11 +312,12 @@ class Bench {
       : blocks_(blocks_per_sm * gpu.multiProcessorCount),
         launches_(std::max(21, static_cast<int>(seconds * 1000 / launch_ms))) {
     const std::size_t words = std::size_t(blocks_) * warps * 32 * words_per_thread;
-    for (std::uint32_t *&data : data_) check(cudaMalloc(&data, words * sizeof *data), "cudaMalloc");
-    check(cudaMalloc(&sink_, std::size_t(blocks_) * warps * 32 * sizeof *sink_), "cudaMalloc");
+    for (std::uint32_t *&data : data_)
+      cuda_check(cudaMalloc(&data, words * sizeof *data), "cudaMalloc");
+    cuda_check(cudaMalloc(&sink_, std::size_t(blocks_) * warps * 32 * sizeof *sink_), "cudaMalloc");
     draw<<<blocks_, 256>>>(data_[kRandom], words);
-    check(cudaMemset(data_[kZeros], 0, words * sizeof *data_[kZeros]), "cudaMemset");
-    check(cudaDeviceSynchronize(), "the kernel failed");
+    cuda_check(cudaMemset(data_[kZeros], 0, words * sizeof *data_[kZeros]), "cudaMemset");
+    cuda_check(cudaDeviceSynchronize(), "the kernel failed");
   }
   ~Bench() {
     for (std::uint32_t *data : data_) cudaFree(data);
@@ -235,16 +328,54 @@ class Bench {
   /// iterations as take the time of a fast step at the default shape: the clock that the GPU then
   /// keeps within its power limit is the one that the steps meet.
   Rate rate(Kernel kernel, double work, Data data = kRandom) const {
-    int iterations = 1000;
-    const auto launch = [&] { kernel<<<blocks_, warps * 32>>>(data_[data], sink_, iterations); };
-    iterations = std::max(1, static_cast<int>(launch_ms / median_ms(launch) * 1000));
-    const double ms = median_ms(launch, launches_);
-    double ghz;
-    check(cudaMemcpyFromSymbol(&ghz, clock_ghz, sizeof ghz), "cudaMemcpyFromSymbol");
-    return {work * warps * blocks_ * iterations / (ms * 1e-3), ghz};
+    return rate_of(work * warps * blocks_, [&](int iterations) {
+      kernel<<<blocks_, warps * 32>>>(data_[data], sink_, iterations);
+    });
+  }
+
+  /// The same of a kernel with one block on each multiprocessor, two warpgroups, which does `work` in an
+  /// iteration.
+  template <class SharedStorage>
+  Rate rate_of_warpgroups(Kernel kernel, double work, Data data = kRandom) const {
+    const int blocks = blocks_ / blocks_per_sm;
+    return rate_of(work * blocks, [&](int iterations) {
+      launch<SharedStorage>(kernel, dim3(blocks), dim3(warpgroups * 128), data_[data], sink_,
+                            iterations);
+    });
+  }
+
+  /// The same of the copy engine, from a tensor of so many bytes.
+  Rate rate_of_copies(std::size_t bytes) const {
+    constexpr int rows = 4096;
+    const int blocks = blocks_ / blocks_per_sm, heads = bytes / (rows * copy_d * sizeof(half));
+    std::uint32_t *from = nullptr;
+    cuda_check(cudaMalloc(&from, bytes), "cudaMalloc");
+    draw<<<1024, 256>>>(from, bytes / sizeof *from);
+    const TensorMap map =
+        tensor_map<half>(from, {0, rows * copy_d, copy_d}, 1, heads, rows, copy_d, copy_rows);
+    const int tiles_of_head = rows / copy_rows;
+    const Rate rate =
+        rate_of(double(blocks) * sizeof(TmaTile<copy_rows, copy_d>), [&](int iterations) {
+          launch<CopiedTiles>(copy_tiles, dim3(blocks), dim3(32), map, heads * tiles_of_head,
+                              tiles_of_head, iterations);
+        });
+    cudaFree(from);
+    return rate;
   }
 
  private:
+  /// Of launches that do `work` in an iteration.
+  template <class Launch>
+  Rate rate_of(double work, const Launch &launch) const {
+    int iterations = 1000;
+    const auto once = [&] { launch(iterations); };
+    iterations = std::max(1, static_cast<int>(launch_ms / median_ms(once) * 1000));
+    const double ms = median_ms(once, launches_);
+    double ghz;
+    cuda_check(cudaMemcpyFromSymbol(&ghz, clock_ghz, sizeof ghz), "cudaMemcpyFromSymbol");
+    return {work * iterations / (ms * 1e-3), ghz};
+  }
+
   static constexpr double launch_ms = 20;
   int blocks_, launches_;
   std::uint32_t *data_[2] = {};  // kRandom, kZeros
@@ -254,14 +385,14 @@ class Bench {
 /// Bytes a second, read plus written, of a copy between two buffers far larger than the L2 cache.
 Rate copy_rate() {
   std::size_t free = 0, all = 0;
-  check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+  cuda_check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
   const std::size_t bytes = std::min(std::size_t{2} << 30, free / 3 / 256 * 256);
   std::uint32_t *from = nullptr, *to = nullptr;
-  check(cudaMalloc(&from, bytes), "cudaMalloc");
-  check(cudaMalloc(&to, bytes), "cudaMalloc");
+  cuda_check(cudaMalloc(&from, bytes), "cudaMalloc");
+  cuda_check(cudaMalloc(&to, bytes), "cudaMalloc");
   draw<<<1024, 256>>>(from, bytes / sizeof *from);
   const float ms = median_ms([&] {
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice), "cudaMemcpyAsync");
+    cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice), "cudaMemcpyAsync");
   });
   cudaFree(from);
   cudaFree(to);
@@ -283,10 +414,10 @@ __global__ void read_all(const uint4 *from, std::size_t count, float *sink) {
 /// Bytes a second, read only: what a decoding step does.
 Rate read_rate(const cudaDeviceProp &gpu) {
   std::size_t free = 0, all = 0;
-  check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+  cuda_check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
   const std::size_t bytes = std::min(std::size_t{4} << 30, free / 2 / 256 * 256);
   std::uint32_t *from = nullptr;
-  check(cudaMalloc(&from, bytes), "cudaMalloc");
+  cuda_check(cudaMalloc(&from, bytes), "cudaMalloc");
   draw<<<1024, 256>>>(from, bytes / sizeof *from);
   const float ms = median_ms([&] {
     read_all<<<8 * gpu.multiProcessorCount, 256>>>(reinterpret_cast<const uint4 *>(from),
@@ -307,9 +438,48 @@ struct Row {
 /// Instructions'.
 Rate fp32_peak(const cudaDeviceProp &gpu) {
   int khz = 0;
-  check(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0), "cudaDeviceGetAttribute");
+  cuda_check(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0), "cudaDeviceGetAttribute");
   const int lanes = gpu.major == 8 && gpu.minor == 0 ? 64 : 128;
   return {2.0 * lanes * gpu.multiProcessorCount * khz * 1e3, khz * 1e-6};
+}
+
+/// Whether this program has Hopper's kernels for this GPU: they are compiled for sm_90a, one chip's.
+bool on_hopper(const cudaDeviceProp &gpu) {
+  cudaFuncAttributes kernel;
+  cuda_check(cudaFuncGetAttributes(&kernel, copy_tiles), "cudaFuncGetAttributes");
+  return gpu.major == 9 && gpu.minor == 0 && kernel.ptxVersion >= 90;
+}
+
+template <int d, bool scores, bool outputs, bool exponentials>
+std::function<Rate()> wgmma_rate(const Bench &bench, Data data = kRandom) {
+  constexpr double work = 2.0 * warpgroups * 64 * keys * d * (scores + outputs);
+  return [&bench, data] {
+    return bench.rate_of_warpgroups<AttentionTiles<d>>(
+        multiply_warpgroup<d, scores, outputs, exponentials>, work, data);
+  };
+}
+
+/// A tile of 64 x 128 scores is one ex2 for each, 64 of a thread, beside the d / 16 + 8 wgmma of the two
+/// products.
+std::vector<Row> hopper_rows(const Bench &bench) {
+  return {
+      {"wgmma-shared", "wgmma.m64n128k16, both operands from shared memory", "FLOP/s",
+       wgmma_rate<128, true, false, false>(bench)},
+      {"wgmma-registers", "with A from registers", "FLOP/s",
+       wgmma_rate<128, false, true, false>(bench)},
+      {"wgmma", "half of each, as in attention", "FLOP/s",
+       wgmma_rate<128, true, true, false>(bench)},
+      {"wgmma-zeros", "the same on zeros", "FLOP/s",
+       wgmma_rate<128, true, true, false>(bench, kZeros)},
+      {"wgmma-ex2", "with attention's ex2 at head dim 128", "FLOP/s",
+       wgmma_rate<128, true, true, true>(bench)},
+      {"wgmma-ex2-64", "with attention's ex2 at head dim 64", "FLOP/s",
+       wgmma_rate<64, true, true, true>(bench)},
+      {"tma-l2", "TMA: 16 MB, which the L2 cache holds", "B/s",
+       [&bench] { return bench.rate_of_copies(std::size_t{16} << 20); }},
+      {"tma-hbm", "TMA: 2 GB, which it does not", "B/s",
+       [&bench] { return bench.rate_of_copies(std::size_t{2} << 30); }},
+  };
 }
 
 std::vector<Row> rows(const Bench &bench, const cudaDeviceProp &gpu) {
@@ -319,7 +489,7 @@ std::vector<Row> rows(const Bench &bench, const cudaDeviceProp &gpu) {
   };
   // A 16 x 8 tile of scores is d / 16 mma in Q K^T, and half of a 16 x 16 operand in P V, which is
   // d / 8 mma: d / 8 in all. Its 128 exponentials are 4 ex2 of a warp. So d / 32 mma for an ex2.
-  return {
+  std::vector<Row> rows = {
       {"mma", "mma.m16n8k16 from registers", "FLOP/s", rate(multiply<0>, mma_work)},
       {"mma-zeros", "the same on zeros", "FLOP/s", rate(multiply<0>, mma_work, kZeros)},
       {"mma-ex2", "with attention's ex2 at head dim 128, one for 4 mma", "FLOP/s",
@@ -332,13 +502,19 @@ std::vector<Row> rows(const Bench &bench, const cudaDeviceProp &gpu) {
       {"read", "HBM: bytes read, and none written", "B/s", [&gpu] { return read_rate(gpu); }},
       {"fp32-peak", "fp32 units, computed", "FLOP/s", [&gpu] { return fp32_peak(gpu); }},
   };
+  if (on_hopper(gpu))
+    for (const Row &row : hopper_rows(bench)) rows.push_back(row);
+  else
+    std::puts("SKIP: wgmma and TMA need an sm_90 GPU, and ARCH=sm_90a");
+  return rows;
 }
 
 constexpr const char *kHelp =
     "usage: ceilings [options]\n"
     "\n"
     "Measures what this GPU can do at most: mma.m16n8k16, with and without the exponentials of\n"
-    "attention and the loads of its operands, shared memory and HBM.\n"
+    "attention and the loads of its operands, shared memory and HBM; on Hopper wgmma and TMA, "
+    "too.\n"
     "\n"
     "  --csv FILE   write the results: name,value,unit\n"
     "  --only NAME  measure this one: mma or mma-zeros\n"
@@ -383,7 +559,7 @@ int run(int argc, char **argv) {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) throw NoGpu("no GPU here");
   cudaDeviceProp gpu;
-  check(cudaGetDeviceProperties(&gpu, 0), "cudaGetDeviceProperties");
+  cuda_check(cudaGetDeviceProperties(&gpu, 0), "cudaGetDeviceProperties");
   if (gpu.major < 8) throw NoGpu("mma.m16n8k16 needs a GPU of sm_80 or later");
   std::printf("%s, %d multiprocessors\n", gpu.name, gpu.multiProcessorCount);
 
@@ -392,7 +568,7 @@ int run(int argc, char **argv) {
   for (const Row &row : rows(bench, gpu)) {
     if (!only.empty() && only != row.name) continue;
     const Rate rate = row.measure();
-    std::printf("%-12s %6.4g T%-6s", row.name, rate.value / 1e12, row.unit);
+    std::printf("%-15s %6.4g T%-6s", row.name, rate.value / 1e12, row.unit);
     csv << row.name << "," << std::setprecision(4) << rate.value / 1e12 << ",T" << row.unit << "\n";
     if (rate.ghz > 0) {
       std::printf("  at %.3f GHz", rate.ghz);

@@ -6,8 +6,9 @@
 set -euo pipefail
 . common/measure/shell.sh
 
-# Of the steps that take no more than the plain problem: both head dims, several heads and batches, and
-# an odd number of tiles of Q, and of K for tiles of 128. Whoever wrote a kernel had other shapes in mind.
+# Of the steps that take no more than the plain problem, in one type or two: both head dims, several
+# heads and batches, and an odd number of tiles of Q, and of K for tiles of 128. Whoever wrote a kernel
+# had other shapes in mind.
 small=("--batch 1 --heads 2 --seqlen 512 --head-dim 128" "--batch 1 --heads 3 --seqlen 384 --head-dim 64"
   "--batch 2 --heads 1 --seqlen 640 --head-dim 128")
 # Scores and outputs far larger than the L2 cache.
@@ -35,12 +36,15 @@ problems="
 28 --batch 1 --heads 2 --seqlen 257 --head-dim 256
 29 --causal --kv-heads 2 --rope halves --batch 1 --heads 4 --seqlen 259 --head-dim 128
 29 --kv-heads 2 --seqlen-k 517 --batch 1 --heads 16 --seqlen 1 --head-dim 128
+38 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
+38 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
 "
 large_problems="
 20 --causal $large
 23 --kv-heads 2 $large
 24 --rope halves $large
 26 --kv-heads 8 --seqlen-k 16384 --batch 16 --heads 64 --seqlen 1 --head-dim 128
+38 --causal $large
 "
 
 # counted STEP: the options of each problem that is counted. (No output is no failure.)
@@ -98,9 +102,15 @@ fi
 
 # metrics KIND: those of ncu.awk's table, with commas
 metrics() { sed -nE "s/^ *$1\[\"([^\"]+)\"\].*/\1/p" common/measure/ncu.awk | paste -sd,; }
-# What the emulator counts: the third field between quotes in its table.
+# What the emulator counts: the third field between quotes in its table. Hopper's metrics are not there
+# on other GPUs, and its steps alone have something to count.
 counted_metrics=$(awk -F'"' '/^COUNTER\(/ { print $4 }' common/emulator/counters.def | tr ' ' '\n' | grep . |
-  sort -u | paste -sd,)
+  sort -u)
+of_hopper() { [[ $(describe "$(number_of "$1")" needs) == sm_90* ]]; }
+metrics_counted() {
+  if of_hopper "$1"; then echo "$counted_metrics"; else grep -vE 'gmma|_tma_' <<<"$counted_metrics"; fi | paste -sd,
+}
+metrics_stalls() { echo "$(metrics stall)$(! of_hopper "$1" || echo ",$(metrics hopper_stall)")"; }
 
 # measure FILE METRICS STEP OPTIONS: appends what ncu measures
 measure() {
@@ -123,13 +133,13 @@ cp "$results/emulator-counters.csv" build/counters.csv
 echo "$header" | tee build/hbm-counters.csv >build/stalls-counters.csv
 for step; do
   while read -r problem; do
-    measure counters "$counted_metrics,$(metrics count)" "$step" "$problem"
+    measure counters "$(metrics_counted "$step"),$(metrics count)" "$step" "$problem"
   done < <(counted "$step")
 done
 for step; do
   while read -r problem; do
     measure hbm-counters "$(metrics traffic)" "$step" "$problem"
-    measure stalls-counters "$(metrics stall)" "$step" "$problem"
+    measure stalls-counters "$(metrics_stalls "$step")" "$step" "$problem"
   done < <(counted_large "$step")
 done
 finish counters hbm-counters stalls-counters

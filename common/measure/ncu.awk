@@ -3,7 +3,7 @@
 # Variables: step, problem: "batch,heads,seqlen,head_dim,options".
 # A ratio has no sum: it is left out for a step of several kernels.
 # What the emulator counts is in counters.def, with the metrics whose sum it is. Here is the rest that
-# counters.sh asks ncu for: `traffic` and `stall` at a large shape.
+# counters.sh asks ncu for: `traffic` and `stall` (of Hopper's steps `hopper_stall`, too) at a large shape.
 BEGIN {
   FS = "\",\""
   count["memory_l1_wavefronts_shared_ideal"] = "shared wavefronts, ideal"
@@ -25,9 +25,15 @@ BEGIN {
   stall["smsp__average_warps_issue_stalled_mio_throttle_per_issue_active.ratio"] = "warps per issue: mio_throttle"
   stall["smsp__average_warps_issue_stalled_math_pipe_throttle_per_issue_active.ratio"] = "warps per issue: math_pipe_throttle"
   stall["smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio"] = "warps per issue: barrier"
+  # The same, of the steps that have Hopper's instructions.
+  hopper_stall["sm__pipe_tensor_op_hmma_type_hmma_hgmma_qgmma_cycles_active.avg.pct_of_peak_sustained_active"] = "tensor cores busy with wgmma, percent"
+  hopper_stall["sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active"] = "exponential units busy, percent"
+  hopper_stall["lts__t_sectors.avg.pct_of_peak_sustained_elapsed"] = "L2 cache busy, percent"
+  hopper_stall["smsp__average_warps_issue_stalled_gmma_per_issue_active.ratio"] = "warps per issue: gmma"
   for (metric in count) name[metric] = count[metric]
   for (metric in traffic) name[metric] = traffic[metric]
   for (metric in stall) name[metric] = stall[metric]
+  for (metric in hopper_stall) name[metric] = hopper_stall[metric]
 }
 /^COUNTER\(/ {
   split($0, quoted, "\"")
@@ -54,7 +60,7 @@ END {
   for (counter in sum) {
     # The emulator lists these only where there are any. (The pipe's count of mma includes other fp16
     # instructions: it is one where there is ldmatrix.)
-    if (counter ~ /^(ldmatrix|cp.async.*)$/ && sum[counter] == 0) continue
+    if (counter ~ /^(ldmatrix|cp.async.*|wgmma|TMA .*)$/ && sum[counter] == 0) continue
     if (counter == "mma" && sum["ldmatrix"] == 0) continue
     if (kernels[counter] > 1 && counter ~ /percent|warps/) continue
     row(counter, sum[counter])

@@ -7,14 +7,15 @@ the wheel fa3-fwd, if it is installed: it has no fp16 kernels, so it has bf16 in
 'pytorch-materialised' is the textbook's two products with a softmax between them, each a kernel: the
 fp16 scores cross HBM four times, written by the first product, read and written by the softmax, read by
 the second. (The scale is the first product's alpha. As a division of its own it would make six
-crossings.) 'matmul-fp16' is an 8192 x 8192 x 8192 product: the ceiling.
+crossings.) 'matmul-fp16' and 'matmul-bf16' are an 8192 x 8192 x 8192 product: the ceiling.
 
-With --follow it measures, for each line that it reads, the problem of the CSV file's last row, and
-answers with a line: a step's row says all of its problem, and the peers' rows say it in the same words.
+With --follow it measures, for each line that it reads, the problem of the CSV file's last row, or, where
+the line says 'matmul', the products, and answers with a line: a step's row says all of its problem, and
+the peers' rows say it in the same words.
 
 Times are taken as the steps' programs take them: each launch between two events, all queued before the
-first is waited for; a launch of a tenth of a millisecond or less ten at a time, behind a kernel that
-holds the GPU until all are queued. Each launch reads what the one before has read: what fits in the L2
+first is waited for; launches of less than a millisecond behind a kernel that holds the GPU until all are
+queued, of a tenth of one ten at a time. Each launch reads what the one before has read: what fits in the L2
 cache, such as a short KV cache, comes from there, for steps and peers alike.
 """
 
@@ -208,14 +209,14 @@ OF_MODELS = {"flash-attention-3-bf16": flash_attention_3, "efficient": efficient
 
 
 class Product(Problem):
-    """An fp16 matrix product, in the columns of a problem."""
+    """A matrix product, in the columns of a problem."""
 
     def operations(self):
         return 2 * self.seqlen**3
 
 
 def matmul(p):
-    x, y = (torch.randn(p.seqlen, p.seqlen, device="cuda", dtype=torch.float16) for _ in range(2))
+    x, y = (torch.randn(p.seqlen, p.seqlen, device="cuda", dtype=p.dtype) for _ in range(2))
     return lambda: x @ y
 
 
@@ -237,10 +238,11 @@ def milliseconds(run, iters):
         run()
     hold = 80_000_000  # cycles, 40 ms: Python takes up to 100 us for a call
     torch.cuda._sleep(hold // 40)
-    if between_events(run, 1, 1)[0] >= 0.1:
-        return between_events(run, iters, 1)
-    torch.cuda._sleep(hold)
-    return [ms / 10 for ms in between_events(run, iters, 10)]
+    first = between_events(run, 1, 1)[0]
+    if first < 1:
+        torch.cuda._sleep(hold)
+    each = 10 if first < 0.1 else 1
+    return [ms / each for ms in between_events(run, iters, each)]
 
 
 def measure(problem, peers, iters):
@@ -269,6 +271,14 @@ def measure(problem, peers, iters):
     return rows
 
 
+def measure_matmul(types, iters):
+    """The rows of the matrix product, the ceiling, in each of these types."""
+    options = {"fp16": "", "bf16": "type=bf16"}  # as a step's row says it
+    return [row for name in types
+            for row in measure(Product(1, 1, 8192, 8192, options[name]), {f"matmul-{name}": matmul},
+                               iters)]
+
+
 def append(path, header, rows):
     new = not os.path.exists(path) or os.path.getsize(path) == 0
     with open(path, "a", newline="", encoding="utf-8") as file:
@@ -279,13 +289,17 @@ def append(path, header, rows):
 
 
 def follow(path, iters):
-    for _ in sys.stdin:
+    for line in sys.stdin:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             *_, last = reader
         problem = Problem(*(int(last[c]) for c in ("batch", "heads", "seqlen", "head_dim")),
                           last["options"])
-        append(path, reader.fieldnames, measure(problem, PEERS | OF_MODELS, iters))
+        if line.strip() == "matmul":
+            rows = measure_matmul(["fp16", "bf16"], iters)
+        else:
+            rows = measure(problem, PEERS | OF_MODELS, iters)
+        append(path, reader.fieldnames, rows)
         print("measured", flush=True)
 
 
@@ -313,7 +327,7 @@ def main():
     for seqlen in a.seqlen:
         rows += measure(Problem(a.batch, a.heads, seqlen, a.head_dim), PEERS | OF_PLAIN, a.iters)
     if a.matmul:
-        rows += measure(Product(1, 1, 8192, 8192), {"matmul-fp16": matmul}, a.iters)
+        rows += measure_matmul(["fp16"], a.iters)
     append(a.csv, a.header.split(","), rows)
 
 

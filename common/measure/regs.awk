@@ -2,7 +2,9 @@
 # Input: for each step a file STEP.txt, its PTX and then what ptxas -v says of it, both demangled.
 # Variable: arch. PTX has the threads of a block (__launch_bounds__) and, in a comment that
 # shared_storage() of common/kernel/kernel.h leaves there, the bytes of shared memory that the launch asks
-# for; ptxas has the rest.
+# for; ptxas has the rest. Ends with status 1 where ptxas gives up the overlap that Part IV is about: where
+# it serialises wgmma, waits for it of its own accord, or ignores setmaxnreg; or where a kernel of Part IV,
+# of steps 30 and later, spills.
 BEGIN {
   # CUDA C++ Programming Guide, 'Technical Specifications per Compute Capability': resident warps,
   # resident blocks and KB of shared memory of a multiprocessor. All have 65536 registers.
@@ -37,6 +39,12 @@ FNR == 1 {
   step = FILENAME
   gsub(/.*\/|\.txt$/, "", step)
 }
+# ptxas has no warnings for these, only infos, so -Werror does not see them.
+/^ptxas .*(Potential Performance Loss|warpgroup\.[a-z]+ is injected)/ {
+  sub(/^ptxas [a-z]* *: /, "")
+  complain(step ": ptxas says: " $0)
+  next
+}
 /\.entry/ {
   sub(/.*\.entry /, "")
   kernel = kernel_of($0)
@@ -58,6 +66,11 @@ FNR == 1 {
 /Used .* registers/ {
   registers[kernel] = $(field("registers") - 1)
   static[kernel] = field("smem") ? $(field("smem") - 2) : 0
+}
+
+function complain(text) {
+  print "make regs: " text > "/dev/stderr"
+  complaints++
 }
 
 # Sets `blocks`, how many fit a multiprocessor, and `by`, what does not suffice for one more. The
@@ -93,5 +106,8 @@ END {
       sprintf("%.1f", (static[kernel] + dynamic[kernel]) / 1024),
       blocks, blocks == "?" ? "?" : blocks * warps, by, stored[kernel], loaded[kernel],
       stored[kernel] + loaded[kernel] ? "  SPILLS" : ""
+    if (part[1] + 0 >= 30 && stored[kernel] + loaded[kernel])
+      complain(part[1] ": " part[2] " spills, and from step 30 on no kernel may")
   }
+  exit complaints > 0
 }

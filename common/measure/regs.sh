@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# make regs: registers, shared memory, occupancy and spills of every kernel of these steps, for ARCH.
+# make regs: registers, shared memory, occupancy and spills of every kernel of these steps, for ARCH. An
+# error where ptxas serialises wgmma, or where a step from 30 on spills (regs.awk).
 set -euo pipefail
 . common/measure/shell.sh
 need_nvcc

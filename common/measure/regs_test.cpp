@@ -21,8 +21,9 @@ struct Kernel {
   int registers, dynamic_bytes, static_bytes, spill_stores, spill_loads;
 };
 
-/// The lines of regs.awk for one step, without the heading.
-std::vector<std::string> table(const std::string &arch, const std::vector<Kernel> &kernels) {
+/// What regs.awk makes of one step, of which ptxas also says this.
+Finished regs(const std::string &arch, const std::vector<Kernel> &kernels,
+              const std::string &step = "07-some-step", const std::string &said = "") {
   std::string ptx, log;
   for (const Kernel &k : kernels) {
     ptx += "\t.entry " + kNamespace + k.name + "(\n\t.param .u64 p\n)\n";
@@ -40,12 +41,18 @@ std::vector<std::string> table(const std::string &arch, const std::vector<Kernel
           log;  // ptxas goes from the last to the first
   }
   const fs::path file =
-      fs::temp_directory_path() / ("regs." + std::to_string(getpid())) / "07-some-step.txt";
+      fs::temp_directory_path() / ("regs." + std::to_string(getpid())) / (step + ".txt");
   fs::create_directories(file.parent_path());
-  std::ofstream(file) << ptx + log;
+  std::ofstream(file) << ptx + said + log;
   const Finished run =
       run_command("awk -f common/measure/regs.awk -v arch=" + arch + " " + file.string());
   fs::remove_all(file.parent_path());
+  return run;
+}
+
+/// The lines of its table, without the heading.
+std::vector<std::string> table(const std::string &arch, const std::vector<Kernel> &kernels) {
+  const Finished run = regs(arch, kernels);
   REQUIRE(run.status == 0);
   CHECK(run.err == "");
   std::vector<std::string> lines = lines_of(run.out);
@@ -115,4 +122,39 @@ TEST_CASE("regs: a line for each kernel, in the order of the source") {
   CHECK(lines[1].find(" softmax ") != std::string::npos);
   CHECK(lines[1].ends_with("  SPILLS"));
   CHECK(lines[0].find("SPILLS") == std::string::npos);
+}
+
+TEST_CASE("regs: a step of Part IV that spills is an error, one before it is none") {
+  const std::vector<Kernel> kernels = {{"attention<64>", 384, 168, 65536, 0, 0, 0},
+                                       {"attention<128>", 384, 168, 65536, 0, 1224, 1464}};
+  CHECK(regs("sm_90", kernels, "29-some-step").status == 0);
+  const Finished finished = regs("sm_90", kernels, "30-some-step");
+  CHECK(finished.status == 1);
+  CHECK(finished.err ==
+        "make regs: 30-some-step: attention<128> spills, and from step 30 on no kernel may\n");
+  CHECK(lines_of(finished.out).size() == 4);  // the table all the same
+  CHECK(regs("sm_90", {kernels[0]}, "36-some-step").status == 0);
+}
+
+TEST_CASE("regs: what ptxas says of wgmma and setmaxnreg is an error") {
+  const std::vector<Kernel> kernels = {{"attention<64>", 384, 168, 65536, 0, 0, 0}};
+  for (const std::string said :
+       {"(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+        "non wgmma instructions defining accumulator registers of a wgmma between start and end "
+        "of the pipeline stage in the function 'attention<64>'",
+        "(C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+        "insufficient register resources for the function 'attention<64>'",
+        "(C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+        "the presence of Extern calls in the function 'attention<64>'",
+        "(C7517) warpgroup.wait is injected in around line 233 by compiler to allow use of "
+        "registers defined by GMMA in function 'attention<64>'",
+        "(C7508) Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register "
+        "requirements."})
+    for (const std::string kind : {"info    ", "warning "}) {
+      const Finished finished =
+          regs("sm_90", kernels, "31-some-step", "ptxas " + kind + ": " + said + "\n");
+      CHECK(finished.status == 1);
+      CHECK(finished.err == "make regs: 31-some-step: ptxas says: " + said + "\n");
+    }
+  CHECK(regs("sm_90", kernels, "31-some-step", "ptxas info    : 0 bytes gmem\n").status == 0);
 }

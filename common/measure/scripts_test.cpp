@@ -89,11 +89,15 @@ TEST_CASE("ncu: kernels are summed, loads that are switched off are no requests"
            measured("smsp__inst_executed_op_ldsm.sum", "24") +
            measured("smsp__inst_executed_op_shared_ld.sum", "96") +
            measured("smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum", "0") +
-           measured("smsp__inst_executed_op_ldgsts.sum", "0")});
+           measured("smsp__inst_executed_op_ldgsts.sum", "0") +
+           measured("smsp__inst_executed_pipe_tensor_op_gmma.sum", "0") +
+           measured("smsp__inst_executed_op_tma_ld.sum", "7")});
   CHECK(finished.out.find("05-x,ncu,1,2,512,128,causal,0,\"ldmatrix\",1024\n") !=
         std::string::npos);
   CHECK(finished.out.find("\"shared load requests\",1024\n") != std::string::npos);
+  CHECK(finished.out.find("\"TMA loads\",7\n") != std::string::npos);
   CHECK(finished.out.find("cp.async") == std::string::npos);
+  CHECK(finished.out.find("wgmma") == std::string::npos);
 }
 
 TEST_CASE("truth: equal, explained by the shape, or a failure") {
@@ -128,7 +132,7 @@ TEST_CASE("truth: equal, explained by the shape, or a failure") {
 }
 
 TEST_CASE("scripts: what measures says so where there is nothing to measure with") {
-  for (const std::string script : {"bench", "bench-models", "ceilings", "power"}) {
+  for (const std::string script : {"bench", "bench-models", "bench-hopper", "ceilings", "power"}) {
     const Finished finished = run_command("GPU= NVCC= common/measure/" + script + ".sh 00-x");
     CHECK(finished.status == 3);
     CHECK(finished.out == "");

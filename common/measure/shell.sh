@@ -27,8 +27,9 @@ options() {
 # value "batch=16 head-dim=128" head-dim: 128
 value() { tr ' ' '\n' <<<"$1" | sed -n "s/^$2=//p"; }
 
-# is_plain STEP: whether this step takes no more than the plain problem, as those of Parts I and II.
-is_plain() { [ -z "$(describe "$(number_of "$1")" takes)" ]; }
+# is_plain STEP: whether this step takes no more than the plain problem, if in several types, as those
+# of Parts I and II and most of Part IV.
+is_plain() { [[ $(describe "$(number_of "$1")" takes) =~ ^(--type)?$ ]]; }
 
 number_of() { echo "${1%%-*}"; } # 15-early-k: 15
 
@@ -69,6 +70,29 @@ end_rows() {
   for run in "${left_out[@]}"; do echo "left out: $run"; done
   for run in "${failed[@]}"; do echo "FAILED: $run" >&2; done
   [ ${#failed[@]} = 0 ] || exit 1
+}
+
+# start_peers: the peers wait in a process of their own, which imports PyTorch once. Without PyTorch it
+# ends, and asking it fails; bash itself is not to end of that.
+start_peers() {
+  trap '' PIPE
+  coproc PEERS { "$PYTHON" common/measure/peers.py --csv "$csv" --follow; }
+  exec {ask}>&"${PEERS[1]}" {answer}<&"${PEERS[0]}"
+}
+
+# ask_peers [matmul]: measures them at the problem of the last row, or a matrix product.
+ask_peers() { { echo "${1:-}" >&"$ask"; } 2>/dev/null && read -r <&"$answer" || true; }
+
+end_peers() { exec {ask}>&-; }
+
+rows() { [ ! -e "$csv" ] || wc -l <"$csv"; }
+
+# problem "NN..." OPTIONS...: these steps, and the peers where a step has measured the problem.
+problem() {
+  local n before
+  before=$(rows)
+  for n in $1; do step "$n" "${@:2}"; done
+  [ "$(rows)" = "$before" ] || ask_peers
 }
 
 # finish NAME...: build/NAME.csv has been measured to the end and becomes this GPU's result.

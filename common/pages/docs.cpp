@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 namespace docs {
 namespace {
 
-const char kDash[] = "—";  // a result that is not there
+const char kDash[] = "—";     // a result that is not there
+const char kPartIV[] = "30";  // its steps' numbers begin there; they have a ladder of their own
 
 /// What a region is made of.
 struct Request {
@@ -95,7 +96,7 @@ Strings step_and_idea(const Request &r, const std::string &name) {
           capture(chapter, "(?:^|\n)#[^\n:]*:([^\n]*)")};
 }
 
-/// Every step of the plain problem (a step that takes more says so in its header), against the one
+/// Every step of Parts I and II (a step that takes more says so in its header), against the one
 /// that it builds on, FlashAttention-2 and its ceiling: of plain fp32,
 /// a fused multiply-add of every lane and clock; of tensor cores, mma.sync with attention's ex2.
 Strings ladder(const Request &r) {
@@ -110,7 +111,7 @@ Strings ladder(const Request &r) {
   std::vector<Strings> table;
   for (const std::string &name : names) {
     const fs::path source = r.steps() / name / "attention.cu";
-    if (!capture(source, "(?:^|\n)// Takes +([^\n]+)").empty()) continue;
+    if (!capture(source, "(?:^|\n)// Takes +([^\n]+)").empty() || name >= kPartIV) continue;
     const std::string number = name.substr(0, 2);
     const Speed s = speed(rows, name);
     const std::string before_text = capture(source, "(?:^|\n)// Before +step ([0-9]{2})");
@@ -129,6 +130,30 @@ Strings ladder(const Request &r) {
   return markdown_table({"step", "the idea", ">TFLOP/s", ">ms", ">batch", ">× the step before",
                          ">of FlashAttention-2", ">of its ceiling"},
                         table);
+}
+
+/// Each step of a BENCH in fp16 and in bf16, and over FlashAttention-3 in bf16: what a step has no bf16
+/// for, with its fp16.
+Strings types(const Request &r) {
+  const Rows rows = r.rows({"options~"});
+  const auto speed_in = [&](const std::string &name, const std::string &options) {
+    Rows found = rows;
+    std::erase_if(found, [&](const Row *row) { return row->at("options") != options; });
+    return speed(found, name);
+  };
+  const double fa3 = speed_in("flash-attention-3-bf16", "type=bf16").tflops;
+  std::vector<Strings> table;
+  for (const std::string &name : names_of(rows)) {
+    if (!is_step(name)) continue;
+    const Speed fp16 = speed_in(name, ""), bf16 = speed_in(name, "type=bf16");
+    Strings row = step_and_idea(r, name);
+    row.insert(row.end(), {fp16.cells[0], bf16.cells[0]});
+    row.push_back(bf16.tflops > 0 ? against(bf16, fa3, times)
+                                  : against(fp16, fa3, times, " (fp16)"));
+    table.push_back(row);
+  }
+  return markdown_table(
+      {"step", "the idea", ">fp16, TFLOP/s", ">bf16, TFLOP/s", ">× FlashAttention-3"}, table);
 }
 
 /// What a problem is, in words: "batch 4, 16 heads, seqlen 8192, head dim 128, causal".
@@ -394,6 +419,7 @@ const std::map<std::string, Strings (*)(const Request &)> kTables = {
     {"ladder BENCH", ladder},
     {"peers BENCH", peers},
     {"variants BENCH", variants},
+    {"types BENCH", types},
     {"models BENCH", models},
     {"problems BENCH COLUMN NAMES", problems},
     {"counters COUNTERS STEP", counters},

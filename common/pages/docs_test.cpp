@@ -335,6 +335,33 @@ TEST_CASE("docs: tables of the problems of Part III") {
   CHECK(r.table("ladder gpu").find("20-causal") == std::string::npos);
 }
 
+TEST_CASE("docs: a table of the steps of Part IV in both types") {
+  Repository repository;
+  const auto measured = [](const std::string &name, const std::string &options, double tflops) {
+    return name + ",NVIDIA H200,16,16,8192,128," + options + ",1,1," + std::to_string(tflops) +
+           ",0\n";
+  };
+  repository.write("steps/33-pair/README.md", "# Step 33: two of them\n");
+  repository.write("plots/results/gpu-hopper.csv",
+                   kBenchHeader + measured("30-tma", "", 400) + measured("30-tma", "", 408) +
+                       measured("33-pair", "", 600) + measured("33-pair", "type=bf16", 640) +
+                       measured("33-pair", "causal type=bf16", 500) +
+                       measured("33-pair:64-keys", "type=bf16", 500) +
+                       measured("flash-attention-3-bf16", "", 200) +
+                       measured("flash-attention-3-bf16", "type=bf16", 700) +
+                       measured("flash-attention-3-bf16", "causal type=bf16", 300) +
+                       measured("cudnn", "type=bf16", 610));
+  CHECK(repository.table("types gpu-hopper") ==
+        "| step | the idea | fp16, TFLOP/s | bf16, TFLOP/s | × FlashAttention-3 |\n"
+        "| --- | --- | ---: | ---: | ---: |\n"
+        "| 30-tma | — | 404 | — | 0.58× (fp16) |\n"
+        "| [33-pair](steps/33-pair/README.md) | two of them | 600 | 640 | 0.91× |");
+  // Without the peer there is nothing to compare with; and Part IV is not in the ladder.
+  CHECK(repository.table("types gpu").find("| 07-later | — | 360 | — | — |") != std::string::npos);
+  repository.write("steps/30-tma/attention.cu", "// Needs       sm_90: TMA\n");
+  CHECK(repository.table("ladder gpu").find("30-tma") == std::string::npos);
+}
+
 TEST_CASE("docs: the ladder's ceiling of the tensor-core steps") {
   Repository r;
   r.write("plots/results/gpu-ceilings.csv", kCeilings);

@@ -30,8 +30,9 @@ Regions, all of them HTML comments:
       FIRST and LAST, all of them.
 
   <!-- table: NAME ARGS... --> ... <!-- /table -->
-      ladder BENCH [filters]             every step, against the step before, FlashAttention-2 and,
-                                         from BENCH-ceilings, its ceiling
+      ladder BENCH [filters]             every step of Parts I and II, against the step before,
+                                         FlashAttention-2 and, from BENCH-ceilings, its ceiling
+      types BENCH [filters]              steps in fp16 and in bf16, against FlashAttention-3 in bf16
       peers BENCH [filters]              every name in the CSV that is no step
       variants BENCH [filters]           steps and their variants, named STEP:VARIANT
       models BENCH                       each step of Part III at its problem of plots/models.csv

@@ -74,3 +74,23 @@ TEST_CASE("ladder: a GPU that does not run a step is told what it is and what it
   CHECK(why_not_on_gpu(kLadder, "05-tensor-cores", "sm_80", 80) == "");
   CHECK(why_not_on_gpu(kLadder, "30-tma", "sm_90a", 90) == "");
 }
+
+TEST_CASE("ladder: what a GPU that is not Hopper's is told of Part IV") {
+  CHECK(why_not_on_gpu(ladder(), "30-tma", "sm_90", 80) ==
+        "this step needs sm_90 (TMA), and this GPU is sm_80; steps 00 to 29 run on it, and "
+        "--device cpu runs the emulator");
+  for (const LadderStep &step : ladder()) {
+    if (step.name < "31") continue;
+    CAPTURE(step.name);
+    CHECK(step.needs == "sm_90a");
+    const std::string needs = "this step needs sm_90a (" + step.why + "), and this GPU is ";
+    for (const std::string gpu : {"75", "89", "100", "120"})
+      CHECK(why_not_on_gpu(ladder(), step.name, step.needs, std::stoi(gpu)) ==
+            needs + "sm_" + gpu + "; steps 00 to " +
+                (gpu == "75"   ? "04"
+                 : gpu == "89" ? "29"
+                               : "30") +
+                " run on it, and --device cpu runs the emulator");
+    CHECK(why_not_on_gpu(ladder(), step.name, step.needs, 90) == "");
+  }
+}

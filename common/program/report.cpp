@@ -160,7 +160,8 @@ std::vector<std::string> profile_rows(const Result &result, const emulator::Prof
     if (const auto counter = static_cast<Counter>(i); total[i] || !is_optional(counter))
       add(0, name(counter), total[i]);
   add(0, "shared wavefronts, ideal",
-      total[kSharedLoadIdeal] + total[kSharedStoreIdeal] + total[kCopyIdeal]);
+      total[kSharedLoadIdeal] + total[kSharedStoreIdeal] + total[kCopyIdeal] +
+          total[kWgmmaWavefronts]);
   add(0, "global bytes read", 32 * total[kGlobalLoadSectors]);
   add(0, "global bytes written", 32 * total[kGlobalStoreSectors]);
   add(0, "unique global bytes read", profile.unique_read_bytes);

@@ -3,10 +3,13 @@
 //
 // Needs       sm_90a: TMA, wgmma
 // Before      step 30: mma.sync, whose operands go through registers.
-// Bottleneck  PREDICTION
+// Bottleneck  mma.sync itself: 1.5 clocks per mma, 336 of 710 instructions to fetch and to multiply,
+//             and a warp that does nothing else meanwhile.
 // Change      S = Q K^T with both operands in shared memory, O += P V with P in registers. A warpgroup
 //             is four warps: the block. Its two m tiles have 64 rows each.
-// Prediction  PREDICTION
+// Prediction  A tile's products take 1024 clocks for 1536, 24 instructions for 336. Shared memory is as
+//             busy as the tensor cores. Two blocks that meet at random keep both busy for three
+//             quarters of the time: at 1.45 to 1.55 GHz 590 to 630 TFLOP/s, 1.5 times step 30.
 #include "common/kernel/wgmma.h"
 
 namespace {
