@@ -16,7 +16,7 @@ std::string message(const char *operation, const char *memory, const char *opera
 
 std::string name_of(unsigned thread) {
   if (thread >= kFirstAgent) return "the TMA";
-  return "thread " + std::to_string(thread);
+  return name_of_thread(thread);
 }
 
 /// True if the lane whose store `before` was stores the same value, in the same line: of the lanes
@@ -46,7 +46,7 @@ Unknown unknown_loads(unsigned warps, ReadsOfWarp reads_of, LanesOfWarp unknown_
     else if (std::has_single_bit(lanes))
       unknown.who = name_of(warp * 32 + std::countr_zero(lanes));
     else
-      unknown.who = "several threads of warp " + std::to_string(warp);
+      unknown.who = "several threads of " + name_of_warp(warp);
     unknown.site = reads->site;
   }
   return unknown;
@@ -190,8 +190,7 @@ std::string SharedShadow::race(const char *operation, std::size_t unit,
     const AgentReads &reads = agents_reads_[warp][unit * kUnit / kCopyBytes];
     if (reads.time >= access.clocks.begin() &&
         !access.clocks.knows(access.thread, reads.agent, reads.time))
-      return message(operation, "shared", kWgmmaEngine.name, "warp " + std::to_string(warp),
-                     reads.site);
+      return message(operation, "shared", kWgmmaEngine.name, name_of_warp(warp), reads.site);
   }
   return {};
 }

@@ -185,6 +185,14 @@ void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, Argum
       true);
 }
 
+template <class SharedStorage, class... Parameters, class... Arguments>
+void launch_clusters(int blocks, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                     Arguments... arguments) {
+  emulator::run(
+      grid, block, sizeof(SharedStorage), [=] { kernel(static_cast<Parameters>(arguments)...); },
+      false, static_cast<unsigned>(blocks));
+}
+
 #define BACKEND_STEP cpu_step
 
 #endif
