@@ -489,7 +489,8 @@ void Block::begin_load(Cta &to, const TmaTransfer &transfer, std::size_t barrier
   const Piece piece{shared_offset(transfer.tile), bytes_of(transfer)};
   const std::string error = to.shadow.begin_async_write(
       piece, {clocks_, running_, site, true, static_cast<int>(piece.bytes)});
-  if (!error.empty()) fail(error + (&to == cta_ ? "" : "; both" + in_block(to) + "'s"), where);
+  if (!error.empty())
+    fail(error + (&to == cta_ ? "" : "; the memory is that" + in_block(to)), where);
   access_tensor(transfer, false, site, where);
   TmaTransfer there = transfer;
   there.tile = to.shared.get() + piece.offset;

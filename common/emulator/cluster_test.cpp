@@ -212,27 +212,62 @@ TEST_CASE("cluster: a tile overwritten in the other block names both lines and b
   const Setup setup;
   const Tensor tensor;
   const TensorMap map = tensor.map(kRows);
+  int lines[2] = {};
+  const auto load = [&](Shared &smem, int i) {
+    lines[i] = __LINE__, tma_load_multicast(smem.tile, 0, 0, map, 0, 0, 0, smem.landed, 2);
+  };
+  // Block 1 multiplies what block 0 has loaded, and lets it load again too early: before the product, while it
+  // is under way, or when only one warp has waited for it.
+  int moment = 0;
   const auto kernel = [&] {
     Shared &smem = ready();
-    const auto load = [&] {
-      mbarrier_arrive_at(smem.done, 1);  // so that block 1 expects the bytes
-      at = __LINE__, tma_load_multicast(smem.tile, 0, 0, map, 0, 0, 0, smem.landed, 2);
-    };
-    if (is_thread_of(0, 5)) load();
+    if (is_thread_of(0, 5)) {
+      load(smem, 0);
+      mbarrier_wait(smem.done, 0);
+      load(smem, 1);
+    }
     if (blockIdx.x == 1) {
       if (is_thread(0)) mbarrier_arrive_expect_tx(smem.landed, kBytes);
       mbarrier_wait(smem.landed, 0);
+      if (is_thread(0) && moment == 0) mbarrier_arrive_at(smem.done, 0);
       Accumulator<8> s;
       wgmma_fence();
       also_at = __LINE__, wgmma<half>(s, k_major(smem.tile, 0, 0), k_major(smem.tile, 0, 0), false);
       wgmma_commit();
+      if (is_thread(0) && moment == 1) mbarrier_arrive_at(smem.done, 0);
       wgmma_wait<0>(s);
+      if (is_thread(0) && moment == 2) mbarrier_arrive_at(smem.done, 0);
     }
-    if (is_thread_of(0, 5)) load();
     cluster_sync();
   };
-  errors_with(kernel, {file_and(at) + ": block (0,0,0) thread (5,0,0)", "thread 0 of block (1,0,0)",
-                       "warp 0 of block (1,0,0)", "thread 5 of block (0,0,0)"});
+  (void)error_of(kernel);  // notes the lines
+  const std::string load_at = file_and(lines[1]), product_at = file_and(also_at);
+  const std::string loader = load_at + ": block (0,0,0) thread (5,0,0): TMA load ";
+  const std::string theirs = "; the memory is that of block (1,0,0)";
+  struct Kind {
+    std::string begin, end;
+    bool seen = false;
+  };
+  Kind kinds[] = {
+      {product_at + ": block (1,0,0) thread (", "wgmma of shared memory that a TMA load at " +
+                                                    load_at +
+                                                    " by thread 5 of block (0,0,0) may still be "
+                                                    "writing: no mbarrier_wait for its phase yet"},
+      {loader + "to shared memory that a wgmma at " + product_at + " by thread ",
+       " of block (1,0,0) may still be reading: no wgmma_wait for its group yet" + theirs},
+      {loader + "races in shared memory with the wgmma at " + product_at + " by warp ",
+       " of block (1,0,0): no barrier between them" + theirs}};
+  for (unsigned seed = 1; seed <= 3 * kSeeds; seed++) {
+    emulator::settings.seed = seed;
+    moment = static_cast<int>(seed % 3);
+    const std::string error = error_of(kernel);
+    const auto kind = std::find_if(std::begin(kinds), std::end(kinds), [&](const Kind &one) {
+      return error.starts_with(one.begin) && error.ends_with(one.end);
+    });
+    CHECK_MESSAGE(kind != std::end(kinds), error);
+    if (kind != std::end(kinds)) kind->seen = true;
+  }
+  for (const Kind &kind : kinds) CHECK_MESSAGE(kind.seen, kind.begin);
 }
 
 TEST_CASE("cluster: bytes may land before the block expects them") {
