@@ -583,7 +583,7 @@ void Block::report_late() {
         if (known) continue;
         running_ = use.thread;
         return report(describe(line_of(use.site)),
-                      std::string(use.copy ? "a TMA load lands" : "mbarrier_arrive_at") + " at " +
+                      std::string(use.copy ? "a TMA load lands" : "an arrival") + " at " +
                           barrier.describe() + in_block(ctas_[rank]) +
                           ", which may have exited: no " +
                           (use.copy ? "wait there for it" : "cluster_sync and no wait for it") +
