@@ -426,16 +426,17 @@ std::string Block::in_block(const Cta &cta) const {
   return ctas_.size() == 1 ? "" : " of block " + text(cta.index);
 }
 
-std::string name_of_thread(unsigned thread) {
-  return Block::current->name_of(thread);
+std::string name_of_thread(unsigned thread, bool of_these_blocks) {
+  return Block::current->name_of(thread, of_these_blocks);
 }
 
 std::string name_of_warp(unsigned warp) {
   return Block::current->name_of_warp(warp);
 }
 
-std::string Block::name_of(unsigned thread) const {
-  return "thread " + std::to_string(thread % block_size_) + in_block(ctas_[rank_of(thread)]);
+std::string Block::name_of(unsigned thread, bool of_these_blocks) const {
+  return "thread " + std::to_string(thread % block_size_) +
+         (of_these_blocks ? in_block(ctas_[rank_of(thread)]) : "");
 }
 
 std::string Block::name_of_warp(unsigned warp) const {

@@ -1,6 +1,6 @@
-// One block of threads, or the blocks of a cluster, at work on one thread of the host: who runs, who waits
-// for whom. What they
-// do to memory is checked in shadow.h and counted in requests.h; what orders it is in clocks.h.
+// One block of threads, or the blocks of a cluster, at work on one thread of the host: who runs, who
+// waits for whom. What they do to memory is checked in shadow.h and counted in requests.h; what orders
+// it is in clocks.h.
 #pragma once
 
 #include <array>
@@ -101,7 +101,7 @@ class Block {
   void *shared_memory() { return cta_->shared.get(); }
   std::size_t shared_bytes() const { return shared_bytes_; }
   Products &products() { return products_; }
-  std::string name_of(unsigned thread) const;
+  std::string name_of(unsigned thread, bool of_these_blocks = true) const;
   std::string name_of_warp(unsigned warp) const;
 
  private:

@@ -340,6 +340,22 @@ TEST_CASE(
       {});
 }
 
+TEST_CASE("cluster: a thread of another cluster is named without a block") {
+  const Setup setup;
+  const Tensor tensor;
+  const std::string error = error_of(
+      [&] {
+        Matrix<half> numbers{tensor.data, kRows, kCols};
+        if (is_thread_of(1, 7) || is_thread_of(2, 9))
+          at = __LINE__, numbers(0, 0) = __float2half(5);
+      },
+      4);
+  CHECK(error ==
+        file_and(at) + ": block (2,0,0) thread (9,0,0): store races in global memory with the " +
+            "store at " + file_and(at) + " by thread 7: no barrier between them (the other is " +
+            "of another block; no fences and atomics order the two)");
+}
+
 TEST_CASE("cluster: who waits for ever is told with the block") {
   const Setup setup;
   const auto kernel = [&] {
