@@ -61,6 +61,10 @@ const char *const kOtherType = "wgmma of fp16 with a tile of bf16";
 const char *const kInvisible = "no fence_proxy_async between them";
 const char *const kStoredFrom =
     "may still be reading: no tma_store_wait_read for its group yet|races in shared memory with";
+// In step 37, where a block copies before the other has read.
+const char *const kTooEarly =
+    "may still be writing: no mbarrier_wait for its phase yet|one arrival more than|"
+    "may still be reading: no wgmma_wait for its group yet|races in shared memory with the wgmma";
 // In step 36 on the emulator, blocks that take several tiles of Q.
 const char *const kPersistent = "--heads 9 --seqlen 256";
 const char *const kPersistentShort = "--heads 20 --seqlen 128";  // with one tile of keys
@@ -1356,6 +1360,28 @@ const std::vector<Plant> kPlants = {
      "if (threadIdx.x % 128 == 0 && tile < tiles - 1) {", kNotWritten},
     {"36", "registers that only one warpgroup gets", "setmaxnreg_dec<40>()", "setmaxnreg_dec<56>()",
      kForEver},
+
+    // Step 37
+    {"37", "a tile of K that counts as empty when one block has read it",
+     "ring_init(smem.K, cluster * consumers * 4)", "ring_init(smem.K, consumers * 4)", kTooEarly},
+    {"37", "a tile that each block releases to itself alone",
+     "mbarrier_arrive_at(ring.empty[at.stage], lane)",
+     "mbarrier_arrive_at(ring.empty[at.stage], cluster_rank())", kTooEarly},
+    {"37", "a tile that is released to the first block alone",
+     "if (lane < cluster) mbarrier_arrive_at", "if (lane == 0) mbarrier_arrive_at", kForEver},
+    {"37", "a block that does not stay", "cluster_sync();  // a block stays", "// a block stays",
+     "which may have exited: no cluster_sync and no wait for it"},
+    {"37", "the other block's barriers not waited for",
+     "cluster_sync();  // the barriers are there", "__syncthreads();  // the barriers are there",
+     "no cluster_sync between them|that nobody has initialised"},
+    {"37", "barriers that the other block does not see", "mbarrier_fence_init();", ";",
+     "no mbarrier_fence_init between them"},
+    {"37", "the same half from both blocks", "part = rank * Bc / cluster", "part = 0 * rank",
+     kNotLanded},
+    {"37", "the rows of the first half twice", "map, row + part,", "map, row,", kWrong},
+    {"37", "a half that its own block alone gets", "(1 << cluster) - 1);", "1 << rank);", kForEver},
+    {"37", "half of the bytes expected", "sizeof ring.tile[0]);", "sizeof ring.tile[0] / cluster);",
+     kNotLanded},
 
     // Step 38
     {"38",

@@ -9,8 +9,6 @@
 namespace emulator {
 namespace {
 
-constexpr unsigned kWarpgroup = 128;
-
 /// What the tx-count of an mbarrier and its count of arrivals can be (PTX ISA, 'mbarrier': 2^20 - 1).
 constexpr int kMostOfMbarrier = (1 << 20) - 1;
 
@@ -49,6 +47,7 @@ void Block::land(std::size_t i) {
   under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(i));
   drawn_ -= one.drawn;
   const unsigned running = std::exchange(running_, one.thread);
+  Cta *const cta = std::exchange(cta_, &cta_of(one.thread));
   landing_ = true;
   try {
     one.land();
@@ -57,6 +56,7 @@ void Block::land(std::size_t i) {
   }
   landing_ = false;
   running_ = running;
+  cta_ = cta;
 }
 
 ReadNumber Block::begin_async_read(std::span<const SharedBytes> bytes, unsigned warp,
@@ -68,7 +68,7 @@ ReadNumber Block::begin_async_read(std::span<const SharedBytes> bytes, unsigned 
       fail("wgmma of what is not in shared memory", where);
     read.pieces.push_back({offset, some.bytes});
   }
-  const std::string error = shadow_.begin_async_read(read, clocks_);
+  const std::string error = cta_->shadow.begin_async_read(read, clocks_);
   if (!error.empty()) {
     running_ = read.first_thread;
     fail(error, where);
@@ -82,7 +82,7 @@ void Block::end_async_read(ReadNumber number) {
   const AsyncRead &read = found->second;
   const unsigned warp = read.first_thread / 32;
   if (!readers_[warp]) readers_[warp] = clocks_.add_agent();
-  shadow_.end_async_read(read, readers_[warp], clocks_.now());
+  cta_->shadow.end_async_read(read, readers_[warp], clocks_.now());
   clocks_.learn_of_agent(readers_[warp], warp, warps_[warp].lanes);
   reads_.erase(found);
 }
@@ -103,8 +103,8 @@ void Block::warpgroup_collective(const Collective &what, const Where &where, voi
   for (unsigned i = 0; i < kWarpgroup; i++) {
     const Thread &other = threads_[first + i];
     if (other.state == State::kExited)
-      fail(std::string(what.name) + ": takes all 128 threads of the warpgroup, and thread " +
-               std::to_string(first + i) + " has exited",
+      fail(std::string(what.name) + ": takes all 128 threads of the warpgroup, and " +
+               name_of(first + i) + " has exited",
            where);
     if (other.state != State::kInWarpgroup) return Fiber::yield();
     operands[i] = other.lane;
@@ -113,14 +113,16 @@ void Block::warpgroup_collective(const Collective &what, const Where &where, voi
     if (const Thread &other = threads_[first + i];
         other.collective != &what || !same_place(other.where, where))
       fail(std::string("warps of one warpgroup are at different instructions: ") + what.name +
-               " here, " + other.waits_in + " at " + describe(other.where) + " in warp " +
-               std::to_string((first + i) / 32),
+               " here, " + other.waits_in + " at " + describe(other.where) + " in " +
+               name_of_warp((first + i) / 32),
            where);
   what.compute(operands);
   if (settings.profile)
     for (unsigned warp = first / 32; warp < (first + kWarpgroup) / 32; warp++) {
       flush(warp);
-      if (what.counter != kCounters) requests_.count(site_of(where), what.counter, 1);
+      if (what.counter == kCounters) continue;
+      requests_.count(site_of(where), what.counter, 1);
+      count_mma(what.counter);
     }
   for (unsigned thread = first; thread < first + kWarpgroup; thread++)
     if (thread != running_) make_ready(thread);
@@ -139,16 +141,16 @@ void Block::set_registers(int registers, bool more, const Where &where) {
   const std::string name = std::string(what.name) + "<" + std::to_string(registers) + ">";
   if (registers % 8 || registers < 24 || registers > 256)
     fail(name + ": a multiple of 8 from 24 to 256 is allowed", where);
-  Registers &group = registers_[running_ / kWarpgroup];
+  Registers &group = registers_of(running_);
   if (more && registers < group.now) share_registers(registers);
   if (more ? registers < group.now : registers > group.now)
     fail(name + ": the threads have " + std::to_string(group.now) + " registers each", where);
   int all = 0, least = 0;
-  for (const Registers &of_group : registers_) {
+  for (const Registers &of_group : cta_->registers) {
     all += of_group.now;
     least += std::min(of_group.now, 24);
   }
-  all += free_registers_ / static_cast<int>(kWarpgroup);
+  all += cta_->free_registers / static_cast<int>(kWarpgroup);
   if (registers + least - 24 > all)
     fail(name + ": the block's warpgroups have " + std::to_string(all) +
              " together, and keep 24 each",
@@ -165,30 +167,31 @@ void Block::set_registers(int registers, bool more, const Where &where) {
 /// that it has less.
 void Block::share_registers(int wanted) {
   int blocks = 1;
-  while (blocks * size_ <= 2048 && launch_registers(blocks * size_) > wanted) blocks++;
-  const int each = launch_registers(blocks * size_);
-  const int before = launch_registers(size_);
-  if (blocks * size_ > 2048 || registers_[running_ / kWarpgroup].now != before) return;
-  for (Registers &group : registers_)
+  while (blocks * block_size_ <= 2048 && launch_registers(blocks * block_size_) > wanted) blocks++;
+  const int each = launch_registers(blocks * block_size_);
+  const int before = launch_registers(block_size_);
+  if (blocks * block_size_ > 2048 || registers_of(running_).now != before) return;
+  for (Registers &group : cta_->registers)
     if (group.now == before)
       group.now = each;
     else  // it gave back less
-      free_registers_ -= (before - each) * static_cast<int>(kWarpgroup);
+      cta_->free_registers -= (before - each) * static_cast<int>(kWarpgroup);
 }
 
 /// The running thread's warpgroup has come to setmaxnreg. Whoever waits for registers gets them once
 /// there are enough, the first warpgroup first.
 void Block::change_registers(int registers) {
-  registers_[running_ / kWarpgroup].wanted = registers;
+  registers_of(running_).wanted = registers;
   for (bool changed = true; std::exchange(changed, false);)
-    for (unsigned i = 0; i < registers_.size(); i++) {
-      Registers &group = registers_[i];
+    for (unsigned i = 0; i < cta_->registers.size(); i++) {
+      Registers &group = cta_->registers[i];
       const int more = (group.wanted - group.now) * static_cast<int>(kWarpgroup);
-      if (!group.wanted || more > free_registers_) continue;
-      free_registers_ -= more;
+      if (!group.wanted || more > cta_->free_registers) continue;
+      cta_->free_registers -= more;
       group = {group.wanted, 0};
       changed = true;
-      for (unsigned thread = i * kWarpgroup; thread < (i + 1) * kWarpgroup; thread++)
+      const unsigned first = rank_of(running_) * block_size_ + i * kWarpgroup;
+      for (unsigned thread = first; thread < first + kWarpgroup; thread++)
         if (threads_[thread].state == State::kForRegisters) make_ready(thread);
     }
 }
@@ -199,11 +202,11 @@ void Block::named_barrier(int id, int threads, bool sync, const Where &where) {
   const std::string name = std::string(sync ? "named_barrier_sync(" : "named_barrier_arrive(") +
                            std::to_string(id) + ", " + std::to_string(threads) + ")";
   if (id < 1 || id > 15) fail(name + ": barriers 1 to 15 are allowed", where);
-  if (threads < 32 || threads % 32 || threads > static_cast<int>(size_))
-    fail(name + ": a multiple of 32 up to the block's " + std::to_string(size_) +
+  if (threads < 32 || threads % 32 || threads > static_cast<int>(block_size_))
+    fail(name + ": a multiple of 32 up to the block's " + std::to_string(block_size_) +
              " threads is allowed",
          where);
-  NamedBarrier &barrier = named_barriers_[id];
+  NamedBarrier &barrier = cta_->named_barriers[id];
   if (barrier.come && barrier.threads != threads)
     fail(name + ": the barrier is for " + std::to_string(barrier.threads) + " threads at " +
              describe(barrier.where),
@@ -258,7 +261,7 @@ void Block::mbarrier_init(const void *address, int arrivals, const Where &where)
     fail("mbarrier_init for " + std::to_string(arrivals) + " arrivals: 1 to " +
              std::to_string(kMostOfMbarrier) + " are allowed",
          where);
-  if (const BarrierState *before = mbarriers_.find(offset))
+  if (const BarrierState *before = cta_->mbarriers.find(offset))
     fail("mbarrier_init of " + before->describe() + ", which is in use", where);
   BarrierState barrier{};
   barrier.offset = offset;
@@ -266,28 +269,33 @@ void Block::mbarrier_init(const void *address, int arrivals, const Where &where)
   barrier.thread = running_;
   barrier.time = clocks_.now();
   barrier.count = barrier.to_come = arrivals;
-  mbarriers_.add(offset, barrier);
+  cta_->mbarriers.add(offset, barrier);
 }
 
 void Block::mbarrier_fence_init() {
   const Time time = clocks_.next();
-  for (auto &[offset, barrier] : mbarriers_.all())
+  for (auto &[offset, barrier] : cta_->mbarriers.all())
     if (barrier.thread == running_) barrier.fenced = time;
 }
 
-/// The mbarrier at an address, if the running thread may use it.
-BarrierState &Block::usable_mbarrier(const char *what, const void *address, const Where &where) {
-  BarrierState *barrier = mbarriers_.find(shared_offset(address));
-  if (!barrier) fail(std::string(what) + " of an mbarrier that nobody has initialised", where);
+/// The mbarrier at this place of a block's shared memory, if the running thread may use it.
+BarrierState &Block::usable_mbarrier(const char *what, Cta &cta, std::size_t offset,
+                                     const Where &where) {
+  BarrierState *barrier = cta.mbarriers.find(offset);
+  if (!barrier)
+    fail(std::string(what) + " of an mbarrier" + (&cta == cta_ ? "" : in_block(cta)) +
+             " that nobody has initialised",
+         where);
   if (!clocks_.knows(running_, barrier->thread, barrier->time))
-    fail(std::string(what) + " of an mbarrier that thread " + std::to_string(barrier->thread) +
-             " initialises at " + describe(line_of(barrier->site)) + ": no barrier between them",
+    fail(std::string(what) + " of an mbarrier that " + name_of(barrier->thread) +
+             " initialises at " + describe(line_of(barrier->site)) + ": no " +
+             (&cta == cta_ ? "barrier" : "cluster_sync") + " between them",
          where);
   return *barrier;
 }
 
 void Block::mbarrier_arrive(const void *address, int bytes, const Where &where) {
-  BarrierState &barrier = usable_mbarrier("mbarrier_arrive", address, where);
+  BarrierState &barrier = usable_mbarrier("mbarrier_arrive", *cta_, shared_offset(address), where);
   if (bytes < 0 || barrier.expected + bytes > kMostOfMbarrier)
     fail("mbarrier_arrive_expect_tx of " + std::to_string(bytes) + " bytes: a phase has at most " +
              std::to_string(kMostOfMbarrier),
@@ -300,6 +308,39 @@ void Block::mbarrier_arrive(const void *address, int bytes, const Where &where) 
   go_on_if_ended(barrier);
 }
 
+/// The arrival has the default scope, the block: to another block it tells what engines have done and the
+/// thread has waited for, and of the thread's own loads and stores nothing.
+void Block::mbarrier_arrive_at(const void *address, int rank, const Where &where) {
+  constexpr const char *kName = "mbarrier_arrive_at";
+  if (rank < 0 || rank >= static_cast<int>(ctas_.size()))
+    fail(std::string(kName) + ": block " + std::to_string(rank) + " of a cluster that has " +
+             std::to_string(ctas_.size()),
+         where);
+  Cta &to = ctas_[static_cast<unsigned>(rank)];
+  if (&to == cta_) return mbarrier_arrive(address, 0, where);
+  BarrierState &barrier = usable_mbarrier(kName, to, shared_offset(address), where);
+  if (!is_fenced(barrier))
+    fail(std::string(kName) + ": other blocks may not see the mbarrier that " +
+             name_of(barrier.thread) + " initialises at " + describe(line_of(barrier.site)) +
+             ": no mbarrier_fence_init between them",
+         where);
+  if (barrier.to_come == 0)
+    fail(std::string(kName) + ": one arrival more than " + barrier.describe() + in_block(to) +
+             " has room for",
+         where);
+  clocks_.release_agents(running_, barrier.told);
+  note_remote(barrier, false, site_of(where));
+  barrier.to_come--;
+  go_on_if_ended(barrier);
+}
+
+/// The running thread has arrived, or its copy has landed, at a barrier of another block in this phase.
+void Block::note_remote(BarrierState &barrier, bool copy, SiteId site) {
+  if (barrier.remote_phase != barrier.phase) barrier.remote.clear();
+  barrier.remote_phase = barrier.phase;
+  barrier.remote.push_back({copy, site, running_, clocks_.now()});
+}
+
 /// If the phase has ended, lets those go on that wait for it.
 void Block::go_on_if_ended(BarrierState &barrier) {
   if (!barrier.end_phase()) return;
@@ -307,7 +348,7 @@ void Block::go_on_if_ended(BarrierState &barrier) {
 }
 
 void Block::mbarrier_wait(const void *address, int parity, const Where &where) {
-  BarrierState &barrier = usable_mbarrier("mbarrier_wait", address, where);
+  BarrierState &barrier = usable_mbarrier("mbarrier_wait", *cta_, shared_offset(address), where);
   if (parity != 0 && parity != 1)
     fail("mbarrier_wait for parity " + std::to_string(parity) + ": 0 and 1 are allowed", where);
   threads_[running_].mbarrier = &barrier;
@@ -318,6 +359,7 @@ void Block::mbarrier_wait(const void *address, int parity, const Where &where) {
     barrier.waiting.push_back(running_);
     Fiber::yield();
   }
+  barrier.waited_for = std::max(barrier.waited_for, barrier.phase);
   clocks_.acquire(running_, barrier.told_to_waiting);
 }
 
@@ -340,10 +382,14 @@ std::size_t Block::check_transfer(bool store, const TmaTransfer &transfer, const
     fail(name + ": the tile begins at byte " + std::to_string(offset) +
              " of shared memory, which is not a multiple of 1024",
          where);
-  if (transfer.tile_rows != tensor.tile_rows || transfer.d != tensor.d ||
+  if (transfer.tile_rows != tensor.tile_rows || transfer.d != tensor.tile_d ||
       transfer.element_bytes != tensor.element_bytes)
     fail(name + ": the tile is " + shape(transfer.tile_rows, transfer.d, transfer.element_bytes) +
-             ", the map's box " + shape(tensor.tile_rows, tensor.d, tensor.element_bytes),
+             ", the map's box " + shape(tensor.tile_rows, tensor.tile_d, tensor.element_bytes),
+         where);
+  if (transfer.col + transfer.d > tensor.d)
+    fail(name + ": columns to " + std::to_string(transfer.col + transfer.d) +
+             " of a tensor that has " + std::to_string(tensor.d),
          where);
   // What lies beyond a tensor's end is zeros to load and nothing to store, by the hardware's rule. It has
   // the same for what lies before the beginning, and for a store of nothing: there they are mistakes.
@@ -370,7 +416,7 @@ int rows_there(const TmaTransfer &transfer) {
 std::byte *row_of(const TmaTransfer &transfer, int row) {
   const Tensor &tensor = transfer.tensor;
   return tensor.data + transfer.batch * tensor.batch_stride + transfer.head * tensor.head_stride +
-         (transfer.row + row) * tensor.row_stride;
+         (transfer.row + row) * tensor.row_stride + transfer.col * tensor.element_bytes;
 }
 
 /// Where in the tile's memory the 16 bytes with this number of a row lie: in a slab of 8, permuted by
@@ -382,6 +428,10 @@ std::byte *chunk_of(const TmaTransfer &transfer, int row, int chunk) {
 
 int chunks_of_row(const TmaTransfer &transfer) {
   return transfer.d * transfer.element_bytes / kCopyBytes;
+}
+
+std::size_t bytes_of(const TmaTransfer &transfer) {
+  return static_cast<std::size_t>(transfer.tile_rows) * transfer.d * transfer.element_bytes;
 }
 
 }  // namespace
@@ -396,37 +446,65 @@ void Block::access_tensor(const TmaTransfer &transfer, bool store, SiteId site,
           where);
 }
 
-void Block::tma_load(const TmaTransfer &transfer, const void *address, const Where &where) {
-  const std::size_t offset = check_transfer(false, transfer, where);
-  BarrierState &barrier = usable_mbarrier("TMA load", address, where);
-  if (!(barrier.fenced && clocks_.knows(running_, barrier.thread, barrier.fenced)) &&
-      !clocks_.visible(running_, barrier.thread, barrier.time))
-    fail("TMA load: the copy engine may not see the mbarrier that thread " +
-             std::to_string(barrier.thread) + " initialises at " + describe(line_of(barrier.site)) +
+/// A load counts once, and so do its bytes: that it lands in several blocks costs the L2 nothing.
+void Block::count_load(const TmaTransfer &transfer, const Where &where) {
+  if (!settings.profile) return;
+  requests_.count(site_of(where), kTmaLoads, 1);
+  requests_.count(site_of(where), kTmaLoadBytes, bytes_of(transfer));
+}
+
+void Block::tma_load(const TmaTransfer &transfer, const void *barrier, const Where &where) {
+  check_transfer(false, transfer, where);
+  count_load(transfer, where);
+  begin_load(*cta_, transfer, shared_offset(barrier), where);
+}
+
+void Block::tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsigned blocks,
+                               const Where &where) {
+  check_transfer(false, transfer, where);
+  if (!blocks || blocks >> ctas_.size())
+    fail("TMA load to the blocks " + std::to_string(blocks) + ", as bits, of a cluster that has " +
+             std::to_string(ctas_.size()),
+         where);
+  count_load(transfer, where);
+  if (settings.profile) {
+    requests_.count(site_of(where), kMulticasts, 1);
+    requests_.count(site_of(where), kMulticastBytes, bytes_of(transfer));
+  }
+  for (unsigned rank = 0; rank < ctas_.size(); rank++)
+    if (blocks >> rank & 1) begin_load(ctas_[rank], transfer, shared_offset(barrier), where);
+}
+
+/// Begins the load's part that lands in this block, at the barrier with this place there.
+void Block::begin_load(Cta &to, const TmaTransfer &transfer, std::size_t barrier_offset,
+                       const Where &where) {
+  BarrierState &barrier = usable_mbarrier("TMA load", to, barrier_offset, where);
+  if (!is_fenced(barrier) && !clocks_.visible(running_, barrier.thread, barrier.time))
+    fail("TMA load: the copy engine may not see the mbarrier that " + name_of(barrier.thread) +
+             " initialises at " + describe(line_of(barrier.site)) +
              ": no mbarrier_fence_init between them",
          where);
   if (!barrier.agent) barrier.agent = clocks_.add_agent();
   const SiteId site = site_of(where);
-  const Piece piece{
-      offset, static_cast<std::size_t>(transfer.tile_rows) * transfer.d * transfer.element_bytes};
-  const std::string error = shadow_.begin_async_write(
+  const Piece piece{shared_offset(transfer.tile), bytes_of(transfer)};
+  const std::string error = to.shadow.begin_async_write(
       piece, {clocks_, running_, site, true, static_cast<int>(piece.bytes)});
-  if (!error.empty()) fail(error, where);
+  if (!error.empty())
+    fail(error + (&to == cta_ ? "" : "; the memory is that" + in_block(to)), where);
   access_tensor(transfer, false, site, where);
-  if (settings.profile) {
-    requests_.count(site, kTmaLoads, 1);
-    requests_.count(site, kTmaLoadBytes, piece.bytes);
-  }
-  begin_operation(kNoQueue, [=, this, &barrier] {
-    access_tensor(transfer, false, site, where);  // it read until now
-    for (int row = 0; row < transfer.tile_rows; row++)
-      for (int chunk = 0; chunk < chunks_of_row(transfer); chunk++)
-        if (std::byte *to = chunk_of(transfer, row, chunk); row < rows_there(transfer))
-          std::memcpy(to, row_of(transfer, row) + chunk * kCopyBytes, kCopyBytes);
+  TmaTransfer there = transfer;
+  there.tile = to.shared.get() + piece.offset;
+  begin_operation(kNoQueue, [=, this, &barrier, &to] {
+    access_tensor(there, false, site, where);  // it read until now
+    for (int row = 0; row < there.tile_rows; row++)
+      for (int chunk = 0; chunk < chunks_of_row(there); chunk++)
+        if (std::byte *place = chunk_of(there, row, chunk); row < rows_there(there))
+          std::memcpy(place, row_of(there, row) + chunk * kCopyBytes, kCopyBytes);
         else
-          std::memset(to, 0, kCopyBytes);
-    shadow_.end_async_write(piece, barrier.agent, {clocks_, running_, site, true, 0});
+          std::memset(place, 0, kCopyBytes);
+    to.shadow.end_async_write(piece, barrier.agent, {clocks_, running_, site, true, 0});
     clocks_.release_agent(barrier.agent, barrier.told);
+    if (&to != cta_) note_remote(barrier, true, site);
     barrier.landed += static_cast<std::int64_t>(piece.bytes);
     go_on_if_ended(barrier);
   });
@@ -440,7 +518,7 @@ void Block::tma_store(const TmaTransfer &transfer, const Where &where) {
   for (int slab = 0; slab < chunks_of_row(transfer) / 8; slab++)
     read.pieces.push_back(
         {offset + slab * slab_bytes, static_cast<std::size_t>(rows_there(transfer)) * 128});
-  const std::string error = shadow_.begin_async_read(read, clocks_);
+  const std::string error = cta_->shadow.begin_async_read(read, clocks_);
   if (!error.empty()) fail(error, where);
   access_tensor(transfer, true, site, where);
   if (!tma_agent_) tma_agent_ = clocks_.add_agent();
@@ -471,7 +549,8 @@ void Block::tma_store_wait_read(int groups) {
   // One that is not committed has the group that comes next: no wait covers it.
   for (; store != self.under_way.end() && store->group + groups < self.groups; ++store) {
     finish(store->operation);
-    shadow_.end_async_read(store->read, {clocks_, running_, store->read.site, false, kCopyBytes});
+    cta_->shadow.end_async_read(store->read,
+                                {clocks_, running_, store->read.site, false, kCopyBytes});
   }
   self.under_way.erase(self.under_way.begin(), store);
 }
@@ -480,11 +559,36 @@ void Block::tma_store_wait_read(int groups) {
 
 /// All threads have exited: every byte that was to land has.
 void Block::report_bytes() {
-  for (const auto &[offset, barrier] : mbarriers_.all())
-    if (barrier.expected != barrier.landed) {
-      running_ = barrier.thread;
-      report(describe(line_of(barrier.site)),
-             "the block ends, and " + barrier.describe() + " has not what it expects");
+  for (Cta &cta : ctas_)
+    for (auto &[offset, barrier] : cta.mbarriers.all())
+      if (barrier.expected != barrier.landed) {
+        running_ = barrier.thread;
+        return report(describe(line_of(barrier.site)),
+                      "the block ends, and " + barrier.describe() + " has not what it expects");
+      }
+}
+
+/// All threads have exited: what other blocks of the cluster did to a block's shared memory must have come
+/// before the exit of one of its threads.
+void Block::report_late() {
+  for (unsigned rank = 0; rank < ctas_.size() && ctas_.size() > 1; rank++)
+    for (auto &[offset, barrier] : ctas_[rank].mbarriers.all()) {
+      if (barrier.waited_for > barrier.remote_phase) continue;
+      for (const RemoteUse &use : barrier.remote) {
+        const auto knows = [&](unsigned thread) {
+          return !use.copy && clocks_.knows(thread, use.thread, use.time);
+        };
+        bool known = false;
+        for (unsigned i = 0; i < block_size_ && !known; i++) known = knows(rank * block_size_ + i);
+        if (known) continue;
+        running_ = use.thread;
+        return report(describe(line_of(use.site)),
+                      std::string(use.copy ? "a TMA load lands" : "an arrival") + " at " +
+                          barrier.describe() + in_block(ctas_[rank]) +
+                          ", which may have exited: no " +
+                          (use.copy ? "wait there for it" : "cluster_sync and no wait for it") +
+                          " comes before");
+      }
     }
 }
 

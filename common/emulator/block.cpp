@@ -68,46 +68,59 @@ void abandon_atomics() {
   abandoned = true;
 }
 
-Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<void()> &thread)
+Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<void()> &thread,
+             unsigned cluster)
     : grid_(grid),
       dim_(dim),
-      size_(dim.x * dim.y * dim.z),
+      block_size_(dim.x * dim.y * dim.z),
+      size_(block_size_ * cluster),
       entry_(thread),
       shared_bytes_(shared_bytes),
-      shared_(allocate_shared(shared_bytes), std::free),
       clocks_(size_),
-      shadow_(shared_bytes, clocks_.warps()),
       copies_(size_),
       products_(clocks_.warps()),
       requests_(clocks_.warps()),
       threads_(size_),
       warps_(clocks_.warps()) {
+  for (unsigned rank = 0; rank < cluster; rank++)
+    ctas_.push_back({{allocate_shared(shared_bytes), std::free},
+                     SharedShadow(shared_bytes, clocks_.warps()),
+                     {},
+                     {},
+                     {},
+                     {}});
   for (unsigned i = 0; i < size_; i++)
-    threads_[i].index = {i % dim.x, i / dim.x % dim.y, i / dim.x / dim.y};
+    threads_[i].index = {i % dim.x, i / dim.x % dim.y, i % block_size_ / dim.x / dim.y};
 }
 
 void Block::run(std::uint64_t number) {
   number_ = number;
-  index_ = block_index(grid_, number);
   random_ = settings.seed * 0x2545f4914f6cdd1du + number;
-  in_block_barrier_ = 0;
+  in_cluster_barrier_ = 0;
   error_.clear();
   abandoned_ = false;
-  std::memset(shared_.get(), 0xff, shared_bytes_);  // NaN as fp16 and as fp32
   clocks_.begin_block();
-  shadow_.reset();
+  for (Cta &cta : ctas_) {
+    cta.index = block_index(grid_, number++);
+    std::memset(cta.shared.get(), 0xff, shared_bytes_);  // NaN as fp16 and as fp32
+    cta.shadow.reset();
+    cta.mbarriers.reset();
+    cta.named_barriers = {};
+    cta.registers.assign((block_size_ + kWarpgroup - 1) / kWarpgroup,
+                         {launch_registers(block_size_), 0});
+    cta.free_registers = 0;
+    cta.live = block_size_;
+    cta.in_block_barrier = 0;
+    cta.mma = 0;
+  }
   copies_.reset();
   products_.reset();
   under_way_.clear();
   drawn_ = operations_ = turns_ = 0;
   reads_.clear();
   readers_.assign(warps_.size(), 0);
-  mbarriers_.reset();
-  named_barriers_ = {};
   stores_.assign(size_, {});
   tma_agent_ = 0;
-  registers_.assign((size_ + 127) / 128, {launch_registers(size_), 0});
-  free_registers_ = 0;
   std::fill(warps_.begin(), warps_.end(), Warp{});
   ready_.clear();
   live_ = size_;
@@ -119,7 +132,6 @@ void Block::run(std::uint64_t number) {
   }
 
   current = this;
-  blockIdx = index_;
   blockDim = dim_;
   gridDim = grid_;
   while ((!ready_.empty() || !under_way_.empty()) && error_.empty() && !abandoned_) {
@@ -141,6 +153,8 @@ void Block::run(std::uint64_t number) {
     running_ = std::exchange(ready_[drawn], ready_.back());
     ready_.pop_back();
     threadIdx = threads_[running_].index;
+    cta_ = &cta_of(running_);
+    blockIdx = cta_->index;
     Fiber &fiber = threads_[running_].fiber;
     fiber.resume();
     if (fiber.overflowed())
@@ -148,6 +162,7 @@ void Block::run(std::uint64_t number) {
   }
   if (error_.empty() && !abandoned_) report_stuck();
   if (error_.empty() && !abandoned_) report_bytes();
+  if (error_.empty() && !abandoned_) report_late();
   current = nullptr;
   if (abandoned_) throw Abandoned();
   if (!error_.empty()) throw KernelError(error_);
@@ -190,6 +205,7 @@ void Block::exit_thread() {
   threads_[running_].state = State::kExited;
   warp.live &= ~(1u << running_ % 32);
   live_--;
+  cta_->live--;
   const unsigned warp_index = running_ / 32;
   for (unsigned lane = 0; lane < 32; lane++)
     if (warp.waiting >> lane & 1) {
@@ -198,7 +214,8 @@ void Block::exit_thread() {
       if (meet(*other.collective, warp_index, other.members)) make_ready(running_);
     }
   if (!warp.live) flush(warp_index);
-  if (live_ && in_block_barrier_ == live_) end_block_barrier();
+  if (cta_->live && cta_->in_block_barrier == cta_->live) end_block_barrier();
+  if (live_ && in_cluster_barrier_ == live_) end_cluster_barrier();
 }
 
 void Block::collective(const Collective &what, std::uint32_t members, const Where &where,
@@ -268,29 +285,51 @@ void Block::check_same(const Collective &what, unsigned warp, std::uint32_t lane
 
 void Block::block_barrier(const Where &where) {
   wait(State::kInBlock, "__syncthreads", where);
-  if (++in_block_barrier_ < live_) return Fiber::yield();
+  if (++cta_->in_block_barrier < cta_->live) return Fiber::yield();
   end_block_barrier();
   // It goes on itself, rather than by a draw.
   ready_.erase(std::find(ready_.begin(), ready_.end(), running_));
 }
 
-/// All threads that have not exited wait at the barrier: they go on.
+/// All threads of the block that have not exited wait at the barrier: they go on.
 void Block::end_block_barrier() {
-  in_block_barrier_ = 0;
+  cta_->in_block_barrier = 0;
+  end_barrier(State::kInBlock, rank_of(running_) * block_size_, block_size_, kBlockBarriers);
+}
+
+void Block::cluster_barrier(const Where &where) {
+  wait(State::kInCluster, "cluster_sync", where);
+  if (++in_cluster_barrier_ < live_) return Fiber::yield();
+  end_cluster_barrier();
+  ready_.erase(std::find(ready_.begin(), ready_.end(), running_));
+}
+
+void Block::end_cluster_barrier() {
+  in_cluster_barrier_ = 0;
+  end_barrier(State::kInCluster, 0, size_, kClusterBarriers);
+}
+
+/// Of so many threads from the first on, those in this state have met.
+void Block::end_barrier(State state, unsigned first, unsigned count, Counter counter) {
   std::vector<unsigned> threads;
-  for (unsigned i = 0; i < size_; i++)
-    if (threads_[i].state == State::kInBlock) threads.push_back(i);
+  for (unsigned i = first; i < first + count; i++)
+    if (threads_[i].state == state) threads.push_back(i);
   clocks_.join(threads);
   if (settings.profile)
-    for (unsigned warp = 0; warp < warps_.size(); warp++) {
+    for (unsigned warp = first / 32; warp * 32 < first + count; warp++) {
       flush(warp);
-      count_each_place(warp, warps_[warp].live, kBlockBarriers);
+      count_each_place(warp, warps_[warp].live, counter);
     }
   for (const unsigned thread : threads) make_ready(thread);
 }
 
+void Block::count_mma(Counter counter) {
+  if (counter == kMma || counter == kWgmma) cta_->mma++;
+}
+
 /// Counts an instruction that these lanes execute: once for each place of the source where they do.
 void Block::count_each_place(unsigned warp, std::uint32_t lanes, Counter counter) {
+  count_mma(counter);
   while (lanes) {
     const Where &where = threads_[warp * 32 + std::countr_zero(lanes)].where;
     requests_.count(site_of(where), counter, 1);
@@ -315,6 +354,8 @@ std::string Block::other_mask(unsigned thread) const {
 
 /// What a thread waits for, in words.
 std::string Block::waits_for(const Thread &thread) const {
+  const auto number = static_cast<unsigned>(&thread - threads_.data());
+  const Cta &cta = ctas_[rank_of(number)];
   std::string text = thread.waits_in;
   if (thread.state == State::kAtMbarrier)
     text += " for parity " + std::to_string(thread.mbarrier->phase % 2) + " of " +
@@ -322,16 +363,16 @@ std::string Block::waits_for(const Thread &thread) const {
   if (thread.state == State::kAtMbarrier && thread.phase < thread.mbarrier->phase)
     text += ", whose phase " + std::to_string(thread.phase) + " ended and the next one, too";
   if (thread.state == State::kAtNamedBarrier) {
-    const NamedBarrier &barrier = named_barriers_[thread.barrier];
+    const NamedBarrier &barrier = cta.named_barriers[thread.barrier];
     text += "(" + std::to_string(thread.barrier) + ", " + std::to_string(barrier.threads) +
             "), to which " + std::to_string(barrier.come) + " have come";
   }
   if (thread.state == State::kForRegisters) {
-    const Registers &group = registers_[(&thread - threads_.data()) / 128];
+    const Registers &group = cta.registers[number % block_size_ / kWarpgroup];
     text += ": it needs " + std::to_string((group.wanted - group.now) * 128) +
-            " registers, and the pool has " + std::to_string(free_registers_);
+            " registers, and the pool has " + std::to_string(cta.free_registers);
   }
-  return text;
+  return text + in_block(cta);
 }
 
 void Block::report_stuck() {
@@ -380,9 +421,33 @@ void Block::report_stuck() {
 
 // --- errors --------------------------------------------------------------------------------------
 
+/// " of block (1,0,0)", or nothing where there is but one.
+std::string Block::in_block(const Cta &cta) const {
+  return ctas_.size() == 1 ? "" : " of block " + text(cta.index);
+}
+
+std::string name_of_thread(unsigned thread, bool of_these_blocks) {
+  return Block::current->name_of(thread, of_these_blocks);
+}
+
+std::string name_of_warp(unsigned warp) {
+  return Block::current->name_of_warp(warp);
+}
+
+std::string Block::name_of(unsigned thread, bool of_these_blocks) const {
+  return "thread " + std::to_string(thread % block_size_) +
+         (of_these_blocks ? in_block(ctas_[rank_of(thread)]) : "");
+}
+
+std::string Block::name_of_warp(unsigned warp) const {
+  return "warp " + std::to_string(warp * 32 % block_size_ / 32) +
+         in_block(ctas_[rank_of(warp * 32)]);
+}
+
 /// Ends the block with an error of the running thread.
 void Block::report(const std::string &what) {
-  error_ = "block " + text(index_) + " thread " + text(threads_[running_].index) + ": " + what;
+  error_ = "block " + text(cta_of(running_).index) + " thread " + text(threads_[running_].index) +
+           ": " + what;
 }
 void Block::report(const std::string &line, const std::string &what) {
   report(what);
@@ -409,7 +474,7 @@ void Block::fail_in_thread(unsigned thread, const std::string &what, const Where
 /// Where in shared memory an address lies; at least shared_bytes_ if elsewhere.
 std::size_t Block::shared_offset(const void *address) const {
   return reinterpret_cast<std::uintptr_t>(address) -
-         reinterpret_cast<std::uintptr_t>(shared_.get());
+         reinterpret_cast<std::uintptr_t>(cta_->shared.get());
 }
 
 void Block::access(const void *address, int bytes, const void *value, bool store,
@@ -431,7 +496,7 @@ void Block::access(const void *address, int bytes, const void *value, bool store
   }
   if (offset + bytes > shared_bytes_)
     fail(std::string(operation) + " past the end of shared memory", where);
-  const std::string error = shadow_.check(offset, access);
+  const std::string error = cta_->shadow.check(offset, access);
   if (!error.empty()) fail(error, where);
   if (settings.profile)
     requests_.add(running_, store ? Kind::kSharedStore : Kind::kSharedLoad, bytes, offset, site,
@@ -486,7 +551,7 @@ void Block::load_rows(const std::array<const void *, 32> &rows, int count, const
         : offset % 16             ? "ldmatrix of a row at an address that is not a multiple of 16"
         : offset + 16 > shared_bytes_
             ? "ldmatrix of a row past the end of shared memory"
-            : shadow_.check(offset, {clocks_, first_thread + i, site, false, 16});
+            : cta_->shadow.check(offset, {clocks_, first_thread + i, site, false, 16});
     if (!error.empty()) fail_in_lane(i, error, where);
     request.address[i] = offset;
   }
@@ -505,7 +570,7 @@ void Block::store_rows(const std::array<const void *, 32> &rows, const Where &wh
         : offset % 16             ? "stmatrix to a row at an address that is not a multiple of 16"
         : offset + 16 > shared_bytes_
             ? "stmatrix to a row past the end of shared memory"
-            : shadow_.check(offset, {clocks_, first_thread + i, site, true, 16});
+            : cta_->shadow.check(offset, {clocks_, first_thread + i, site, true, 16});
     if (!error.empty()) fail_in_lane(i, error, where);
     request.address[i] = offset;
   }
@@ -522,7 +587,8 @@ void Block::begin_copy(void *shared, const void *global, const Where &where, con
   if (reinterpret_cast<std::uintptr_t>(global) % kCopyBytes)
     fail("cp.async from an address that is not a multiple of 16", where);
   const SiteId site = site_of(where);
-  const std::string error = shadow_.begin_copy(offset, {clocks_, running_, site, true, kCopyBytes});
+  const std::string error =
+      cta_->shadow.begin_copy(offset, {clocks_, running_, site, true, kCopyBytes});
   if (!error.empty()) fail(error, where);
   if (global) access_global({clocks_, running_, site, false, kCopyBytes, global}, where);
   copies_.begin(running_, offset, global, site);
@@ -537,10 +603,10 @@ void Block::wait_for_copies(int groups) {
   Copy copy;
   while (copies_.end_one(running_, groups, copy)) {
     if (copy.global)
-      std::memcpy(shared_.get() + copy.offset, copy.global, kCopyBytes);
+      std::memcpy(cta_->shared.get() + copy.offset, copy.global, kCopyBytes);
     else
-      std::memset(shared_.get() + copy.offset, 0, kCopyBytes);
-    shadow_.end_copy(copy.offset, {clocks_, running_, copy.site, true, kCopyBytes});
+      std::memset(cta_->shared.get() + copy.offset, 0, kCopyBytes);
+    cta_->shadow.end_copy(copy.offset, {clocks_, running_, copy.site, true, kCopyBytes});
     if (!copy.global) continue;
     // It read its source until now.
     Allocation &source = *find_allocation(copy.global);

@@ -1,5 +1,6 @@
-// One block of threads at work on one thread of the host: who runs, who waits for whom. What they
-// do to memory is checked in shadow.h and counted in requests.h; what orders it is in clocks.h.
+// One block of threads, or the blocks of a cluster, at work on one thread of the host: who runs, who
+// waits for whom. What they do to memory is checked in shadow.h and counted in requests.h; what orders
+// it is in clocks.h.
 #pragma once
 
 #include <array>
@@ -23,6 +24,8 @@
 
 namespace emulator {
 
+constexpr unsigned kWarpgroup = 128;
+
 /// A launch begins: nothing has been told by its atomics.
 void begin_atomics();
 
@@ -35,18 +38,22 @@ int launch_registers(unsigned threads);
 void abandon_atomics();
 struct Abandoned {};
 
-/// Runs the blocks of a launch one after the other. A thread runs until it waits for others; then
-/// one that can go on is drawn at random.
+/// Runs the blocks of a launch one after the other, and those of a cluster together: their threads are
+/// numbered one block after the other. A thread runs until it waits for others; then one that can go on
+/// is drawn at random.
 class Block {
  public:
-  Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<void()> &thread);
+  Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<void()> &thread,
+        unsigned cluster);
 
-  /// Runs the block with this number to its end. Throws KernelError.
+  /// Runs the block with this number to its end, or the cluster that begins with it. Throws KernelError.
   void run(std::uint64_t number);
 
   /// Adds what was counted to a profile.
   void add_counts(Profile &profile) const { requests_.add_to(profile); }
-  std::uint64_t total(Counter counter) const { return requests_.total(counter); }
+
+  /// The mma and wgmma of the block with this rank in the cluster that ran last.
+  std::uint64_t mma(unsigned rank) const { return ctas_[rank].mma; }
 
   /// The block that this host thread is running.
   static thread_local Block *current;
@@ -81,7 +88,12 @@ class Block {
   void mbarrier_wait(const void *address, int parity, const Where &where);
   void named_barrier(int id, int threads, bool sync, const Where &where);
   void set_registers(int registers, bool more, const Where &where);
+  unsigned cluster_rank() const { return rank_of(running_); }
+  void cluster_barrier(const Where &where);
+  void mbarrier_arrive_at(const void *address, int rank, const Where &where);
   void tma_load(const TmaTransfer &transfer, const void *barrier, const Where &where);
+  void tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsigned blocks,
+                          const Where &where);
   void tma_store(const TmaTransfer &transfer, const Where &where);
   void tma_store_commit() { stores_[running_].groups++; }
   void tma_store_wait_read(int groups);
@@ -89,9 +101,11 @@ class Block {
   [[noreturn]] void fail(const std::string &what, const Where &where);
   [[noreturn]] void fail_in_lane(unsigned lane, const std::string &what, const Where &where);
   [[noreturn]] void fail_in_thread(unsigned thread, const std::string &what, const Where &where);
-  void *shared_memory() { return shared_.get(); }
+  void *shared_memory() { return cta_->shared.get(); }
   std::size_t shared_bytes() const { return shared_bytes_; }
   Products &products() { return products_; }
+  std::string name_of(unsigned thread, bool of_these_blocks = true) const;
+  std::string name_of_warp(unsigned warp) const;
 
  private:
   enum class State {
@@ -99,6 +113,7 @@ class Block {
     kInWarp,
     kInWarpgroup,
     kInBlock,
+    kInCluster,
     kAtMbarrier,
     kAtNamedBarrier,
     kForRegisters,
@@ -151,6 +166,18 @@ class Block {
     int now = 0;
     int wanted = 0;  // 0: it waits for none
   };
+  struct Cta {  // what a block has for itself
+    std::unique_ptr<std::byte[], void (*)(void *)> shared;
+    SharedShadow shadow;
+    Dim3 index;
+    Mbarriers mbarriers;
+    std::array<NamedBarrier, 16> named_barriers;
+    std::vector<Registers> registers;  // by warpgroup
+    int free_registers = 0;
+    unsigned live = 0;  // threads that have not exited
+    unsigned in_block_barrier = 0;
+    std::uint64_t mma = 0;  // and wgmma, where a profile is wanted
+  };
 
   void run_thread();
   void exit_thread();
@@ -162,16 +189,32 @@ class Block {
   bool meet(const Collective &what, unsigned warp, std::uint32_t members);
   void check_same(const Collective &what, unsigned warp, std::uint32_t lanes);
   void end_block_barrier();
+  void end_cluster_barrier();
+  void end_barrier(State state, unsigned first, unsigned threads, Counter counter);
+  unsigned rank_of(unsigned thread) const { return thread / block_size_; }
+  Cta &cta_of(unsigned thread) { return ctas_[rank_of(thread)]; }
+  Registers &registers_of(unsigned thread) {
+    return cta_of(thread).registers[thread % block_size_ / kWarpgroup];
+  }
+  std::string in_block(const Cta &cta) const;
+  void count_mma(Counter counter);
   void count_each_place(unsigned warp, std::uint32_t lanes, Counter counter);
   void flush(unsigned warp) { requests_.flush(warp, number_ == 0 && warp == 0); }
   std::string other_mask(unsigned thread) const;
-  BarrierState &usable_mbarrier(const char *what, const void *address, const Where &where);
+  BarrierState &usable_mbarrier(const char *what, Cta &cta, std::size_t offset, const Where &where);
+  bool is_fenced(const BarrierState &barrier) const {
+    return barrier.fenced && clocks_.knows(running_, barrier.thread, barrier.fenced);
+  }
+  void count_load(const TmaTransfer &transfer, const Where &where);
+  void begin_load(Cta &to, const TmaTransfer &transfer, std::size_t barrier, const Where &where);
+  void note_remote(BarrierState &barrier, bool copy, SiteId site);
   void go_on_if_ended(BarrierState &barrier);
   void share_registers(int wanted);
   void change_registers(int registers);
   std::size_t check_transfer(bool store, const TmaTransfer &transfer, const Where &where);
   void access_tensor(const TmaTransfer &transfer, bool store, SiteId site, const Where &where);
   void report_bytes();
+  void report_late();
   std::string waits_for(const Thread &thread) const;
   void report_stuck();
   void report(const std::string &what);
@@ -181,12 +224,12 @@ class Block {
 
   const SignalStack signal_stack_;
   const Dim3 grid_, dim_;
-  const unsigned size_;
+  const unsigned block_size_, size_;  // threads of a block; of all that are run together
   const std::function<void()> &entry_;
   const std::size_t shared_bytes_;
-  const std::unique_ptr<std::byte[], void (*)(void *)> shared_;
   Clocks clocks_;
-  SharedShadow shadow_;
+  std::vector<Cta> ctas_;  // by rank in the cluster
+  Cta *cta_ = nullptr;     // the running thread's
   Copies copies_;
   Products products_;
   std::vector<UnderWay> under_way_;  // in the order in which they began
@@ -197,21 +240,16 @@ class Block {
   std::map<ReadNumber, AsyncRead> reads_;  // under way
   ReadNumber read_numbers_ = 0;
   std::vector<unsigned> readers_;  // by warp: the agent that reads for it, 0 if none has
-  Mbarriers mbarriers_;
-  std::array<NamedBarrier, 16> named_barriers_;
-  std::vector<Stores> stores_;        // by thread
-  unsigned tma_agent_ = 0;            // of all stores; 0: there were none
-  std::vector<Registers> registers_;  // by warpgroup
-  int free_registers_ = 0;
+  std::vector<Stores> stores_;     // by thread
+  unsigned tma_agent_ = 0;         // of all stores; 0: there were none
   Requests requests_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   std::vector<unsigned> ready_;
   std::uint64_t number_ = 0;
-  Dim3 index_;
   unsigned running_ = 0;
   unsigned live_ = 0;  // threads that have not exited
-  unsigned in_block_barrier_ = 0;
+  unsigned in_cluster_barrier_ = 0;
   std::uint64_t random_ = 0;
   std::string error_;
   bool abandoned_ = false;

@@ -245,6 +245,13 @@ void Clocks::acquire(unsigned thread, const Told &from) {
   learn(foreign_[thread].known, from.foreign);
 }
 
+void Clocks::release_agents(unsigned thread, Told &to) {
+  use_agents();
+  advance();
+  to.known.resize(columns());
+  raise(to.known.data() + threads_, row(thread) + threads_, agents_);
+}
+
 void Clocks::release_agent(unsigned agent, Told &to) {
   advance();
   to.known.resize(columns());

@@ -40,7 +40,8 @@ struct Told {
 /// Begins the time of a launch.
 void begin_time();
 
-/// The clocks of the threads of one block.
+/// The clocks of the threads of one block, or of the blocks of a cluster, to which all that is said of a
+/// block here applies.
 class Clocks {
  public:
   explicit Clocks(unsigned threads);
@@ -116,6 +117,9 @@ class Clocks {
   /// The thread tells all that it knows and did; or learns all that was told.
   void release(unsigned thread, Told &to);
   void acquire(unsigned thread, const Told &from);
+
+  /// The thread tells what it knows of agents, and nothing of what threads did.
+  void release_agents(unsigned thread, Told &to);
 
   /// The agent tells what it did, and nothing else; or these lanes of a warp learn of it.
   void release_agent(unsigned agent, Told &to);

@@ -13,6 +13,14 @@
 
 namespace emulator {
 
+/// An arrival by a thread of another block of the cluster, or a copy of its that has landed.
+struct RemoteUse {
+  bool copy;
+  SiteId site;
+  unsigned thread;
+  Time time;
+};
+
 /// One mbarrier, from its initialisation to the block's end.
 struct BarrierState {
   std::size_t offset;  // in shared memory
@@ -28,6 +36,9 @@ struct BarrierState {
   Told told;                              // by all who have arrived and landed,
   Told told_to_waiting;                   // and by those until the last phase ended
   std::vector<unsigned> waiting;          // threads
+  std::uint64_t waited_for = 0;           // phases whose end a thread knows of
+  std::uint64_t remote_phase = 0;         // the last one with arrivals and copies of other blocks,
+  std::vector<RemoteUse> remote;          // and these
 
   /// "the mbarrier of attention.cu:57 (at byte 8192, phase 3, 1 of 8 arrivals to come, 16384 bytes expected, ...)"
   std::string describe() const;

@@ -10,7 +10,7 @@ constexpr int kTracedRequests = 2;  // per site, enough to draw a bank map
 
 // A place is a site and a code: kind * 5 + log2(bytes) of a request, then the counters of
 // instructions, then a meeting.
-constexpr std::uint32_t kWidths = 5, kCodes = 64;
+constexpr std::uint32_t kWidths = 5, kCodes = 128;
 constexpr std::uint32_t kFirstCounter = static_cast<std::uint32_t>(Kind::kKinds) * kWidths;
 constexpr std::uint32_t kMeeting = kCodes - 1;
 static_assert(kFirstCounter + kCounters <= kMeeting);
@@ -224,12 +224,6 @@ void Requests::add_to(Profile &profile) const {
   for (SiteId site = 1; site < mixed_.size(); site++)
     if (mixed_[site]) profile.mixed.insert(line_of(site));
   profile.trace.insert(profile.trace.end(), trace_rows_.begin(), trace_rows_.end());
-}
-
-std::uint64_t Requests::total(Counter counter) const {
-  std::uint64_t sum = 0;
-  for (const Counts &counts : counts_) sum += counts[counter];
-  return sum;
 }
 
 }  // namespace emulator

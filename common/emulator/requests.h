@@ -45,9 +45,6 @@ class Requests {
 
   void add_to(Profile &profile) const;
 
-  /// What was counted of this so far, at all sites.
-  std::uint64_t total(Counter counter) const;
-
  private:
   // What happens at a site, in one number: a request of some kind and width, an instruction, or a
   // meeting of some lanes.

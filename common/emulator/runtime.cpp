@@ -46,11 +46,27 @@ void check_limits(Dim3 grid, Dim3 block, std::size_t shared_bytes) {
   check("shared memory per block, in bytes,", shared_bytes, 0, kSharedMemoryPerBlock);
 }
 
+/// The same of clusters (CUDA C++ Programming Guide, 'Thread Block Clusters'). The emulator numbers the threads
+/// of a cluster as those of one block, and wants whole warpgroups of each.
+void check_cluster(Dim3 grid, Dim3 block, unsigned cluster) {
+  if (cluster == 1) return;
+  const auto refuse = [&](const std::string &why) {
+    throw KernelError("launch refused: clusters of " + std::to_string(cluster) + " blocks: " + why);
+  };
+  if (cluster < 1 || cluster > 8) refuse("1 to 8 are allowed");
+  if (grid.x % cluster) refuse("grid.x is " + std::to_string(grid.x) + ", which is no multiple");
+  const unsigned threads = block.x * block.y * block.z;
+  if (threads % kWarpgroup || threads * cluster > 1024)
+    refuse("of " + std::to_string(threads) +
+           " threads each; the emulator takes multiples of 128, and 1024 together");
+}
+
 }  // namespace
 
 void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread,
-         bool together) {
+         bool together, unsigned cluster) {
   check_limits(grid, block, shared_bytes);
+  check_cluster(grid, block, cluster);
   const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
   constexpr std::uint64_t kMostTogether = 256;
   if (together && blocks > kMostTogether)
@@ -61,7 +77,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   begin_time();
   begin_atomics();
   const OverflowHandler overflow_handler;
-  std::atomic<std::uint64_t> next = 0;
+  std::atomic<std::uint64_t> next = 0;  // block to begin
   std::atomic<bool> stop = false;
   std::mutex mutex;  // guards profile, failed and first_error
   // Of several blocks that fail the first counts, whichever thread was faster: those before it
@@ -70,13 +86,13 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   std::exception_ptr first_error;
   std::vector<std::uint64_t> mma(settings.profile ? blocks : 0);  // of each block
   const auto work = [&] {
-    std::uint64_t number = 0, before = 0;
+    std::uint64_t number = 0;
     try {
-      Block worker(grid, block, shared_bytes, thread);
-      const auto products = [&] { return worker.total(kMma) + worker.total(kWgmma); };
-      while (!stop && (number = next++) < blocks) {
+      Block worker(grid, block, shared_bytes, thread, cluster);
+      while (!stop && (number = next.fetch_add(cluster)) < blocks) {
         worker.run(number);
-        if (settings.profile) mma[number] = products() - std::exchange(before, products());
+        if (settings.profile)
+          for (unsigned rank = 0; rank < cluster; rank++) mma[number + rank] = worker.mma(rank);
       }
       const std::lock_guard lock(mutex);
       worker.add_counts(profile);
@@ -95,7 +111,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   unsigned workers = settings.host_threads > 0 ? static_cast<unsigned>(settings.host_threads)
                                                : std::max(1u, std::thread::hardware_concurrency());
   if (together) workers = kMostTogether;
-  workers = static_cast<unsigned>(std::min<std::uint64_t>(workers, blocks));
+  workers = static_cast<unsigned>(std::min<std::uint64_t>(workers, blocks / cluster));
   std::vector<std::thread> pool;
   for (unsigned i = 1; i < workers; i++) pool.emplace_back(work);
   work();
@@ -222,6 +238,11 @@ void tma_load(const TmaTransfer &transfer, const void *barrier, const Where &whe
   Block::current->tma_load(transfer, barrier, where);
 }
 
+void tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsigned blocks,
+                        const Where &where) {
+  Block::current->tma_load_multicast(transfer, barrier, blocks, where);
+}
+
 void tma_store(const TmaTransfer &transfer, const Where &where) {
   Block::current->tma_store(transfer, where);
 }
@@ -236,6 +257,19 @@ void tma_store_wait_read(int groups) {
 
 void block_barrier(const Where &where) {
   Block::current->block_barrier(where);
+}
+
+unsigned cluster_rank() {
+  return Block::current->cluster_rank();
+}
+
+void cluster_barrier(const Where &where) {
+  Block::current->cluster_barrier(where);
+}
+
+void mbarrier_arrive_at(const void *barrier, int rank, const Where &where) {
+  count(kMbarrierArrivals, where);
+  Block::current->mbarrier_arrive_at(barrier, rank, where);
 }
 
 void *shared_memory() {

@@ -57,9 +57,10 @@ extern std::uint64_t launch_number;
 
 /// Runs one kernel: every thread of every block calls `thread`. Blocks are spread over the host's
 /// cores, in the order of their numbers; or `together`: each has a thread of the host to itself, so
-/// that they can wait for each other. Throws KernelError, also for a launch that a GPU refuses.
+/// that they can wait for each other. So many that follow each other in x are a `cluster`, and run on one
+/// thread of the host. Throws KernelError, also for a launch that a GPU refuses.
 void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread,
-         bool together = false);
+         bool together = false, unsigned cluster = 1);
 
 /// The counts of all launches since the last call, which begins a new profile.
 Profile take_profile();
@@ -94,7 +95,8 @@ void collective(const Collective &what, std::uint32_t members, const Where &wher
 /// 128 lanes. Counts once per warp. It orders nothing.
 void warpgroup_collective(const Collective &what, const Where &where, void *lane);
 
-/// The running thread's number in its block.
+/// The running thread's number in its block, or among the threads of its cluster: of each block after those
+/// of the blocks before.
 unsigned thread_number();
 
 /// Checks that a ldmatrix may read its rows, 16 bytes each of which lane i names rows[i] (null: a
@@ -172,21 +174,31 @@ void set_registers(int registers, bool more, const Where &where);
 struct Tensor {
   std::byte *data;
   std::int64_t row_stride, head_stride, batch_stride;
-  int batch, heads, rows, d, tile_rows, element_bytes;
+  int batch, heads, rows, d, tile_rows, tile_d, element_bytes;
 };
 
-/// A tile of it, and in shared memory: rows x d, as the 128-byte swizzle lays it out.
+/// A tile of it, and in shared memory: rows x d, as the 128-byte swizzle lays it out. Or a part of a tile
+/// whose bytes follow each other.
 struct TmaTransfer {
   Tensor tensor;
-  int row, head, batch;
+  int row, col, head, batch;
   std::byte *tile;
   int tile_rows, d, element_bytes;
 };
 
 void tma_load(const TmaTransfer &transfer, const void *barrier, const Where &where);
+void tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsigned blocks,
+                        const Where &where);
 void tma_store(const TmaTransfer &transfer, const Where &where);
 void tma_store_commit();
 void tma_store_wait_read(int groups);
+
+// --- clusters ----------------------------------------------------------------------------------
+
+/// The instructions of common/kernel/cluster.h.
+unsigned cluster_rank();
+void cluster_barrier(const Where &where);
+void mbarrier_arrive_at(const void *barrier, int rank, const Where &where);
 
 /// __syncthreads.
 void block_barrier(const Where &where);

@@ -14,9 +14,9 @@ std::string message(const char *operation, const char *memory, const char *opera
          " at " + describe(line_of(site_before)) + " by " + who + ": no barrier between them";
 }
 
-std::string name_of(unsigned thread) {
+std::string name_of(unsigned thread, bool of_these_blocks = true) {
   if (thread >= kFirstAgent) return "the TMA";
-  return "thread " + std::to_string(thread);
+  return name_of_thread(thread, of_these_blocks);
 }
 
 /// True if the lane whose store `before` was stores the same value, in the same line: of the lanes
@@ -46,7 +46,7 @@ Unknown unknown_loads(unsigned warps, ReadsOfWarp reads_of, LanesOfWarp unknown_
     else if (std::has_single_bit(lanes))
       unknown.who = name_of(warp * 32 + std::countr_zero(lanes));
     else
-      unknown.who = "several threads of warp " + std::to_string(warp);
+      unknown.who = "several threads of " + name_of_warp(warp);
     unknown.site = reads->site;
   }
   return unknown;
@@ -190,8 +190,7 @@ std::string SharedShadow::race(const char *operation, std::size_t unit,
     const AgentReads &reads = agents_reads_[warp][unit * kUnit / kCopyBytes];
     if (reads.time >= access.clocks.begin() &&
         !access.clocks.knows(access.thread, reads.agent, reads.time))
-      return message(operation, "shared", kWgmmaEngine.name, "warp " + std::to_string(warp),
-                     reads.site);
+      return message(operation, "shared", kWgmmaEngine.name, name_of_warp(warp), reads.site);
   }
   return {};
 }
@@ -406,8 +405,8 @@ std::string GlobalShadow::check(std::size_t offset, const Access &access) {
       if (same_block ? !clocks.knows(access.thread, write.thread, write.time) &&
                            !stores_the_same(write, access)
                      : !clocks.knows_of_block(access.thread, write.thread, write.time))
-        return message(access.store ? "store" : "load", "global", "store", name_of(write.thread),
-                       write.site)
+        return message(access.store ? "store" : "load", "global", "store",
+                       name_of(write.thread, same_block), write.site)
             .append(same_block ? "" : kOtherBlock);
     }
     if (access.store) {
@@ -475,7 +474,10 @@ std::string GlobalShadow::race_with_loads(Read before, const Access &access) {
     if (same_block ? clocks.knows(access.thread, before.thread, before.time)
                    : clocks.knows_of_block(access.thread, before.thread, before.time))
       return {};
-    if (!same_block) other = kOtherBlock;
+    if (!same_block) {
+      other = kOtherBlock;
+      who = name_of(before.thread, false);
+    }
   } else if (before.time == 0) {
     other = " (the other is of several other blocks; no fences and atomics order them)";
   } else {

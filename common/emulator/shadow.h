@@ -178,6 +178,10 @@ class GlobalShadow {
   std::deque<ReadSet> sets_;
 };
 
+/// "thread 3" and "warp 3"; of a cluster the block, too, if it is the cluster that is running.
+std::string name_of_thread(unsigned thread, bool of_these_blocks);
+std::string name_of_warp(unsigned warp);
+
 /// "store to shared memory that a cp.async at attention.cu:57 by thread 3 may still be writing ..."
 std::string under_way(const std::string &operation, const char *doing, const Engine &engine,
                       unsigned thread, SiteId site);

@@ -12,7 +12,7 @@ struct TensorMap {
 /// Takes what cuTensorMapEncodeTiled takes.
 template <class T>
 TensorMap tensor_map(const void *data, const Strides &strides, int batch, int heads, int rows,
-                     int d, int tile_rows) {
+                     int d, int tile_rows, int tile_slabs = 0) {
   const int size = sizeof(T);
   const bool aligned = reinterpret_cast<std::uintptr_t>(data) % 16 == 0 &&
                        (strides.row | strides.head | strides.batch) * size % 16 == 0;
@@ -21,7 +21,8 @@ TensorMap tensor_map(const void *data, const Strides &strides, int batch, int he
         "the TMA does not take this tensor: data and strides must be multiples of 16 bytes, tiles "
         "at most 256 rows");
   return {{const_cast<std::byte *>(static_cast<const std::byte *>(data)), strides.row * size,
-           strides.head * size, strides.batch * size, batch, heads, rows, d, tile_rows, size}};
+           strides.head * size, strides.batch * size, batch, heads, rows, d, tile_rows,
+           tile_slabs ? tile_slabs * 128 / size : d, size}};
 }
 
 inline void tma_prefetch_map(const TensorMap &) {}
@@ -32,7 +33,8 @@ namespace emulator {
 template <class T, int Rows, int d>
 TmaTransfer transfer(TmaTile<Rows, d, T> &tile, const TensorMap &map, int row, int head,
                      int batch) {
-  return {map.tensor, row, head, batch, reinterpret_cast<std::byte *>(&tile), Rows, d, sizeof(T)};
+  return {map.tensor, row, 0,        head, batch, reinterpret_cast<std::byte *>(&tile),
+          Rows,       d,   sizeof(T)};
 }
 
 }  // namespace emulator

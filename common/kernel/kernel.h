@@ -109,6 +109,19 @@ void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, Argum
   cuda_check(error, "kernel launch");
 }
 
+/// The same launch in clusters of so many blocks, neighbours in x.
+template <class SharedStorage, class... Parameters, class... Arguments>
+void launch_clusters(int blocks, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                     Arguments... arguments) {
+  allow_shared_memory(reinterpret_cast<const void *>(kernel), sizeof(SharedStorage));
+  cudaLaunchAttribute cluster;
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{grid, block, sizeof(SharedStorage), nullptr, &cluster, 1};
+  cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...),
+             "kernel launch");
+}
+
 /// The thread's warp within its block. Shuffled, so that nvcc knows that it is one number for all
 /// lanes and computes what follows from it once per warp, in uniform registers.
 __device__ __forceinline__ int warp_index() {
@@ -170,6 +183,14 @@ void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, Argum
   emulator::run(
       grid, block, sizeof(SharedStorage), [=] { kernel(static_cast<Parameters>(arguments)...); },
       true);
+}
+
+template <class SharedStorage, class... Parameters, class... Arguments>
+void launch_clusters(int blocks, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                     Arguments... arguments) {
+  emulator::run(
+      grid, block, sizeof(SharedStorage), [=] { kernel(static_cast<Parameters>(arguments)...); },
+      false, static_cast<unsigned>(blocks));
 }
 
 #define BACKEND_STEP cpu_step

@@ -32,11 +32,12 @@ struct TensorMap {
 };
 
 /// Describes a tensor to the engine (CUDA driver API, 'cuTensorMapEncodeTiled'): 5 dimensions, of which
-/// the first are the 64 columns of a slab and the third the slabs. Throws ShapeError where the tensor
-/// does not suit it: the data and all strides must be multiples of 16 bytes.
+/// the first are the 64 columns of a slab and the third the slabs: all of a tile's, or `tile_slabs`.
+/// Throws ShapeError where the tensor does not suit it: the data and all strides must be multiples of 16
+/// bytes.
 template <class T>
 TensorMap tensor_map(const void *data, const Strides &strides, int batch, int heads, int rows,
-                     int d, int tile_rows) {
+                     int d, int tile_rows, int tile_slabs = 0) {
   static const auto encode = [] {
     void *function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -52,7 +53,8 @@ TensorMap tensor_map(const void *data, const Strides &strides, int batch, int he
   // Of all dimensions but the first, in bytes.
   const cuuint64_t steps[] = {u64(strides.row * sizeof(T)), 128, u64(strides.head * sizeof(T)),
                               u64(strides.batch * sizeof(T))};
-  const cuuint32_t box[] = {u32(slab), u32(tile_rows), u32(d / slab), 1, 1};
+  const cuuint32_t box[] = {u32(slab), u32(tile_rows), u32(tile_slabs ? tile_slabs : d / slab), 1,
+                            1};
   const cuuint32_t every[] = {1, 1, 1, 1, 1};
   TensorMap result;
   const CUresult error =

@@ -115,6 +115,11 @@ void print_totals(const emulator::Profile &profile) {
     std::printf("  TMA: %llu loads, %.3f MB, and %llu stores, %.3f MB\n", count(kTmaLoads),
                 1e-6 * static_cast<double>(total[kTmaLoadBytes]), count(kTmaStores),
                 1e-6 * static_cast<double>(total[kTmaStoreBytes]));
+  if (total[kMulticasts])
+    std::printf(
+        "  of these loads %llu to several blocks, %.3f MB; %llu cluster barriers (warp-wide)\n",
+        count(kMulticasts), 1e-6 * static_cast<double>(total[kMulticastBytes]),
+        count(kClusterBarriers));
   if (total[kMbarrierArrivals] || total[kNamedBarriers])
     std::printf(
         "  %llu mbarrier arrivals, %llu waits, %llu named barriers, %llu proxy fences "
