@@ -3,10 +3,10 @@
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --type
 // Before      step 36: all tiles of Q take as long, and each block knows its own beforehand.
-// Bottleneck  PREDICTION
-// Change      The loop over K and V ends at the diagonal, where one tile is masked (step 20). Of some heads
-//             the tiles with the most keys come first, and a block's producer draws the next from a counter.
-// Prediction  PREDICTION
+// Bottleneck  Half of the scores would be hidden work, and fixed shares of tiles that differ are unequal.
+// Change      The loop over K and V ends at the diagonal, where one tile is masked. Of the heads that fit
+//             L2 the longest tiles come first, and a block's producer draws the next from a counter.
+// Prediction  In bf16 at 8192 0.98 times step 36, 615 to 625 TFLOP/s; at 1024 0.87 times full attention.
 #include <algorithm>
 
 #include "common/kernel/ring.h"
@@ -50,8 +50,8 @@ struct Place {
   }
 };
 
-/// The next tile that no block has drawn; the first are the blocks' own. The counter wraps, from whatever
-/// it holds, and gives each number below `tiles` once per launch, 0 first.
+/// The next tile that no block has drawn; the first are the blocks' own. The counter holds 0, or `tiles`
+/// or more. A launch draws as many numbers as there are tiles, 0 first, and leaves a 0.
 __device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
   const unsigned drawn = atomic_dec(Matrix<unsigned>{counter, 1, 1}(0, 0), tiles - 1);
   return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
