@@ -1613,7 +1613,8 @@ const std::vector<std::string> kHopperBarriers = {
     "wgmma_commit(",         "wgmma_wait<",
     "fence_proxy_async(",    "named_barrier_sync(",
     "named_barrier_arrive(", "tma_store_commit(",
-    "tma_store_wait_read<",  "ring_release("};
+    "tma_store_wait_read<",  "ring_release(",
+    "cluster_sync(",         "mbarrier_arrive_at("};
 
 /// Calls that a step can do without, and why.
 struct Spare {
@@ -1664,6 +1665,7 @@ std::string failures_without(const std::string &step, const std::string &name,
   if (takes("--splits") && !many) options = "--seqlen 4 --seqlen-k 1500 --splits 3";
   std::vector<std::string> shapes = {options};
   if (step >= "36") shapes = {kPersistent, kPersistentShort};
+  if (help.tile > 128) shapes = {kPersistent};
   for (const int seed : {1, 2}) {  // one head: a barrier is of one block
     std::string said;              // in shapes in which the call is not missed
     bool reported = false;
@@ -1692,6 +1694,10 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
   for (const std::string &step : steps()) {
     const std::string source = source_of(step);
     for (const Call &call : calls_of(source, step < "30" ? kBarriers : kHopperBarriers)) {
+      // Step 37 releases a tile to two blocks, and not by ring.h.
+      if (source.substr(call.at, call.size) == "mbarrier_arrive(ring.empty[at.stage])" &&
+          source.find("ring_release(smem") == std::string::npos)
+        continue;
       const auto line_number = 1 + std::count(source.begin(), source.begin() + call.at, '\n');
       const std::string name =
           step.substr(0, 2) + "-no-barrier-in-line-" + std::to_string(line_number);
