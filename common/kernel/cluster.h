@@ -23,8 +23,8 @@ __device__ __forceinline__ void cluster_sync() {
 
 /// Arrives at the barrier that lies at this place in the shared memory of block `rank` of the cluster
 /// ('mapa', 'mbarrier.arrive'). It orders what tensor cores and copy engines have done, which have been
-/// waited for; a thread's own loads and stores it does not. (With .release.cluster it would, by a
-/// MEMBAR.ALL.GPU: a third of a microsecond.)
+/// waited for; a thread's own loads and stores it does not. (With .release.cluster it would, and
+/// nvcc makes that a MEMBAR.ALL.GPU.)
 __device__ __forceinline__ void mbarrier_arrive_at(Mbarrier &barrier, int rank) {
   unsigned remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
