@@ -26,6 +26,9 @@ struct Problem {
   void *stream;     // a cudaStream_t; null, the default stream, but for a library's caller
   Strides Q_strides, K_strides, V_strides, O_strides;
   Type type;  // of the elements of Q, K, V and O
+  // Where the type is fp8: by what the elements of a head are multiplied.
+  const float *Q_scales;             // [batch, heads]
+  const float *K_scales, *V_scales;  // [batch, kv_heads]
   int batch, heads;
   int kv_heads;  // divides heads: query heads h, for one h / (heads / kv_heads), share a head of K, V
   int seqlen_q, seqlen_k, head_dim;
