@@ -34,6 +34,13 @@ __device__ __forceinline__ bool softmax(Accumulator<Bc> &s, float (&m)[2], float
   return must_rescale;
 }
 
+/// O, row by row, times alpha.
+template <int d>
+__device__ __forceinline__ void rescale(Accumulator<d> &o, const float (&alpha)[2]) {
+#pragma unroll
+  for (int i = 0; i < o.size; i++) o(i) *= alpha[i / 2 % 2];
+}
+
 /// P, rounded: two neighbouring blocks of 8 columns are A of one product.
 template <class T, int Bc>
 __device__ __forceinline__ void to_fragments(FragmentA (&p)[Bc / 16], Accumulator<Bc> &s) {

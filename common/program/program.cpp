@@ -167,9 +167,8 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
     problem.V_new_strides = problem.K_new_strides;
     forget_new_rows(device, placement, inputs.shape, problem);
   }
-  problem.Q_scales = upload(device, inputs.scales.Q);
-  problem.K_scales = upload(device, inputs.scales.K);
-  problem.V_scales = upload(device, inputs.scales.V);
+  problem.scales = {upload(device, inputs.scales.Q), upload(device, inputs.scales.K),
+                    upload(device, inputs.scales.V)};
   problem.rope_cos = upload(device, inputs.rotation.cos);
   problem.rope_sin = upload(device, inputs.rotation.sin);
   const Step &step = device.step();

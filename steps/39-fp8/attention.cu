@@ -9,22 +9,20 @@
 //             The scales of Q and K join the scores' factor, that of V joins 1 / l. P is rounded at 2^4 to
 //             2^8 times its weight.
 // Prediction  Products and exponentials take 1024 clocks each: 1.3 to 1.5 times step 38 at 8192.
-#include <algorithm>
-
 #include "common/kernel/heads.h"
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
+#include "common/kernel/tiles.h"
 
 namespace {
 
 constexpr int consumers = 2;        // warpgroups that compute, with 64 rows of Q each
 constexpr int Br = consumers * 64;  // rows of Q in a tile
-constexpr int Bc = 128;             // rows of K and V in a tile
+constexpr int Bc = Br;              // rows of K and V in a tile
 constexpr int d = 128;              // a row fills the 128 bytes of a swizzle atom
 constexpr int stages = 4;           // of K and of V: as many bytes as two in fp16
-constexpr float rise = 4;  // P's largest is 2^4 at least, and at most 2^8: e4m3 ends at 448
-
-static_assert(Br == Bc, "of a row tile's keys only the last tile crosses the diagonal");
+constexpr int before_v = 128;       // bytes of the workspace before V^T: the counter's
+constexpr float rise = 4;           // P's largest is 2^4 to 2^8; e4m3 ends at 448
 
 struct SharedStorage {
   Ring<TmaTile<64, d, e4m3>, 2> Q[consumers];
@@ -41,81 +39,35 @@ __device__ constexpr int key_at(int place) {
   return place / 4 * 2 + place % 4 / 2 * 8 + place % 2;
 }
 
-constexpr int transposers = 256;  // threads
-
-/// The layout of a tile whose columns are written by 4 bytes: those of rows 4 c share a bank for no two c.
-struct Transposed {
-  static constexpr int size = d * Bc;
-  __device__ static constexpr int offset(int row, int col) {
-    return row * Bc + (col / 4 ^ row / 4 % 32) * 4 + col % 4;
-  }
-};
-
-/// V^T, tile by tile: of Bc keys, in the order of key_at, d rows of Bc bytes.
-__global__ void __launch_bounds__(transposers)
+/// V^T, tile by tile: d rows of Bc keys in the order of key_at. A thread turns 16 keys of 4 columns; 8 threads
+/// share a sector of 32 bytes of V, 4 one of 64 bytes of V^T.
+__global__ void __launch_bounds__(256)
     transpose(const void *V, Strides strides, e4m3 *V_transposed, int heads) {
-  auto &tile = shared_storage<Tile<e4m3, d, Bc, Transposed>>();
-  const int b = blockIdx.y / heads, head = blockIdx.y % heads;
+  const int b = blockIdx.y / heads, head = blockIdx.y % heads, thread = threadIdx.x;
   const auto v = head_of<const e4m3, d>(V, strides, b, head, blockIdx.x * Bc, Bc);
+  const int col = (thread / 32 % 4 * 8 + thread % 8) * 4;
+  const int key = (thread / 128 * 4 + thread / 8 % 4) * 16;
+  Vector<e4m3, 16> keys[4];  // of each column
 #pragma unroll
-  for (int i = threadIdx.x; i < Bc / 4 * 32; i += transposers) {
-    const int place = i / 32 * 4, col = i % 32 * 4;  // 4 places, 4 columns
-    Vector<e4m3, 4> row[4];
-    for (int k = 0; k < 4; k++) row[k] = load<4>(v(place / 16 * 16 + key_at(place % 16 + k), col));
-    for (int k = 0; k < 4; k++)
-      store(tile(col + k, place), Vector<e4m3, 4>{row[0][k], row[1][k], row[2][k], row[3][k]});
+  for (int place = 0; place < 16; place++) {
+    const Vector<e4m3, 4> row = load<4>(v(key + key_at(place), col));
+    for (int i = 0; i < 4; i++) keys[i][place] = row[i];
   }
-  __syncthreads();  // all of the tile is there
   const std::int64_t first = (std::int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * d * Bc;
   const Matrix<e4m3> out{V_transposed + first, d, Bc};
-#pragma unroll
-  for (int i = threadIdx.x; i < d * Bc / 4; i += transposers)
-    store(out(i / (Bc / 4), i % (Bc / 4) * 4), load<4>(tile(i / (Bc / 4), i % (Bc / 4) * 4)));
+  for (int i = 0; i < 4; i++) store(out(col + i, key), keys[i]);
 }
 
-/// The tiles of Q in the order in which they begin: of `side` heads, which share L2, the last rows, which
-/// see the most keys, then the rows before them; then of the next heads.
-struct Order {
-  int heads, all_heads, row_tiles, side;  // all_heads: of the whole batch
-
-  __device__ int tiles() const { return all_heads * row_tiles; }
-};
-struct Place {
-  int row, head, b;
-  __device__ Place(int tile, const Order &order) {
-    const int section = tile / (order.side * order.row_tiles) * order.side;  // its first head
-    const int here = min(order.side, order.all_heads - section);
-    const int in_section = tile - section * order.row_tiles;
-    row = (order.row_tiles - 1 - in_section / here) * Br;
-    head = (section + in_section % here) % order.heads;
-    b = (section + in_section % here) / order.heads;
-  }
-  __device__ int key_tiles(bool causal, int seqlen) const {
-    return (causal ? row + Br : seqlen) / Bc;
-  }
-};
-
-/// The next tile that no block has drawn; the first are the blocks' own. The counter holds 0, or `tiles`
-/// or more. A launch draws as many numbers as there are tiles, 0 first, and leaves a 0.
-__device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
-  const unsigned drawn = atomic_dec(Matrix<unsigned>{counter, 1, 1}(0, 0), tiles - 1);
-  return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
-}
-
-/// By what each head's elements are multiplied: [batch, heads].
-struct Scales {
-  const float *Q, *K, *V;
-};
+using Place = PlaceOf<Br>;
 
 __global__ void __launch_bounds__((consumers + 1) * 128, 1)
     attention(const __grid_constant__ TensorMap map_Q, const __grid_constant__ TensorMap map_K,
               const __grid_constant__ TensorMap map_V, const __grid_constant__ TensorMap map_O,
-              Scales scales, Order order, unsigned *counter, int seqlen, bool causal) {
+              HeadScales scales, Order order, unsigned *counter, int seqlen, bool causal) {
   auto &smem = shared_storage<SharedStorage>();
-  const int warpgroup = warp_index() / 4, lane = threadIdx.x % 32;
+  const int warpgroup = warp_index() / 4;
   if (threadIdx.x == 0) {
-    for (auto &Q : smem.Q)
-      ring_init(Q, 4);  // a lane of each warp that computes says that it is empty
+    for (auto &Q : smem.Q) ring_init(Q, 4);  // a lane of each warp that computes: it is empty
     ring_init(smem.K, consumers * 4);
     ring_init(smem.V, consumers * 4);
     mbarrier_fence_init();
@@ -132,13 +84,11 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       // are those of the last tile again: there is no other, and the products are not used.
       const auto load_q = [&](const Place &at, int tile) {
         for (int i = 0; i < consumers; i++) mbarrier_wait(smem.Q[i].empty[q.stage], q.parity ^ 1);
-        const auto of_head = [&](const float *of) {
-          return float(
-              Matrix<const float>{of, 1, order.all_heads}(0, at.b * order.heads + at.head));
-        };
+        const int head = at.b * order.heads + at.head;
         smem.tile(0, q.stage) = tile;  // told with Q
-        smem.scale(0, q.stage) = of_head(scales.Q) * of_head(scales.K) * (1.44269504f / sqrtf(d));
-        smem.scale(1, q.stage) = of_head(scales.V);
+        smem.scale(0, q.stage) =
+            of_head(scales.Q, head) * of_head(scales.K, head) * (1.44269504f / sqrtf(d));
+        smem.scale(1, q.stage) = of_head(scales.V, head);
         for (int i = 0; i < consumers; i++) {
           RingPosition<2> same = q;
           ring_load(smem.Q[i], same, map_Q, at.row + i * 64, at.head, at.b);
@@ -200,7 +150,6 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       named_barrier_arrive(1 + (warpgroup + 1) % consumers, consumers * 128);
     };
     if (warpgroup == consumers - 1) next_turn();
-
     const auto wait_for_q = [&] {
       mbarrier_wait(Q.full[q.stage], q.parity);
       return uniform(smem.tile(0, q.stage));
@@ -216,12 +165,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       const float scale_log2 = smem.scale(0, q.stage), V_scale = smem.scale(1, q.stage);
       float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, alpha[2];
       ring_release(smem.K, k);
-      if (causal) {
-        const int row = warp_index() * 16 + lane / 4, col = lane % 4 * 2;  // of the tile's square
-#pragma unroll
-        for (int i = 0; i < s.size; i++)
-          if (i / 4 * 8 + col + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
-      }
+      if (causal) mask_diagonal(s, warp_index() * 16);
       softmax(s, m, l, alpha, scale_log2, rise);
       to_fragments();
       mbarrier_wait(smem.V.full[v.stage], v.parity);
@@ -236,16 +180,12 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
         const bool must_rescale = softmax(s, m, l, alpha, scale_log2, rise);
         RingPosition<stages> used_v = v;
         v.next();
-        // Here the next V is awaited for a reason: without the branches of this wait, nvcc 13.0 moves
-        // the wait for P V up, in front of most of the exponentials.
+        // This wait keeps nvcc 13.0 from moving the next one up, in front of most exponentials.
         mbarrier_wait(smem.V.full[v.stage], v.parity);
         wgmma_wait<0>(o);
         ring_release(smem.V, used_v);
         to_fragments();
-        if (must_rescale) {
-#pragma unroll
-          for (int i = 0; i < o.size; i++) o(i) *= alpha[i / 2 % 2];
-        }
+        if (must_rescale) rescale(o, alpha);
       }
 
       RingPosition<2> used_q = q;
@@ -263,14 +203,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       wgmma_wait<1>(o);
       ring_release(smem.V, v);
 
-      const int row = warp_index() % 4 * 16 + lane % 16;
-#pragma unroll
-      for (int i = 0; i < o.size; i += 8)
-        stmatrix_x4(O(row, i * 2 + lane / 16 * 8),
-                    {cvt_rn_bf16x2(o(i) * l[0], o(i + 1) * l[0]),
-                     cvt_rn_bf16x2(o(i + 2) * l[1], o(i + 3) * l[1]),
-                     cvt_rn_bf16x2(o(i + 4) * l[0], o(i + 5) * l[0]),
-                     cvt_rn_bf16x2(o(i + 6) * l[1], o(i + 7) * l[1])});
+      store_o(O, o, l);
       fence_proxy_async();
       named_barrier_sync(1 + consumers + warpgroup, 128);  // all of O is there, for the copy engine
       if (threadIdx.x % 128 == 0) {
@@ -283,33 +216,26 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
   }
 }
 
-std::size_t elements_of_v(const Problem &p) {
-  return std::size_t(p.batch) * p.kv_heads * p.seqlen_k * d;
-}
-
 void run(const Problem &p) {
-  const auto V_transposed = static_cast<e4m3 *>(p.workspace);
-  const auto counter = reinterpret_cast<unsigned *>(V_transposed + elements_of_v(p));
-  launch<Tile<e4m3, d, Bc, Transposed>>(transpose, dim3(p.seqlen_k / Bc, p.batch * p.heads),
-                                        dim3(transposers), p.V, p.V_strides, V_transposed, p.heads);
+  const auto counter = static_cast<unsigned *>(p.workspace);
+  const auto V_transposed = static_cast<e4m3 *>(p.workspace) + before_v;
+  launch<void>(transpose, dim3(p.seqlen_k / Bc, p.batch * p.heads), dim3(256), p.V, p.V_strides,
+               V_transposed, p.heads);
   const auto map = [&](const void *tensor, const Strides &strides, int rows, int tile_rows) {
     return tensor_map<e4m3>(tensor, strides, p.batch, p.heads, rows, d, tile_rows);
   };
   const std::int64_t of_head = std::int64_t{p.seqlen_k} * d;  // elements of V^T
-  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  Order order{p.heads, p.heads * p.batch, p.seqlen_q / Br, 1};
-  if (p.causal)
-    order.side = std::clamp<std::int64_t>((32 << 20) / (2 * of_head), 1, order.all_heads);
+  const Order order = longest_first(p, Br, 2 * of_head);
   constexpr int threads = (consumers + 1) * 128;
   const int blocks = std::min(order.all_heads * order.row_tiles,
                               resident_blocks<SharedStorage>(attention, threads));
-  launch<SharedStorage>(
-      attention, dim3(blocks), dim3(threads), map(p.Q, p.Q_strides, p.seqlen_q, 64),
-      map(p.K, p.K_strides, p.seqlen_k, Bc),
-      tensor_map<e4m3>(V_transposed, Strides{of_head * p.heads, of_head, Bc}, p.batch, p.heads,
-                       p.seqlen_k / Bc * d, Bc, d),
-      tensor_map<bf16>(p.O, p.O_strides, p.batch, p.heads, p.seqlen_q, d, 64),
-      Scales{p.Q_scales, p.K_scales, p.V_scales}, order, counter, p.seqlen_k, p.causal);
+  launch<SharedStorage>(attention, dim3(blocks), dim3(threads),
+                        map(p.Q, p.Q_strides, p.seqlen_q, 64),
+                        map(p.K, p.K_strides, p.seqlen_k, Bc),
+                        tensor_map<e4m3>(V_transposed, Strides{of_head * p.heads, of_head, Bc},
+                                         p.batch, p.heads, p.seqlen_k / Bc * d, Bc, d),
+                        tensor_map<bf16>(p.O, p.O_strides, p.batch, p.heads, p.seqlen_q, d, 64),
+                        p.scales, order, counter, p.seqlen_k, p.causal);
 }
 
 }  // namespace
@@ -318,6 +244,7 @@ EXPORT_STEP({
     .tile = Br,
     .default_batch = 16,
     .launch = run,
-    .workspace_bytes = [](const Problem &p) { return elements_of_v(p) + sizeof(unsigned); },
+    .workspace_bytes =
+        [](const Problem &p) { return before_v + std::size_t(p.batch) * p.heads * p.seqlen_k * d; },
     .head_dims = {d},
 });
