@@ -181,6 +181,12 @@ void cp_async_wait() {
   return emulator::pair_of(float_to_bf16(low).bits, float_to_bf16(high).bits);
 }
 
+[[gnu::noinline]] inline std::uint32_t cvt_rn_e4m3x4(float a, float b, float c, float d) {
+  return emulator::pair_of(
+      static_cast<std::uint16_t>(float_to_e4m3(a).bits | float_to_e4m3(b).bits << 8),
+      static_cast<std::uint16_t>(float_to_e4m3(c).bits | float_to_e4m3(d).bits << 8));
+}
+
 inline float ex2(float x, Where where = Where::current()) {
   emulator::count(emulator::kExp2, where);
   const float y = std::exp2(x);  // 1 for a denormal x, as for zero

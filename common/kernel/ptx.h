@@ -18,8 +18,10 @@ using FragmentC = Vector<float, 4>;
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
-using bf16 = __nv_bfloat16;  // as the emulator calls it
+using bf16 = __nv_bfloat16;  // as the emulator calls them
+using e4m3 = __nv_fp8_e4m3;
 
 namespace ptx {
 __device__ __forceinline__ unsigned shared_address(const void *pointer) {
@@ -127,6 +129,21 @@ __device__ __forceinline__ std::uint32_t cvt_rn_f16x2(float low, float high) {
 __device__ __forceinline__ std::uint32_t cvt_rn_bf16x2(float low, float high) {
   std::uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+/// Four floats, rounded to e4m3, in one register, the first in its lowest byte; 448 for what is larger
+/// (.satfinite).
+__device__ __forceinline__ std::uint32_t cvt_rn_e4m3x4(float a, float b, float c, float d) {
+  std::uint32_t r;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n"
+      "}"
+      : "=r"(r)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
   return r;
 }
 

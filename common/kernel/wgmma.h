@@ -22,7 +22,7 @@ class Accumulator {
 /// An operand in shared memory, as the tensor cores are told of it: where it begins, how far its swizzle
 /// atoms (8 rows of 128 bytes) are apart, and how they are swizzled (PTX ISA, 'Matrix descriptor').
 /// K-major: the dimension that is summed over lies along the rows of the tile, as in Q and K; MN-major:
-/// down its columns, as in V.
+/// down its columns, as in V, for types of 16 bits only.
 struct KMajor {
   std::uint64_t descriptor;
 };
@@ -40,7 +40,7 @@ __device__ __forceinline__ std::uint64_t descriptor(const void *tile, int offset
 }
 }  // namespace ptx
 
-/// The part of a tile that begins at this row, a multiple of 8, and column, a multiple of 16 (32 bytes).
+/// The part of a tile that begins at this row, a multiple of 8, and column, a multiple of 32 bytes.
 template <class T, int Rows, int d>
 __device__ __forceinline__ KMajor k_major(const TmaTile<Rows, d, T> &tile, int row, int col) {
   using Layout = Slabs<Rows, d, T>;
@@ -118,30 +118,37 @@ namespace ptx {
                : __VA_ARGS__)
 
 // With A in shared memory, then in registers. n: N; r: N / 2; then the numbers from r on.
-#define WGMMA_OF(n, r, r1, r2, r3, r4, r5)                                                      \
-  template <class T>                                                                            \
-  __device__ __forceinline__ void wgmma(Accumulator<n> &d, std::uint64_t a, std::uint64_t b,    \
-                                        int add) {                                              \
-    if constexpr (std::is_same_v<T, bf16>)                                                      \
-      WGMMA("m64n" #n "k16.f32.bf16.bf16", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1, 0, 0",   \
-            FIRST_##r                                                                           \
-            : "l"(a), "l"(b), "r"(add));                                                        \
-    else                                                                                        \
-      WGMMA("m64n" #n "k16.f32.f16.f16", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1, 0, 0",     \
-            FIRST_##r                                                                           \
-            : "l"(a), "l"(b), "r"(add));                                                        \
-  }                                                                                             \
-  template <class T>                                                                            \
-  __device__ __forceinline__ void wgmma(Accumulator<n> &d, const FragmentA &a, std::uint64_t b, \
-                                        int add) {                                              \
-    if constexpr (std::is_same_v<T, bf16>)                                                      \
-      WGMMA("m64n" #n "k16.f32.bf16.bf16", UP_TO_##r, r5,                                       \
-            "{%" #r ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", p, 1, 1, 1", FIRST_##r          \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                    \
-    else                                                                                        \
-      WGMMA("m64n" #n "k16.f32.f16.f16", UP_TO_##r, r5,                                         \
-            "{%" #r ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", p, 1, 1, 1", FIRST_##r          \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                    \
+#define WGMMA_OF(n, r, r1, r2, r3, r4, r5)                                                        \
+  template <class T>                                                                              \
+  __device__ __forceinline__ void wgmma(Accumulator<n> &d, std::uint64_t a, std::uint64_t b,      \
+                                        int add) {                                                \
+    if constexpr (std::is_same_v<T, bf16>)                                                        \
+      WGMMA("m64n" #n "k16.f32.bf16.bf16", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1, 0, 0",     \
+            FIRST_##r                                                                             \
+            : "l"(a), "l"(b), "r"(add));                                                          \
+    else if constexpr (std::is_same_v<T, e4m3>)                                                   \
+      WGMMA("m64n" #n "k32.f32.e4m3.e4m3", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1", FIRST_##r \
+            : "l"(a), "l"(b), "r"(add));                                                          \
+    else                                                                                          \
+      WGMMA("m64n" #n "k16.f32.f16.f16", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1, 0, 0",       \
+            FIRST_##r                                                                             \
+            : "l"(a), "l"(b), "r"(add));                                                          \
+  }                                                                                               \
+  template <class T>                                                                              \
+  __device__ __forceinline__ void wgmma(Accumulator<n> &d, const FragmentA &a, std::uint64_t b,   \
+                                        int add) {                                                \
+    if constexpr (std::is_same_v<T, bf16>)                                                        \
+      WGMMA("m64n" #n "k16.f32.bf16.bf16", UP_TO_##r, r5,                                         \
+            "{%" #r ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", p, 1, 1, 1", FIRST_##r            \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
+    else if constexpr (std::is_same_v<T, e4m3>)                                                   \
+      WGMMA("m64n" #n "k32.f32.e4m3.e4m3", UP_TO_##r, r5,                                         \
+            "{%" #r ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", p, 1, 1", FIRST_##r               \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
+    else                                                                                          \
+      WGMMA("m64n" #n "k16.f32.f16.f16", UP_TO_##r, r5,                                           \
+            "{%" #r ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", p, 1, 1, 1", FIRST_##r            \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
   }
 
 WGMMA_OF(64, 32, 33, 34, 35, 36, 37)
@@ -173,8 +180,9 @@ WGMMA_OF(256, 128, 129, 130, 131, 132, 133)
 
 }  // namespace ptx
 
-/// Starts D = A B^T (+ D), for a warpgroup: 64 x N of fp32, A 64 rows and B N rows of 16 elements of type T,
-/// fp16 or bf16, both in shared memory (PTX ISA 'wgmma.mma_async', m64nNk16).
+/// Starts D = A B^T (+ D), for a warpgroup: 64 x N of fp32, A 64 rows and B N rows of 32 bytes: 16 elements
+/// of fp16 or bf16, or 32 of e4m3, both in shared memory (PTX ISA 'wgmma.mma_async', m64nNk16 and
+/// m64nNk32).
 template <class T = half, int N>
 __device__ __forceinline__ void wgmma(Accumulator<N> &D, KMajor A, KMajor B, bool add) {
   ptx::wgmma<T>(D, A.descriptor, B.descriptor, add);
@@ -184,6 +192,17 @@ __device__ __forceinline__ void wgmma(Accumulator<N> &D, KMajor A, KMajor B, boo
 /// elements in shared memory. A stays as it is until the wait.
 template <class T = half, int N>
 __device__ __forceinline__ void wgmma(Accumulator<N> &D, const FragmentA &A, MNMajor B, bool add) {
+  static_assert(!std::is_same_v<T, e4m3>,
+                "8-bit operands are K-major: the sum runs along their rows");
+  ptx::wgmma<T>(D, A, B.descriptor, add);
+}
+
+/// Starts D = A B^T (+ D) for e4m3: A, 64 x 32, in registers, B N rows of 32 elements in shared memory. With
+/// g = lane / 4 and t = lane % 4 the registers hold, of a warp's 16 rows, rows g, g + 8, g, g + 8; columns
+/// 4t to 4t + 3, the last two 16 further on ('Register Fragments for wgmma.m64nNk32').
+template <class T, int N>
+__device__ __forceinline__ void wgmma(Accumulator<N> &D, const FragmentA &A, KMajor B, bool add) {
+  static_assert(std::is_same_v<T, e4m3>);
   ptx::wgmma<T>(D, A, B.descriptor, add);
 }
 
