@@ -181,10 +181,12 @@ void cp_async_wait() {
   return emulator::pair_of(float_to_bf16(low).bits, float_to_bf16(high).bits);
 }
 
-[[gnu::noinline]] inline std::uint32_t cvt_rn_e4m3x4(float a, float b, float c, float d) {
-  return emulator::pair_of(
-      static_cast<std::uint16_t>(float_to_e4m3(a).bits | float_to_e4m3(b).bits << 8),
-      static_cast<std::uint16_t>(float_to_e4m3(c).bits | float_to_e4m3(d).bits << 8));
+[[gnu::noinline]] inline std::uint16_t cvt_rn_e4m3x2(float low, float high) {
+  return static_cast<std::uint16_t>(float_to_e4m3(low).bits | float_to_e4m3(high).bits << 8);
+}
+
+inline std::uint32_t pack_here(std::uint16_t low, std::uint16_t high) {
+  return emulator::pair_of(low, high);
 }
 
 inline float ex2(float x, Where where = Where::current()) {

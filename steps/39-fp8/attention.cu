@@ -6,8 +6,7 @@
 // Bottleneck  The tensor cores, of which 16-bit operands are half of what they can do.
 // Change      wgmma of e4m3. It wants V with its keys side by side: a kernel before transposes it, and puts
 //             the keys in the order in which a thread has its scores, so that P goes on in registers.
-//             The scales of Q and K join the scores' factor, that of V joins 1 / l. P is rounded at 2^4 to
-//             2^8 times its weight.
+//             The scales of Q and K join the scores' factor, that of V joins 1 / l.
 // Prediction  Products and exponentials take 1024 clocks each: 1.3 to 1.5 times step 38 at 8192.
 #include "common/kernel/heads.h"
 #include "common/kernel/ring.h"
@@ -118,6 +117,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
     auto &O = smem.O[warpgroup];
     Accumulator<Bc> s;
     Accumulator<d> o;
+    std::uint16_t pairs[Bc / 4];  // of P
     FragmentA p[Bc / 32];
     const auto start_qk = [&] {
       mbarrier_wait(smem.K.full[k.stage], k.parity);
@@ -135,14 +135,12 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
         wgmma<e4m3>(o, p[key / 32], k_major(smem.V.tile[v.stage], 0, key), add || key > 0);
       wgmma_commit();
     };
-    // P, rounded: the scores of 4 blocks of 8 columns, as key_at has them, are A of one product.
+    // As key_at has them, pairs of 4 blocks of 8 columns are A of one product.
     const auto to_fragments = [&] {
 #pragma unroll
-      for (int i = 0; i < s.size; i += 16)
-        p[i / 16] = {cvt_rn_e4m3x4(s(i), s(i + 1), s(i + 4), s(i + 5)),
-                     cvt_rn_e4m3x4(s(i + 2), s(i + 3), s(i + 6), s(i + 7)),
-                     cvt_rn_e4m3x4(s(i + 8), s(i + 9), s(i + 12), s(i + 13)),
-                     cvt_rn_e4m3x4(s(i + 10), s(i + 11), s(i + 14), s(i + 15))};
+      for (int i = 0; i < Bc / 4; i += 8)
+        p[i / 8] = {pack_here(pairs[i], pairs[i + 2]), pack_here(pairs[i + 1], pairs[i + 3]),
+                    pack_here(pairs[i + 4], pairs[i + 6]), pack_here(pairs[i + 5], pairs[i + 7])};
     };
     // Ping-pong (step 34): a warpgroup's products start when the other's have been started.
     const auto my_turn = [&] { named_barrier_sync(1 + warpgroup, consumers * 128); };
@@ -167,6 +165,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       ring_release(smem.K, k);
       if (causal) mask_diagonal(s, warp_index() * 16);
       softmax(s, m, l, alpha, scale_log2, rise);
+      to_pairs(pairs, s);
       to_fragments();
       mbarrier_wait(smem.V.full[v.stage], v.parity);
 
@@ -178,6 +177,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
         wgmma_wait<1>(s);
         ring_release(smem.K, k);
         const bool must_rescale = softmax(s, m, l, alpha, scale_log2, rise);
+        to_pairs(pairs, s);
         RingPosition<stages> used_v = v;
         v.next();
         // This wait keeps nvcc 13.0 from moving the next one up, in front of most exponentials.
