@@ -45,7 +45,7 @@ __device__ __forceinline__ void mma(FragmentC &c, const FragmentA &a, const Frag
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/// Four 8 x 8 matrices of fp16 or bf16 from shared memory. Lanes 8 i to 8 i + 7 name the rows of matrix i,
+/// Four 8 x 8 matrices of fp16 or bf16, or of pairs of e4m3, from shared memory. Lanes 8 i to 8 i + 7 name the rows of matrix i,
 /// 16 bytes each, aligned. Lane 4 g + t receives row g, columns 2t and 2t + 1 of each matrix
 /// (PTX ISA 'ldmatrix').
 template <class T>
