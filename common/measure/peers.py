@@ -15,8 +15,8 @@ the peers' rows say it in the same words.
 
 Times are taken as the steps' programs take them: each launch between two events, all queued before the
 first is waited for; launches of less than a millisecond behind a kernel that holds the GPU until all are
-queued, of a tenth of one ten at a time. A peer begins on a GPU that has been idle for a moment, as a
-step does, whose program draws its inputs first: after a busy GPU, power holds the clock down sooner.
+queued, of a tenth of one ten at a time. A peer begins on a GPU that has been idle, as a step does, whose
+program draws its inputs and checks the answer first: after a busy GPU, power holds the clock down sooner.
 Each launch reads what the one before has read: what fits in the L2 cache, such as a short KV cache, comes
 from there, for steps and peers alike.
 """
@@ -256,7 +256,7 @@ def measure(problem, peers, iters):
         what = f"{name} at {shape} {problem.options}"
         try:
             run = of(problem)
-            time.sleep(0.25)
+            time.sleep(1 if problem.operations() > 1e12 else 0.25)  # short launches meet no limit
             times = milliseconds(run, iters)
         except NotMade:
             continue

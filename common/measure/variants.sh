@@ -47,6 +47,8 @@ case $n in
     measured=("--batch 4 --head-dim "{64,192,256})
     ;;
   29) also_checked=--causal measured=("--causal --batch 8") ;;
+  36) measured=("" "--seqlen 1024" "--head-dim 64") ;;
+  38) also_checked=--causal measured=("--causal" "--causal --seqlen 1024" "--head-dim 64" "--causal --head-dim 64") ;;
 esac
 
 for program in "${programs[@]}"; do
