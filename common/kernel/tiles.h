@@ -6,37 +6,36 @@
 
 #include "common/kernel/wgmma.h"
 
-/// The order in which tiles of Q begin: of `side` heads, which share L2, the last rows, which see the most
-/// keys, then the rows before them; then of the next heads.
+/// The tiles of Q, of Br rows, in the order in which they begin: of `side` heads, which share L2, the last
+/// rows, which see the most keys, then the rows before them; then of the next heads.
 struct Order {
   int heads, all_heads, row_tiles, side;  // all_heads: of the whole batch
+  int Br, seqlen;
+  bool causal;
 
   __device__ int tiles() const { return all_heads * row_tiles; }
 };
 
 /// Side by side where the mask makes them differ: as many heads as have 32 MB of K and V (step 20).
 inline Order longest_first(const Problem &p, int Br, std::int64_t kv_bytes) {
-  Order order{p.heads, p.heads * p.batch, p.seqlen_q / Br, 1};
+  Order order{p.heads, p.heads * p.batch, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
   if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, order.all_heads);
   return order;
 }
 
-/// Where a tile of Br rows is, and how many tiles of as many keys it sees: so only the last of these crosses
-/// the diagonal.
-template <int Br>
+/// Where a tile is, and how many tiles of Bc keys it sees.
+template <int Bc>
 struct PlaceOf {
-  int row, head, b;
+  int row, head, b, key_tiles;
 
   __device__ PlaceOf(int tile, const Order &order) {
     const int section = tile / (order.side * order.row_tiles) * order.side;  // its first head
     const int here = min(order.side, order.all_heads - section);
     const int in_section = tile - section * order.row_tiles;
-    row = (order.row_tiles - 1 - in_section / here) * Br;
+    row = (order.row_tiles - 1 - in_section / here) * order.Br;
     head = (section + in_section % here) % order.heads;
     b = (section + in_section % here) / order.heads;
-  }
-  __device__ int key_tiles(bool causal, int seqlen) const {
-    return (causal ? row + Br : seqlen) / Br;
+    key_tiles = ((order.causal ? min(row + order.Br, order.seqlen) : order.seqlen) + Bc - 1) / Bc;
   }
 };
 
@@ -47,14 +46,18 @@ __device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
   return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
 }
 
-/// Of a tile of scores that the diagonal crosses from corner to corner, hides what lies above it. The
-/// warp's 16 rows begin at `row`.
+/// Hides the scores of the keys from seqlen on, and with a causal mask those of later keys than the row.
+/// The tile's keys begin at `key`, the warp's 16 rows at `row`.
 template <int Bc>
-__device__ __forceinline__ void mask_diagonal(Accumulator<Bc> &s, int row) {
-  const int lane = threadIdx.x % 32, col = lane % 4 * 2;
+__device__ __forceinline__ void mask_keys(Accumulator<Bc> &s, int key, int row,
+                                          const Order &order) {
+  const int lane = threadIdx.x % 32;
+  int last[2] = {order.seqlen - 1, order.seqlen - 1};
+  if (order.causal)
+    for (int r = 0; r < 2; r++) last[r] = min(last[r], row + lane / 4 + r * 8);
 #pragma unroll
   for (int i = 0; i < s.size; i++)
-    if (i / 4 * 8 + col + i % 2 > row + lane / 4 + i / 2 % 2 * 8) s(i) = -INFINITY;
+    if (key + i / 4 * 8 + lane % 4 * 2 + i % 2 > last[i / 2 % 2]) s(i) = -INFINITY;
 }
 
 /// A warp's 16 rows of O, each times its factor, to a tile in shared memory.
