@@ -103,6 +103,7 @@ void add_rotation(const Inputs &inputs, const KeyValues &head, Place place, cons
       for (int c = 0; c < d; c++) {
         const double error = h[c] * std::abs(row.query[c]) / root;
         squares += error * error;
+        squares_expected += element.expected * element.expected;
         sum += error;
       }
     }
@@ -226,7 +227,7 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
   const double n = static_cast<double>(places.size()) * d;
   const double deviations = std::sqrt(2 * std::log(2 * n / kFailureOfARightKernel));
   Verdict verdict;
-  double squares = 0, worst_ratio = 0;
+  double squares = 0, squares_expected = 0, worst_ratio = 0;
   // Of c^2 + h^2 / 3, for each column of V of each of its heads.
   std::vector<double> column_sums(static_cast<std::size_t>(shape.batch) * shape.kv_heads * d);
   std::vector<double> row_sums(places.size());  // of r^2
@@ -264,6 +265,7 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
     }
   }
   verdict.rms_error = std::sqrt(squares / n);
+  verdict.rms_expected = std::sqrt(squares_expected / n);
   verdict.rms_bound = std::sqrt(bound_of_mean_square(column_sums, n)) +
                       std::sqrt(bound_of_mean_square(row_sums, n));
   return verdict;

@@ -3,7 +3,8 @@
 FlashAttention-2 and cuDNN are backends of scaled_dot_product_attention, and so is 'efficient', which is
 measured at the head dims that the others are not made for. What scaled_dot_product_attention cannot say
 (windows, packed sequences) goes to the function under its FlashAttention-2. 'flash-attention-3-bf16' is
-the wheel fa3-fwd, if it is installed: it has no fp16 kernels, so it has bf16 inputs at every problem.
+the wheel fa3-fwd, if it is installed: it has no fp16 kernels, so it has bf16 inputs at every problem
+but those in fp8, which are 'flash-attention-3-fp8' alone.
 'pytorch-materialised' is the textbook's two products with a softmax between them, each a kernel: the
 fp16 scores cross HBM four times, written by the first product, read and written by the softmax, read by
 the second. (The scale is the first product's alpha. As a division of its own it would make six
@@ -71,6 +72,8 @@ class Problem:
 
     @property
     def dtype(self):
+        if self.said.get("type") == "fp8":
+            raise NotMade("made for 16 bits")
         return torch.bfloat16 if self.said.get("type") == "bf16" else torch.float16
 
     @property
@@ -179,6 +182,8 @@ def flash_attention_2(p):
 def flash_attention_3(p):
     if not fa3:
         raise NotMade("fa3-fwd is not installed")
+    if p.said.get("type") == "fp8":
+        raise NotMade("made for 16 bits")
     p.takes_only("causal", "seqlen-k", "kv-heads", "window", "lengths")
     q, k, v = p.tensors(torch.bfloat16)
     how = {"causal": "causal" in p.said}
@@ -196,6 +201,22 @@ def flash_attention_3(p):
     return lambda: fa3.flash_attn_func(q, k, v, **how)
 
 
+def quantised(x):
+    """[batch, seqlen, heads, d] in fp8, and the scale of each head: its largest element becomes 448."""
+    scale = x.abs().amax(dim=(1, 3)).float() / 448
+    return (x / scale[:, None, :, None]).to(torch.float8_e4m3fn), scale
+
+
+def flash_attention_3_fp8(p):
+    if not fa3 or p.said.get("type") != "fp8":
+        raise NotMade("fa3-fwd is not installed, or the problem is of 16 bits")
+    p.takes_only("causal")
+    (q, of_q), (k, of_k), (v, of_v) = (quantised(x.transpose(1, 2))
+                                       for x in p.tensors(torch.bfloat16))
+    return lambda: fa3.flash_attn_func(q, k, v, causal="causal" in p.said, q_descale=of_q,
+                                       k_descale=of_k, v_descale=of_v)
+
+
 def efficient(p):
     if p.head_dim in (64, 128):
         raise NotMade("head dims 64 and 128 are the others'")
@@ -208,7 +229,8 @@ PEERS = {
     "cudnn": backend(SDPBackend.CUDNN_ATTENTION),
 }
 OF_PLAIN = {"pytorch-materialised": materialised}
-OF_MODELS = {"flash-attention-3-bf16": flash_attention_3, "efficient": efficient}
+OF_MODELS = {"flash-attention-3-bf16": flash_attention_3,
+             "flash-attention-3-fp8": flash_attention_3_fp8, "efficient": efficient}
 
 
 class Product(Problem):
