@@ -138,7 +138,7 @@ void stmatrix_x4(const Reference<T> &row, const Vector<std::uint32_t, 4> &r,
     const Where *where;
   } lane{row.left() >= 8 ? row.pointer() : nullptr, &r, &where};
   static constexpr emulator::Collective kCollective{
-      "stmatrix.x4", emulator::kStmatrix, true, false, [](void **lanes) {
+      "stmatrix.x4", emulator::kCounters, true, false, [](void **lanes) {
         std::array<const void *, 32> rows;
         for (int i = 0; i < 32; i++) rows[i] = static_cast<Lane *>(lanes[i])->row;
         emulator::store_rows(rows, *static_cast<Lane *>(lanes[0])->where);

@@ -4,7 +4,7 @@ FlashAttention-2 and cuDNN are backends of scaled_dot_product_attention, and so 
 measured at the head dims that the others are not made for. What scaled_dot_product_attention cannot say
 (windows, packed sequences) goes to the function under its FlashAttention-2. 'flash-attention-3-bf16' is
 the wheel fa3-fwd, if it is installed: it has no fp16 kernels, so it has bf16 inputs at every problem
-but those in fp8, which are 'flash-attention-3-fp8' alone.
+but fp8's, where 'flash-attention-3-fp8' has e4m3, with a scale per head as the steps have.
 'pytorch-materialised' is the textbook's two products with a softmax between them, each a kernel: the
 fp16 scores cross HBM four times, written by the first product, read and written by the softmax, read by
 the second. (The scale is the first product's alpha. As a division of its own it would make six
@@ -72,9 +72,11 @@ class Problem:
 
     @property
     def dtype(self):
-        if self.said.get("type") == "fp8":
-            raise NotMade("made for 16 bits")
         return torch.bfloat16 if self.said.get("type") == "bf16" else torch.float16
+
+    @property
+    def is_fp8(self):
+        return self.said.get("type") == "fp8"
 
     @property
     def lengths(self):
@@ -117,7 +119,9 @@ class Problem:
         return [new(self.batch, h, n, d) for n, h in zip(rows, heads)]
 
     def takes_only(self, *names):
-        """Raises NotMade if the problem says anything but these options."""
+        """Raises NotMade if the problem says anything but these options, or is fp8's."""
+        if self.is_fp8:
+            raise NotMade("not made for fp8")
         if other := set(self.said) - {"type", "layout", *names}:
             raise NotMade(f"not made for {' '.join(sorted(other))}")
 
@@ -182,8 +186,6 @@ def flash_attention_2(p):
 def flash_attention_3(p):
     if not fa3:
         raise NotMade("fa3-fwd is not installed")
-    if p.said.get("type") == "fp8":
-        raise NotMade("made for 16 bits")
     p.takes_only("causal", "seqlen-k", "kv-heads", "window", "lengths")
     q, k, v = p.tensors(torch.bfloat16)
     how = {"causal": "causal" in p.said}
@@ -201,18 +203,15 @@ def flash_attention_3(p):
     return lambda: fa3.flash_attn_func(q, k, v, **how)
 
 
-def quantised(x):
-    """[batch, seqlen, heads, d] in fp8, and the scale of each head: its largest element becomes 448."""
-    scale = x.abs().amax(dim=(1, 3)).float() / 448
-    return (x / scale[:, None, :, None]).to(torch.float8_e4m3fn), scale
-
-
 def flash_attention_3_fp8(p):
-    if not fa3 or p.said.get("type") != "fp8":
-        raise NotMade("fa3-fwd is not installed, or the problem is of 16 bits")
-    p.takes_only("causal")
-    (q, of_q), (k, of_k), (v, of_v) = (quantised(x.transpose(1, 2))
-                                       for x in p.tensors(torch.bfloat16))
+    if not fa3 or not p.is_fp8:
+        raise NotMade("fa3-fwd is not installed, or these are 16 bits")
+
+    def quantised(x):  # the largest of each head becomes e4m3's largest
+        scale = x.abs().amax(dim=(2, 3)) / 448
+        return (x / scale[:, :, None, None]).to(torch.float8_e4m3fn).transpose(1, 2), scale
+
+    (q, of_q), (k, of_k), (v, of_v) = (quantised(x) for x in p.tensors(torch.float32))
     return lambda: fa3.flash_attn_func(q, k, v, causal="causal" in p.said, q_descale=of_q,
                                        k_descale=of_k, v_descale=of_v)
 
