@@ -46,7 +46,6 @@ case $n in
     checked=("--batch 1 --heads 2 --seqlen 500 --head-dim "{64,192,256})
     measured=("--batch 4 --head-dim "{64,192,256})
     ;;
-  39) also_checked=--causal measured=("" "--causal" "--seqlen 1024") ;;
   29) also_checked=--causal measured=("--causal --batch 8") ;;
   36) measured=("" "--seqlen 1024" "--head-dim 64") ;;
   38) also_checked=--causal measured=("--causal" "--causal --seqlen 1024" "--head-dim 64" "--causal --head-dim 64") ;;
