@@ -103,7 +103,6 @@ void add_rotation(const Inputs &inputs, const KeyValues &head, Place place, cons
       for (int c = 0; c < d; c++) {
         const double error = h[c] * std::abs(row.query[c]) / root;
         squares += error * error;
-        squares_expected += element.expected * element.expected;
         sum += error;
       }
     }
@@ -248,6 +247,7 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
                            : rounding.half_ulp(std::abs(element.expected) + before_rounding);
       const double bound = before_rounding + h;
       squares += error * error;
+      squares_expected += element.expected * element.expected;
       columns[k] += element.c_squared + h * h / 3;
       row_sums[i] += element.r_squared;
       const double ratio = error == 0 ? 0 : error / bound;
