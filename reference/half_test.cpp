@@ -1,4 +1,4 @@
-// fp16 on the host, against a slow computation that shares nothing with it: ldexp builds the
+// fp16 and e4m3 on the host, against a slow computation that shares nothing with it: ldexp builds the
 // values, nearbyint does the rounding.
 #include "reference/half.h"
 
@@ -183,4 +183,60 @@ TEST_CASE("half: double_to_half rounds to nearest, ties to even") {
   CHECK(double_to_half(0x1p-25 + 0x1p-70).bits == 0x0001);
   CHECK(double_to_half(65520 - 0x1p-30).bits == 0x7bff);
   CHECK((double_to_half(std::numeric_limits<double>::quiet_NaN()).bits & 0x7fff) > 0x7c00);
+}
+
+namespace {
+
+/// The value of an e4m3 number that is not NaN: (-1)^sign 2^(e - 7) (1 + m / 8), or with the exponent of
+/// the smallest normal and no leading 1 where e is 0.
+double slow_value_of_e4m3(unsigned bits) {
+  const int exponent = static_cast<int>(bits >> 3 & 15), mantissa = static_cast<int>(bits & 7);
+  const double value =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return bits & 0x80 ? -value : value;
+}
+
+unsigned bits_of_e4m3(float value) {
+  return float_to_e4m3(value).bits;
+}
+
+}  // namespace
+
+TEST_CASE("e4m3: all 256 numbers have the value that their bits spell, and come back from it") {
+  for (unsigned bits = 0; bits < 0x100; bits++) {
+    CAPTURE(bits);
+    const float value = e4m3_to_float(e4m3{static_cast<std::uint8_t>(bits)});
+    if ((bits & 0x7f) == 0x7f) {
+      CHECK(std::isnan(value));
+    } else {
+      CHECK(value == slow_value_of_e4m3(bits));
+      CHECK(element_to_float(Type::kFp8, static_cast<std::uint16_t>(bits)) == value);
+      CHECK(std::signbit(value) == (bits >= 0x80));
+    }
+    CHECK(bits_of_e4m3(value) == bits);
+  }
+}
+
+TEST_CASE("e4m3: in the middle of two neighbours the even one, beside it the nearer one") {
+  for (unsigned bits = 0; bits < 0x7e; bits++) {
+    CAPTURE(bits);
+    const auto middle =
+        static_cast<float>((slow_value_of_e4m3(bits) + slow_value_of_e4m3(bits + 1)) / 2);
+    CHECK(bits_of_e4m3(middle) == bits + bits % 2);
+    CHECK(bits_of_e4m3(-middle) == (0x80 | (bits + bits % 2)));
+    CHECK(bits_of_e4m3(std::nextafter(middle, 0.0f)) == bits);
+    CHECK(bits_of_e4m3(std::nextafter(middle, kInfinity)) == bits + 1);
+  }
+}
+
+TEST_CASE("e4m3: what is too large becomes the largest, what is too small zero") {
+  for (const float large : {448.0f, 463.9f, 464.0f, 1e30f, kInfinity}) {
+    CHECK(bits_of_e4m3(large) == 0x7e);
+    CHECK(bits_of_e4m3(-large) == 0xfe);
+  }
+  CHECK(bits_of_e4m3(std::bit_cast<float>(0x7f800001u)) == 0x7f);
+  CHECK(bits_of_e4m3(0x1p-9f) == 1);   // smallest subnormal
+  CHECK(bits_of_e4m3(0x1p-10f) == 0);  // tie: to even, zero
+  CHECK(bits_of_e4m3(0x1p-126f) == 0);
+  CHECK(bits_of_e4m3(-0.0f) == 0x80);
 }

@@ -594,3 +594,67 @@ TEST_CASE("inputs: equal-keys: the output is the mean of V") {
     }
   }
 }
+
+// --- fp8 -------------------------------------------------------------------------------------------
+
+TEST_CASE("fp8: a head's largest element is 448, and each is the nearest to what was drawn") {
+  const Shape shape{
+      .batch = 2, .heads = 6, .kv_heads = 2, .seqlen_q = 5, .seqlen_k = 9, .head_dim = 8};
+  for (std::size_t family = 0; family < reference::family_names().size(); family++) {
+    CAPTURE(reference::family_names()[family]);
+    const Inputs drawn = make_inputs_to_quantise(static_cast<Family>(family), shape, 3);
+    const Inputs inputs = make_inputs(static_cast<Family>(family), shape, Type::kFp8, 3);
+    CHECK(drawn.type == Type::kBf16);
+    CHECK(inputs.type == Type::kFp8);
+    const auto check = [&](const reference::Elements &codes, const reference::Elements &from,
+                           const std::vector<float> &scales, std::size_t heads, std::size_t rows) {
+      REQUIRE(scales.size() == heads);
+      REQUIRE(codes.size() == heads * rows * 8);
+      for (std::size_t head = 0; head < heads; head++) {
+        float largest = 0;
+        for (std::size_t i = head * rows * 8; i < (head + 1) * rows * 8; i++) {
+          const float value = element_to_float(Type::kFp8, codes[i]);
+          const float exact = element_to_float(Type::kBf16, from[i]) / scales[head];
+          largest = std::max(largest, std::abs(value));
+          CHECK(codes[i] < 0x100);
+          CHECK(std::abs(value - exact) <= std::max(0x1p-4f * std::abs(exact), 0x1p-10f));
+        }
+        CHECK(largest == 448);
+      }
+    };
+    check(inputs.Q, drawn.Q, inputs.scales.Q, 12, 5);
+    check(inputs.K, drawn.K, inputs.scales.K, 4, 9);
+    check(inputs.V, drawn.V, inputs.scales.V, 4, 9);
+    for (int head = 0; head < 6; head++)
+      for (const double x : attention_row(inputs, {1, head, 4}).output) CHECK(std::isfinite(x));
+  }
+}
+
+TEST_CASE("fp8: scores and outputs are of the elements times their head's scales") {
+  const Shape shape{
+      .batch = 2, .heads = 4, .kv_heads = 2, .seqlen_q = 3, .seqlen_k = 5, .head_dim = 8};
+  const Inputs inputs = make_inputs(Family::kNormal, shape, Type::kFp8, 1);
+  const reference::Place place{1, 2, 1};  // query head 6 of all, key head 3
+  const reference::Row row = attention_row(inputs, place);
+  double sum = 0;
+  for (int k = 0; k < 8; k++)
+    sum += static_cast<double>(element_to_float(Type::kFp8, inputs.Q[(6 * 3 + 1) * 8 + k])) *
+           element_to_float(Type::kFp8, inputs.K[(3 * 5 + 4) * 8 + k]);
+  CHECK(row.scores[4] == about(sum * inputs.scales.Q[6] * inputs.scales.K[3] / std::sqrt(8.0)));
+  Inputs other = inputs;
+  other.scales.V[3] *= 2;
+  for (int k = 0; k < 8; k++)
+    CHECK(attention_row(other, place).output[k] == about(2 * row.output[k]));
+  other = inputs;
+  other.scales.Q[5] = other.scales.K[2] = other.scales.V[2] = 7;  // of others
+  CHECK(attention_row(other, place).output == row.output);
+}
+
+TEST_CASE("fp8: rising scores climb by 60 from -80, where 13 bits tell them apart") {
+  const Inputs inputs = make_inputs(Family::kRising, plain(1, 512, 128), Type::kFp8, 1);
+  for (const int row : {0, 511}) {
+    const std::vector<double> s = attention_row(inputs, {0, 0, row}).scores;
+    CHECK(s.front() == doctest::Approx(-80).epsilon(0.05));
+    CHECK(s.back() - s.front() == doctest::Approx(60).epsilon(0.1));
+  }
+}

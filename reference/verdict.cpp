@@ -226,7 +226,7 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
   const double n = static_cast<double>(places.size()) * d;
   const double deviations = std::sqrt(2 * std::log(2 * n / kFailureOfARightKernel));
   Verdict verdict;
-  double squares = 0, worst_ratio = 0;
+  double squares = 0, squares_expected = 0, worst_ratio = 0;
   // Of c^2 + h^2 / 3, for each column of V of each of its heads.
   std::vector<double> column_sums(static_cast<std::size_t>(shape.batch) * shape.kv_heads * d);
   std::vector<double> row_sums(places.size());  // of r^2
@@ -247,6 +247,7 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
                            : rounding.half_ulp(std::abs(element.expected) + before_rounding);
       const double bound = before_rounding + h;
       squares += error * error;
+      squares_expected += element.expected * element.expected;
       columns[k] += element.c_squared + h * h / 3;
       row_sums[i] += element.r_squared;
       const double ratio = error == 0 ? 0 : error / bound;
@@ -264,6 +265,7 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
     }
   }
   verdict.rms_error = std::sqrt(squares / n);
+  verdict.rms_expected = std::sqrt(squares_expected / n);
   verdict.rms_bound = std::sqrt(bound_of_mean_square(column_sums, n)) +
                       std::sqrt(bound_of_mean_square(row_sums, n));
   return verdict;

@@ -95,6 +95,7 @@ namespace reference {
 /// The comparison of an output with the reference, over all elements of the rows compared.
 struct Verdict {
   double rms_error = 0, rms_bound = 0;
+  double rms_expected = 0;     // of the reference itself
   std::size_t not_finite = 0;  // elements
   // The element with the largest error for its bound, or the first that is not finite.
   Place worst{0, 0, 0};

@@ -711,3 +711,101 @@ TEST_CASE("verdict: the rows drawn depend on the seed alone") {
   CHECK(places(large, 64, 5) == places(large, 64, 5));
   CHECK(places(large, 64, 5) != places(large, 64, 6));
 }
+
+// --- fp8 -------------------------------------------------------------------------------------------
+
+namespace {
+
+/// What a kernel in fp8 may do otherwise.
+struct In8Bits {
+  double scale_when_rounded = 16;   // P times this is rounded to e4m3
+  double V_scale = 1, K_scale = 1;  // beside the head's own
+  int swapped = 0;                  // of 16 keys' values, those of so many pairs
+  bool sums_of_13_bits = true;
+};
+
+/// Cut off to 13 bits of mantissa.
+double cut_off(double x) {
+  int exponent;
+  const double mantissa = std::frexp(x, &exponent);
+  return std::ldexp(std::trunc(std::ldexp(mantissa, 14)), exponent - 14);
+}
+
+Elements attention_in_8_bits(const Inputs &inputs, const In8Bits &how) {
+  Elements O;
+  for (int head = 0; head < kHeads; head++)
+    for (int row = 0; row < kSeqlen; row++) {
+      const reference::KeyValues values = key_values(inputs, {0, head, row}, 0, kSeqlen);
+      const reference::Row right = attention_row(inputs, {0, head, row});
+      const double m = *std::max_element(right.scores.begin(), right.scores.end());
+      double l = 0, o[kHeadDim] = {};
+      for (int j = 0; j < kSeqlen; j++) {
+        const double p = std::exp((right.scores[j] - m) * how.K_scale) * how.scale_when_rounded;
+        const double rounded = e4m3_to_float(float_to_e4m3(static_cast<float>(p)));
+        l += p;
+        const int of = j % 16 < 2 * how.swapped ? j ^ 1 : j;
+        for (int k = 0; k < kHeadDim; k++) o[k] += rounded * values.V[of * kHeadDim + k];
+        if (how.sums_of_13_bits && j % 32 == 31)
+          for (double &x : o) x = cut_off(x);
+      }
+      for (const double x : o) O.push_back(double_to_bf16(how.V_scale * x / l).bits);
+    }
+  return O;
+}
+
+Verdict judge_in_8_bits(Family family, const In8Bits &how) {
+  const Inputs inputs = draw(family, Type::kFp8);
+  return judge(inputs, attention_in_8_bits(inputs, how), normal().places);
+}
+
+}  // namespace
+
+TEST_CASE("verdict: fp8: P rounded at any scale from 1 on and sums of 13 bits pass") {
+  for (const Family family :
+       {Family::kNormal, Family::kRising, Family::kOneHot, Family::kEnds, Family::kEqualKeys})
+    for (const double scale : {1.0, 1.3, 16.0, 100.0, 256.0, 448.0})
+      for (const bool sums_of_13_bits : {false, true}) {
+        CAPTURE(reference::family_names()[static_cast<int>(family)]);
+        CAPTURE(scale);
+        const Verdict verdict = judge_in_8_bits(
+            family, {.scale_when_rounded = scale, .sums_of_13_bits = sums_of_13_bits});
+        CAPTURE(verdict.rms_error / verdict.rms_bound);
+        CAPTURE(verdict.max_error / verdict.max_bound);
+        CHECK(verdict.passed());
+      }
+}
+
+TEST_CASE("verdict: fp8: P below e4m3's range, beyond it, a scale or a key's place wrong: fails") {
+  CHECK(judge_in_8_bits(Family::kNormal, {}).passed());
+  for (const In8Bits &wrong :
+       {In8Bits{.scale_when_rounded = 0x1p-6}, In8Bits{.scale_when_rounded = 4096},
+        In8Bits{.V_scale = 1.1}, In8Bits{.V_scale = 0.9}, In8Bits{.K_scale = 1.15},
+        In8Bits{.K_scale = 0.87}, In8Bits{.swapped = 1}, In8Bits{.swapped = 8}}) {
+    CAPTURE(wrong.scale_when_rounded);
+    CAPTURE(wrong.V_scale);
+    CAPTURE(wrong.K_scale);
+    CAPTURE(wrong.swapped);
+    const Verdict verdict = judge_in_8_bits(Family::kNormal, wrong);
+    CAPTURE(verdict.rms_error / verdict.rms_bound);
+    CAPTURE(verdict.max_error / verdict.max_bound);
+    CHECK(!verdict.passed());
+  }
+}
+
+TEST_CASE("verdict: fp8: the bound of an element, by hand") {
+  // Two keys with scores ln 2 and 0 (nearly), values 3 and -1, of codes and scales.
+  const auto code = [](float x) { return std::uint16_t{float_to_e4m3(x).bits}; };
+  Inputs inputs{{.seqlen_q = 1, .seqlen_k = 2, .head_dim = 1},
+                Type::kFp8,
+                {code(2)},
+                {code(1.375f), 0},
+                {code(1.5f), code(-0.5f)}};
+  inputs.scales = {{0.5f}, {0.5f}, {2}};
+  const double s = 0.6875, w = 1 / (1 + std::exp(-s)), o = 3 * w - (1 - w);
+  const double sums = 0x1p-23 * (1 + 2 / 16.0) + 0x1p-13 * 2 / 32;
+  const double score = 0x1p-13 * std::sqrt(33 / 32.0) * s;  // of the first key; the other's is 0
+  const double at_most = 3 * w * (0x1p-4 + 0x1p-24 * s + sums + score) + (1 - w) * (0x1p-4 + sums);
+  const Verdict verdict = judge(inputs, {double_to_bf16(o + 0.1).bits}, {{0, 0, 0}});
+  CHECK(verdict.max_bound == doctest::Approx(at_most + 0x1p-8));
+  CHECK(verdict.worst_expected == doctest::Approx(o));
+}

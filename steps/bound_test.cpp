@@ -21,15 +21,18 @@ namespace {
 
 /// A run with a shape and inputs drawn from its number: mostly one tile and one head, which are
 /// quick. (Not `huge`: its scores are beyond what one FMA can do, steps_test.cpp says which fail.)
-std::string drawn_command(const std::string &program, int tile, std::uint64_t number) {
+std::string drawn_command(const std::string &program, const Description &step,
+                          std::uint64_t number) {
   std::uint64_t state = number;
   const auto one_of = [&](const std::vector<std::string> &words) {
     return words[next_random(state) % words.size()];
   };
+  std::vector<std::string> head_dims = {"64", "64", "128"};
+  if (step.head_dims.size() == 1) head_dims = step.head_dims;
   const int tiles = std::stoi(one_of({"1", "1", "1", "1", "1", "1", "2", "2", "3"}));
   return program + " --device cpu --check-only --batch " + one_of({"1", "1", "1", "2"}) +
-         " --heads " + one_of({"1", "1", "2", "3"}) + " --head-dim " + one_of({"64", "64", "128"}) +
-         " --seqlen " + std::to_string(tiles * tile) + " --inputs " +
+         " --heads " + one_of({"1", "1", "2", "3"}) + " --head-dim " + one_of(head_dims) +
+         " --seqlen " + std::to_string(tiles * step.tile) + " --inputs " +
          one_of({"normal", "normal", "normal", "rising", "one-hot", "ends", "equal-keys"}) +
          " --seed " + std::to_string(number);
 }
@@ -62,13 +65,13 @@ TEST_CASE("every step passes, whatever the seed and the shape") {
   const int most = runs_wanted ? std::atoi(runs_wanted) : 8;
   for (const std::string &step : step_names()) {
     const std::string program = "./step-" + step.substr(0, 2);
-    const int tile = describe(program).tile;
+    const Description described = describe(program);
     const int runs = step < "10" ? std::max(most / 4, 1) : most;
     Worst rms, element;
     std::string failures;
     std::mutex adding;
     parallel_for(runs, [&](std::size_t i) {
-      const std::string command = drawn_command(program, tile, i + 1);
+      const std::string command = drawn_command(program, described, i + 1);
       const Finished finished = run_command(command);
       const double of_rms = ratio(finished.out, "rms"), of_element = ratio(finished.out, "max");
       const std::lock_guard lock(adding);

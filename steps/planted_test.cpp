@@ -1434,6 +1434,67 @@ const std::vector<Plant> kPlants = {
      kWrong,
      {"normal"},
      kPersistent},
+
+    // Step 39
+    {"39", "V's scale left out", "l[r] = V_scale / l[r];", "l[r] = 1 / l[r];", kWrong},
+    {"39", "K's scale left out", " * of_head(scales.K, head)", "", kWrong},
+    {"39",
+     "another head's scales",
+     "const int head = at.b * order.heads + at.head;",
+     "const int head = at.b * order.heads + (at.head + 1) % order.heads;",
+     kWrong,
+     {"normal", "rising"}},
+    {"39",
+     "keys in their order",
+     "return place / 4 * 2 + place % 4 / 2 * 8 + place % 2;",
+     "return place;",
+     kWrong,
+     {"normal", "one-hot"}},
+    {"39", "blocks of scores in their order", "pack_here(pairs[i], pairs[i + 2])",
+     "pack_here(pairs[i], pairs[i + 1])", kWrong},
+    {"39", "columns of V exchanged", "store(out(col + i, group * 16), keys[i])",
+     "store(out(col + (i ^ 1), group * 16), keys[i])", kWrong},
+    {"39", "P beyond the largest e4m3 number", "constexpr float rise = 4; ",
+     "constexpr float rise = 12; ", kWrong},
+    {"39", "P below the smallest e4m3 number", "constexpr float rise = 4; ",
+     "constexpr float rise = -6; ", kWrong},
+    {"39", "keys after the last seen", "if (order.causal || order.seqlen % Bc)",
+     "if (order.causal)", kWrong},
+    {"39", "V after the last key read", "if (key < seqlen) {", "if (key <= seqlen) {", kOutside},
+    {"39", "V after the last key not zero", "Vector<e4m3, 16> keys[4] = {};",
+     "Vector<e4m3, 16> keys[4];\n  for (auto &k : keys) k = "
+     "std::bit_cast<Vector<e4m3, 16>>(std::array<std::uint8_t, 16>{0x7f});",
+     kNotWritten},
+    {"39",
+     "one tile on the diagonal masked",
+     "if (order.causal && j * Bc > first_row)",
+     "if (order.causal && j < 0)",
+     kWrong,
+     {"normal"},
+     "--causal"},
+    {"39",
+     "O stored where there are no rows",
+     "if (first_row < order.seqlen) tma_store(",
+     "tma_store(",
+     kBeforeTheTensor,
+     {"normal"},
+     "--seqlen 128"},
+    {"39", "V a tile of keys further on", "ring_load(smem.V, v, map_V, j * d,",
+     "ring_load(smem.V, v, map_V, j * Bc,", kWrong},
+    {"39",
+     "the last V of the next tile's head",
+     "ring_load(smem.V, v, map_V, 0, at.head, at.b)",
+     "ring_load(smem.V, v, map_V, 0, next.head, next.b)",
+     kWrong,
+     {"normal"},
+     kPersistent},
+    {"39",
+     "Q's place released before all lanes have its scales",
+     "ring_release(Q, used_q);",
+     "",
+     kForEver,
+     {"normal"},
+     "--heads 40 --seqlen 128"},
 };
 
 std::string step_name(const std::string &number) {
@@ -1513,10 +1574,13 @@ std::string build(const std::string &step, const std::string &name, const std::s
   return finished.status == 0 ? path : "";
 }
 
-std::string command(const std::string &program, int tile, const Run &run, int heads = 2) {
+std::string command(const std::string &program, const Description &step, const Run &run,
+                    int heads = 2) {
+  const bool has_64 = std::count(step.head_dims.begin(), step.head_dims.end(), "64") > 0;
   return shell_word(program) + " --check-only --device cpu --batch 1 --heads " +
-         std::to_string(heads) + " --head-dim 64 --seqlen " + std::to_string(run.tiles * tile) +
-         " --inputs " + run.inputs + " --seed " + std::to_string(run.seed) + " " + run.options;
+         std::to_string(heads) + " --head-dim " + (has_64 ? "64" : step.head_dims.front()) +
+         " --seqlen " + std::to_string(run.tiles * step.tile) + " --inputs " + run.inputs +
+         " --seed " + std::to_string(run.seed) + " " + run.options;
 }
 
 std::string file_name(std::string name) {
@@ -1554,11 +1618,11 @@ TEST_CASE("copies without a bug pass all the runs below") {
                       const Description help = describe(program);
                       std::vector<std::string> lines;
                       for (const int seed : {1, 2})
-                        lines.push_back(command(program, help.tile, {2, seed, "normal", ""}));
+                        lines.push_back(command(program, help, {2, seed, "normal", ""}));
                       for (const Plant &plant : kPlants)
                         if (step.starts_with(plant.step + "-"))
                           for (const Run &run : runs_of(plant))
-                            lines.push_back(command(program, help.tile, run));
+                            lines.push_back(command(program, help, run));
                       std::sort(lines.begin(), lines.end());
                       lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
                       std::string failures;
@@ -1586,9 +1650,9 @@ TEST_CASE("every planted bug is reported, in every run") {
                       std::string failures;
                       const std::string program = build(step, name, source, failures);
                       if (program.empty()) return failures;
-                      const int tile = describe(program).tile;
+                      const Description help = describe(program);
                       for (const Run &run : runs_of(plant)) {
-                        const std::string line = command(program, tile, run);
+                        const std::string line = command(program, help, run);
                         const Finished finished = run_command(line);
                         if (!reports(finished, plant.report))
                           failures += show(line, finished) + "expected '" + plant.report + "'";
@@ -1674,7 +1738,7 @@ std::string failures_without(const std::string &step, const std::string &name,
       // In Part IV O is rescaled, from whichever end the keys come: accumulators are touched between
       // products.
       const std::string line =
-          command(program, help.tile, {2, seed, hopper ? "one-hot" : "normal", shape}, 1);
+          command(program, help, {2, seed, hopper ? "one-hot" : "normal", shape}, 1);
       const Finished finished = run_command(line);
       reported = hopper ? finished.status == 1
                         : reports(finished, kRace) || reports(finished, kGlobalRace) ||
@@ -1720,17 +1784,17 @@ TEST_CASE("what a step of Part IV can do without is there, and is not missed") {
       const std::string without = replaced(source_of(step), spare.call, "");
       if (without.empty()) continue;
       const std::string name = step.substr(0, 2) + "-spare-" + std::to_string(&spare - &kSpare[0]);
-      jobs.push_back({step + ": " + spare.call,
-                      [step, name, without] {
-                        std::string failures;
-                        const std::string program = build(step, name, without, failures);
-                        if (program.empty()) return failures;
-                        const std::string line =
-                            command(program, describe(program).tile, {3, 1, "rising", ""}, 1);
-                        const Finished finished = run_command(line);
-                        return finished.status == 0 ? "" : show(line, finished);
-                      },
-                      ""});
+      jobs.push_back(
+          {step + ": " + spare.call,
+           [step, name, without] {
+             std::string failures;
+             const std::string program = build(step, name, without, failures);
+             if (program.empty()) return failures;
+             const std::string line = command(program, describe(program), {3, 1, "rising", ""}, 1);
+             const Finished finished = run_command(line);
+             return finished.status == 0 ? "" : show(line, finished);
+           },
+           ""});
     }
   do_all(jobs);
 }

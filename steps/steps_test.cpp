@@ -84,6 +84,15 @@ std::vector<std::string> runs_with(const std::string &option) {
   return found == all.end() ? std::vector<std::string>{} : found->second;
 }
 
+/// The same for a step: where it has no bf16, of the type that it has.
+std::vector<std::string> runs_with(const Description &step, const std::string &option) {
+  std::vector<std::string> runs = runs_with(option);
+  for (std::string &run : runs)
+    if (const std::size_t at = run.find("bf16"); at != std::string::npos)
+      run.replace(at, 4, step.types.back());
+  return runs;
+}
+
 /// Whether a step takes all of the options in this text.
 bool takes_all(const Description &step, const std::string &text) {
   static const std::set<std::string> plain = {"--batch", "--heads", "--seqlen", "--inputs"};
@@ -99,8 +108,8 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
   // From step 36 on a block takes several tiles of Q if there are more than a GPU has multiprocessors.
   const bool persistent = step.step >= "36";
   std::string taken;  // at once
-  for (const std::string option : {"--type bf16", "--causal"})
-    if (takes_all(step, option)) taken += " " + option;
+  for (const std::string option : {"--type", "--causal"})
+    if (takes_all(step, option)) taken += " " + runs_with(step, option).at(0);
   std::vector<Run> runs;
   if (prefixed) {
     runs = {{tile, 1, 1, step.head_dims.front(), "normal", 1},
@@ -122,7 +131,7 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
         runs.push_back({seqlen, 1, 1, head_dim, "normal", 2});
     if (gpu) runs.push_back({16 * tile, 2, 3, head_dim, "normal", 4});
     for (const std::string &option : step.takes) {
-      const std::vector<std::string> with = runs_with(option);
+      const std::vector<std::string> with = runs_with(step, option);
       CHECK_MESSAGE(!with.empty(), step.step, " takes ", option, ", which nothing here tests");
       // All of them at the first head dim, one at each of the others.
       for (const std::string &options : with)
@@ -159,7 +168,7 @@ std::vector<Run> drawn(const Description &step, bool gpu, std::uint64_t &state) 
     } while (!gpu && tiles * tiles * batch * heads > 25);
     std::string beyond;
     for (const std::string &option : step.takes)
-      if (one_to(3) == 1) beyond += runs_with(option).at(0) + " ";
+      if (one_to(3) == 1) beyond += runs_with(step, option).at(0) + " ";
     runs.push_back({tiles * step.tile, batch, heads,
                     step.head_dims[one_to(step.head_dims.size()) - 1], "normal", next_random(state),
                     beyond});
@@ -252,11 +261,15 @@ TEST_CASE("offsets beyond 2^31 elements of Q, K, V and O, and beyond 2^32 of S")
   if (gpu_is_missing()) return;
   for (const std::string &name : step_names()) {
     if (!name.starts_with(environment("STEPS_ONLY", ""))) continue;
-    // 65,535 heads of 640 x 64 elements; of step 00, 17 heads of 16,384 x 16,384 scores.
-    const std::string shape =
-        name.starts_with("00") ? "--heads 17 --seqlen 16384" : "--heads 65535 --seqlen 640";
-    const std::string line = "./step-" + name.substr(0, 2) +
-                             " --device gpu --check-only --batch 1 --head-dim 64 " + shape;
+    // 65,535 heads of 640 x 64 elements, or half as many of 128; of step 00, 17 heads of 16,384 x
+    // 16,384 scores.
+    const std::string program = "./step-" + name.substr(0, 2);
+    const std::vector<std::string> head_dims = describe(program).head_dims;
+    const bool has_64 = std::count(head_dims.begin(), head_dims.end(), "64") > 0;
+    const std::string shape = name.starts_with("00") ? "--heads 17 --seqlen 16384 --head-dim 64"
+                              : has_64               ? "--heads 65535 --seqlen 640 --head-dim 64"
+                                                     : "--heads 32768 --seqlen 640 --head-dim 128";
+    const std::string line = program + " --device gpu --check-only --batch 1 " + shape;
     CAPTURE(line);
     const Finished finished = run_command(line);
     if (beyond_this_gpu(finished)) continue;

@@ -72,7 +72,10 @@ std::string complaint(const std::filesystem::path &patch) {
   for (const Run &run : runs) {
     const std::string line =
         shell_word(program) + " --device cpu --check-only --batch 1 --heads 2" + " --seqlen " +
-        std::to_string(run.tiles * tile) + " --head-dim " + std::to_string(run.head_dim) +
+        std::to_string(run.tiles * tile) + " --head-dim " +
+        (std::count(help.head_dims.begin(), help.head_dims.end(), std::to_string(run.head_dim))
+             ? std::to_string(run.head_dim)
+             : help.head_dims.front()) +
         " --seed " + std::to_string(run.seed) + " --inputs " + run.inputs + beyond;
     const Finished finished = run_command(line);
     if (finished.status == 3 &&

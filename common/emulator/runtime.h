@@ -15,9 +15,6 @@
 
 namespace emulator {
 
-/// Accesses are tracked in units of two bytes, the smallest that a kernel here uses.
-constexpr std::size_t kUnit = 2;
-
 using Where = std::source_location;
 
 struct Dim3 {

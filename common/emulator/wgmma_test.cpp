@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/kernel/kernel.h"
+#include "reference/random.h"
 
 namespace {
 
@@ -244,6 +245,156 @@ TEST_CASE_TEMPLATE("wgmma: both products of attention, of every shape", Shape, S
                    Shape<half, 192>, Shape<half, 256>, Shape<bf16, 64>, Shape<bf16, 176>) {
   const Setup setup;
   CHECK(Shape::count_wrong() == 0);
+}
+
+// --- e4m3 ------------------------------------------------------------------------------------------
+
+namespace {
+
+template <int N>
+struct Operands8 {
+  TmaTile<64, 128, e4m3> Q;
+  TmaTile<N, 128, e4m3> K, V_transposed;
+};
+
+std::uint32_t four(const std::function<float(int)> &number) {
+  std::uint32_t bits = 0;
+  for (int i = 0; i < 4; i++) bits |= std::uint32_t{float_to_e4m3(number(i)).bits} << 8 * i;
+  return bits;
+}
+
+/// As fill, four elements at once: single bytes are not stored.
+template <class Tile>
+void fill_by_four(Tile &tile, int rows, const std::function<float(int, int)> &number) {
+  for (int i = thread_id(); i < rows * 32; i += static_cast<int>(blockDim.x)) {
+    const int row = i / 32, col = i % 32 * 4;
+    store(tile(row, col),
+          std::bit_cast<Vector<e4m3, 4>>(four([&](int k) { return number(row, col + k); })));
+  }
+  fence_proxy_async();
+  __syncthreads();
+}
+
+/// The thread's registers of columns `col` to `col` + 31 of P, a0 ... a15 as the PTX ISA numbers them.
+FragmentA fragment_of_p8(int col) {
+  const int group = lane_id() / 4, in_group = lane_id() % 4;
+  FragmentA a;
+  for (int i = 0; i < 16; i += 4) {
+    const int row = i < 4 || (8 <= i && i < 12) ? group : group + 8;
+    const int first = i < 8 ? in_group * 4 : in_group * 4 + 16;
+    a[i / 4] = four([&](int k) { return p(warp_id() % 4 * 16 + row, col + first + k); });
+  }
+  return a;
+}
+
+template <int N>
+struct Shape8 {
+  static int count_wrong() {
+    int count = 0;
+    run<Operands8<N>>(dim3(kThreads), [&] {
+      auto &tiles = shared_storage<Operands8<N>>();
+      fill_by_four(tiles.Q, 64, q);
+      fill_by_four(tiles.K, N, k);
+      fill_by_four(tiles.V_transposed, N, [](int row, int col) { return v(col, row); });
+      Accumulator<N> S, O;
+      FragmentA P[4];
+      for (int col = 0; col < 128; col += 32) P[col / 32] = fragment_of_p8(col);
+      wgmma_fence();
+      for (int col = 0; col < 128; col += 32)
+        wgmma<e4m3>(S, k_major(tiles.Q, 0, col), k_major(tiles.K, 0, col), col > 0);
+      wgmma_commit();
+      for (int i = 0; i < O.size; i++) O(i) = 1000;
+      wgmma_fence();
+      for (int key = 0; key < 128; key += 32)
+        wgmma<e4m3>(O, P[key / 32], k_major(tiles.V_transposed, 0, key), true);
+      wgmma_commit();
+      wgmma_wait<0>(S, O);
+      // Whole numbers of up to 13 bits: their sums are exact.
+      count += wrong(S, [](int row, int col) {
+        float sum = 0;
+        for (int i = 0; i < 128; i++) sum += q(row, i) * k(col, i);
+        return sum;
+      });
+      count += wrong(O, [](int row, int col) {
+        float sum = 1000;
+        for (int i = 0; i < 128; i++) sum += p(row, i) * v(i, col);
+        return sum;
+      });
+    });
+    return count;
+  }
+};
+
+/// One sum of 32 products and what was there, the slow way.
+float sum_as_the_hardware(const float *a, const float *b, float d) {
+  const auto exponent = [](float x, int smallest) {
+    return x == 0 ? -126 : std::max(std::ilogb(x), smallest);
+  };
+  int largest = exponent(d, -126);
+  for (int i = 0; i < 32; i++)
+    if (a[i] != 0 && b[i] != 0)
+      largest = std::max(largest, exponent(a[i], -6) + exponent(b[i], -6));
+  double sum = std::trunc(std::ldexp(double{d}, 13 - largest));
+  for (int i = 0; i < 32; i++) sum += std::trunc(std::ldexp(double{a[i]} * b[i], 13 - largest));
+  int bits;
+  const double mantissa = std::frexp(std::ldexp(sum, largest - 13), &bits);
+  return static_cast<float>(std::ldexp(std::trunc(std::ldexp(mantissa, 14)), bits - 14));
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("wgmma: e4m3: both products of attention, of every shape", Shape, Shape8<64>,
+                   Shape8<96>, Shape8<128>, Shape8<192>, Shape8<224>, Shape8<256>) {
+  const Setup setup;
+  CHECK(Shape::count_wrong() == 0);
+}
+
+TEST_CASE("wgmma: e4m3: sums keep 13 bits, the rest is cut off") {
+  const auto sum = [](const std::vector<std::pair<float, float>> &factors, float before) {
+    float A[32 * 16] = {}, B[32 * 8] = {}, D[16 * 8] = {};
+    for (std::size_t i = 0; i < factors.size(); i++) {
+      A[i * 16 + 5] = factors[i].first;
+      B[i * 8 + 3] = factors[i].second;
+    }
+    D[5 * 8 + 3] = before;
+    emulator::multiply_e4m3(A, B, 8, D);
+    return D[5 * 8 + 3];
+  };
+  CHECK(sum({{3, 5}, {-2, 0.5f}}, 1) == 15);
+  CHECK(sum({{128, 64}, {1, 1}}, 0) == 8193);              // 2^13 and 1
+  CHECK(sum({{128, 128}, {1, 1}}, 0) == 16384);            // 1 is below 2^14 by more than 13 bits,
+  CHECK(sum({{128, 128}, {1, 1}, {1, 1}}, 0) == 16384);    // also twice,
+  CHECK(sum({{128, 128}, {-1, 1}}, 0) == 16384);           // and cut off toward zero
+  CHECK(sum({{128, 64}, {128, 64}, {1, 1}}, 0) == 16384);  // of the sum, 16385, the last bit
+  CHECK(sum({{128, 128}}, 1.5f) == 16384);                 // what was there is cut off, too
+  CHECK(sum({{1, 1}}, 16384) == 16384);
+  // 1.5 x 1.5 has the exponent 0 of its factors, so 2^-13 stays.
+  CHECK(sum({{1.5f, 1.5f}, {-1, 1}, {0x1p-9f, 0x1p-4f}}, 0) == 1.25f + 0x1p-13f);
+  CHECK(std::isnan(sum({{NAN, 1}}, 0)));
+  CHECK(sum({{0, 0}}, 0x1p-80f) == 0x1p-80f);
+}
+
+TEST_CASE("wgmma: e4m3: sums as the slow way has them") {
+  std::uint64_t state = 1;
+  float A[32 * 16], B[32 * 16], D[16 * 16];
+  for (int round = 0; round < 50; round++) {
+    const auto draw = [&] {
+      const auto bits = static_cast<std::uint8_t>(next_random(state));
+      return (bits & 0x7f) == 0x7f ? 0 : e4m3_to_float(e4m3{bits});
+    };
+    for (float &x : A) x = draw();
+    for (float &x : B) x = draw();
+    for (float &x : D) x = draw() * (round % 2 ? 1000 : 0.001f);
+    float expected[16 * 16];
+    for (int row = 0; row < 16; row++)
+      for (int col = 0; col < 16; col++) {
+        float a[32], b[32];
+        for (int i = 0; i < 32; i++) a[i] = A[i * 16 + row], b[i] = B[i * 16 + col];
+        expected[row * 16 + col] = sum_as_the_hardware(a, b, D[row * 16 + col]);
+      }
+    emulator::multiply_e4m3(A, B, 16, D);
+    CHECK(std::equal(D, D + 16 * 16, expected));
+  }
 }
 
 namespace {

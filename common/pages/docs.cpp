@@ -146,6 +146,7 @@ Strings types(const Request &r) {
   for (const std::string &name : names_of(rows)) {
     if (!is_step(name)) continue;
     const Speed fp16 = speed_in(name, ""), bf16 = speed_in(name, "type=bf16");
+    if (!(fp16.tflops > 0 || bf16.tflops > 0)) continue;  // in fp8
     Strings row = step_and_idea(r, name);
     row.insert(row.end(), {fp16.cells[0], bf16.cells[0]});
     row.push_back(bf16.tflops > 0 ? against(bf16, fa3, times)

@@ -347,6 +347,7 @@ TEST_CASE("docs: a table of the steps of Part IV in both types") {
                        measured("33-pair", "", 600) + measured("33-pair", "type=bf16", 640) +
                        measured("33-pair", "causal type=bf16", 500) +
                        measured("33-pair:64-keys", "type=bf16", 500) +
+                       measured("39-bytes", "type=fp8", 1000) +
                        measured("flash-attention-3-bf16", "", 200) +
                        measured("flash-attention-3-bf16", "type=bf16", 700) +
                        measured("flash-attention-3-bf16", "causal type=bf16", 300) +

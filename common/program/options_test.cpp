@@ -27,9 +27,18 @@ const Step kTakesAll = {.name = "23-strides",
                         .launch = nullptr,
                         .head_dims = {32, 80, 256}};
 
+const Step kFp8 = {.name = "39-fp8",
+                   .needs = "sm_90a",
+                   .takes = "--causal --type fp8",
+                   .tile = 128,
+                   .default_batch = 16,
+                   .launch = nullptr,
+                   .head_dims = {128}};
+
 const Ladder kLadder = {{"02-loop-inverted", "sm_75", "", ""},
                         {"20-causal", "sm_80", "", "--causal"},
-                        {"23-strides", "sm_80", "", kTakesAll.takes}};
+                        {"23-strides", "sm_80", "", kTakesAll.takes},
+                        {"39-fp8", "sm_90a", "", kFp8.takes}};
 
 Options parse(const std::vector<std::string> &arguments, const Step &step = kStep) {
   std::vector<std::string> all = {"./step"};
@@ -249,6 +258,8 @@ TEST_CASE("options: every word of each list, by its name") {
     CHECK(parse({"--head-dim", std::to_string(head_dim)}, kTakesAll).head_dim == head_dim);
   CHECK(parse({"--type", "fp16"}, kTakesAll).type == Type::kFp16);
   CHECK(parse({"--type", "bf16"}, kTakesAll).type == Type::kBf16);
+  CHECK(parse({"--type", "fp8"}, kFp8).type == Type::kFp8);
+  CHECK(parse({}, kFp8).type == Type::kFp8);
   CHECK(parse({"--layout", "bhnd"}, kTakesAll).layout == Layout::kBhnd);
   CHECK(parse({"--layout", "bnhd"}, kTakesAll).layout == Layout::kBnhd);
   CHECK(parse({"--layout", "interleaved"}, kTakesAll).layout == Layout::kInterleaved);
@@ -312,7 +323,10 @@ TEST_CASE("options: a word that is not on the list is refused with the list") {
   CHECK(error_of({"--inputs", "ones"}) ==
         "--inputs ones: allowed are normal, rising, one-hot, ends, equal-keys, huge");
   CHECK(error_of({"--head-dim", "64"}, kTakesAll) == "--head-dim 64: allowed are 32, 80, 256");
-  CHECK(error_of({"--type", "fp8"}, kTakesAll) == "--type fp8: allowed are fp16, bf16");
+  CHECK(error_of({"--type", "fp8"}, kTakesAll) ==
+        "--type fp8: allowed are fp16, bf16; step 39 takes it");
+  CHECK(error_of({"--type", "fp32"}, kTakesAll) == "--type fp32: allowed are fp16, bf16");
+  CHECK(error_of({"--type", "fp16"}, kFp8) == "--type fp16: allowed are fp8");
   CHECK(error_of({"--layout", "thd"}, kTakesAll) ==
         "--layout thd: allowed are bhnd, bnhd, interleaved, packed");
 }
@@ -434,6 +448,13 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
                            "; default 256 on the emulator, 8192 on a GPU\n"));
   CHECK(contains(all, "\n  --seqlen N             default 256 on the emulator"));
   CHECK(contains(help, "\nExit status: 0 passed; "));
+}
+
+TEST_CASE("options: a step in fp8 takes no other type") {
+  CHECK(contains(help_text("./step-39", kFp8),
+                 "\n  --type fp8             of the elements of Q, K and V: e4m3,"));
+  CHECK(contains(describe_text(kFp8), "\ntypes fp8\n"));
+  CHECK(contains(describe_text(kFp8), "\ntakes --causal --type fp8\n"));
 }
 
 TEST_CASE("options: a step that decodes has one query per head by default, and a long cache") {

@@ -73,6 +73,13 @@ void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::s
                 verdict.worst_output, verdict.worst_expected);
 }
 
+void print_quantisation(const reference::Verdict &verdict) {
+  std::printf(
+      "fp8      against attention on the inputs before they were quantised: error %.2e rms, %.1f%% "
+      "of the output's\n",
+      verdict.rms_error, 100 * verdict.rms_error / verdict.rms_expected);
+}
+
 void print_cache_verdict(const reference::CacheVerdict &verdict, std::size_t strays, bool keys) {
   std::printf("cache    the new rows of %s are there, the others as they were: %s\n",
               keys ? "K" : "V", verdict.wrong == 0 && strays == 0 ? "passed" : "WRONG");

@@ -27,6 +27,9 @@ std::string one_line(const std::string &text);
 void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::size_t places,
                    std::size_t rows);
 
+/// The error against attention on the inputs before they were quantised. No bound is on it.
+void print_quantisation(const reference::Verdict &verdict);
+
 /// Of the keys or values of a cache, after the new ones were stored; `strays` as above.
 void print_cache_verdict(const reference::CacheVerdict &verdict, std::size_t strays, bool keys);
 

@@ -31,7 +31,7 @@ std::string draw_problem(const Description &program, int longest, std::uint64_t 
     text += option("window", one_to(longest));
     if (coin("--sinks")) text += option("sinks", one_to(10));
   }
-  if (coin("--type")) text += " --type bf16";
+  if (coin("--type")) text += " --type " + program.types.back();
   if (rope) text += one_to(2) == 1 ? " --rope halves" : " --rope neighbours";
   const bool lengths = coin("--lengths"), packed = strided && !interleaved && lengths;
   if (strided)

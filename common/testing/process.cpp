@@ -94,6 +94,7 @@ Description describe(const std::string &program) {
     words >> name;
     for (std::string word; words >> word;) values[name].push_back(word);
   }
+  std::erase_if(values["takes"], [](const std::string &word) { return !word.starts_with("--"); });
   return {
       values["step"].at(0), values["needs"].at(0), values["takes"], std::stoi(values["tile"].at(0)),
       values["head-dims"],  values["types"],       values["inputs"]};

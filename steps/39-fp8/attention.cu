@@ -2,11 +2,11 @@
 //
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --type fp8
-// Before      step 38: the products of a tile, 128 x 128 at head dim 128, take 2048 clocks of an SM.
+// Before      step 38: the products of 128 x 128 scores at head dim 128 take 2048 clocks of an SM.
 // Bottleneck  The tensor cores, of which 16-bit operands are half of what they can do.
-// Change      wgmma of e4m3. It wants V with its keys side by side: a kernel before transposes it, and puts
-//             the keys in the order in which a thread has its scores, so that P goes on in registers.
-//             The scales of Q and K join the scores' factor, that of V joins 1 / l.
+// Change      wgmma of e4m3. It wants V with its keys side by side: a kernel before transposes it, and orders
+//             the keys as a thread has its scores, so that P goes on in registers. The scales of Q and K
+//             join the scores' factor, that of V joins 1 / l. Three warpgroups, tiles of 96 keys.
 // Prediction  Products and exponentials take 1024 clocks each: 1.3 to 1.5 times step 38 at 8192.
 #include <cfloat>
 
@@ -41,8 +41,10 @@ __device__ constexpr int key_at(int place) {
   return place / 4 * 2 + place % 4 / 2 * 8 + place % 2;
 }
 
+using Place = PlaceOf<Bc>;
+
 /// V^T, tile by tile: d rows of Bc keys in the order of key_at, zeros from seqlen on. A thread turns 16 keys
-/// of 4 columns; 8 threads share a sector of 32 bytes of V, as many a sector of V^T.
+/// of 4 columns: of V 8 threads share a sector of 32 bytes, of V^T 2.
 __global__ void __launch_bounds__(Bc / 16 * 32)
     transpose(const void *V, Strides strides, e4m3 *V_transposed, int heads, int seqlen) {
   const int b = blockIdx.y / heads, head = blockIdx.y % heads, thread = threadIdx.x;
@@ -62,8 +64,6 @@ __global__ void __launch_bounds__(Bc / 16 * 32)
   for (int i = 0; i < 4; i++) store(out(col + i, group * 16), keys[i]);
 }
 
-using Place = PlaceOf<Bc>;
-
 __global__ void __launch_bounds__((consumers + 1) * 128, 1)
     attention(const __grid_constant__ TensorMap map_Q, const __grid_constant__ TensorMap map_K,
               const __grid_constant__ TensorMap map_V, const __grid_constant__ TensorMap map_O,
@@ -80,7 +80,6 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
   const int tiles = order.tiles();
   RingPosition<2> q;
   RingPosition<stages> k, v;
-
   if (warpgroup == consumers) {
     setmaxnreg_dec<consumers == 2 ? 40 : 32>();
     if (threadIdx.x == consumers * 128) {
@@ -171,7 +170,6 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       softmax(s, m, l, alpha, scale_log2, rise);
       to_pairs(pairs, s);
       to_fragments();
-
       for (int j = at.key_tiles - 1; j > 0; j--) {
         my_turn();
         start_qk();
@@ -208,8 +206,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       fence_proxy_async();
       named_barrier_sync(1 + consumers + warpgroup, 128);  // all of O is there, for the copy engine
       if (threadIdx.x % 128 == 0) {
-        if (first_row < order.seqlen)  // the last tile may have fewer rows
-          tma_store(map_O, first_row, at.head, at.b, O);
+        if (first_row < order.seqlen) tma_store(map_O, first_row, at.head, at.b, O);
         tma_store_commit();
       }
       wgmma_wait<0>(s);
@@ -218,32 +215,25 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
   }
 }
 
-/// Tiles of a head's keys, and bytes of its V^T.
-int key_tiles(const Problem &p) {
-  return (p.seqlen_k + Bc - 1) / Bc;
-}
 std::size_t transposed_bytes(const Problem &p) {
-  return std::size_t(key_tiles(p)) * d * Vc;
+  return std::size_t(p.seqlen_k + Bc - 1) / Bc * d * Vc;
 }
 
 void run(const Problem &p) {
   const auto counter = static_cast<unsigned *>(p.workspace);
   const auto V_transposed = static_cast<e4m3 *>(p.workspace) + before_v;
-  launch<void>(transpose, dim3(key_tiles(p), p.batch * p.heads), dim3(Bc / 16 * 32), p.V,
-               p.V_strides, V_transposed, p.heads, p.seqlen_k);
-  const auto map = [&](const void *tensor, const Strides &strides, int rows, int tile_rows) {
-    return tensor_map<e4m3>(tensor, strides, p.batch, p.heads, rows, d, tile_rows);
-  };
   const std::int64_t of_head = transposed_bytes(p);
+  launch<void>(transpose, dim3(of_head / (d * Vc), p.batch * p.heads), dim3(Bc / 16 * 32), p.V,
+               p.V_strides, V_transposed, p.heads, p.seqlen_k);
   const Order order = longest_first(p, Br, std::int64_t{p.seqlen_k} * d + of_head);
   constexpr int threads = (consumers + 1) * 128;
   const int blocks = std::min(order.all_heads * order.row_tiles,
                               resident_blocks<SharedStorage>(attention, threads));
   launch<SharedStorage>(attention, dim3(blocks), dim3(threads),
-                        map(p.Q, p.Q_strides, p.seqlen_q, 64),
-                        map(p.K, p.K_strides, p.seqlen_k, Bc),
-                        tensor_map<e4m3>(V_transposed, Strides{of_head * p.heads, of_head, Vc},
-                                         p.batch, p.heads, key_tiles(p) * d, Vc, d),
+                        tensor_map<e4m3>(p.Q, p.Q_strides, p.batch, p.heads, p.seqlen_q, d, 64),
+                        tensor_map<e4m3>(p.K, p.K_strides, p.batch, p.heads, p.seqlen_k, d, Bc),
+                        tensor_map<e4m3>(V_transposed, {of_head * p.heads, of_head, Vc}, p.batch,
+                                         p.heads, of_head / Vc, Vc, d),
                         tensor_map<bf16>(p.O, p.O_strides, p.batch, p.heads, p.seqlen_q, d, 64),
                         p.scales, order, counter);
 }
