@@ -105,7 +105,7 @@ $(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
 	$(say)$(CUDA) $(call gencode,$(call field,$(step),4)) $(step_flags) -c $< -o $@
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	@mkdir -p $(@D)
-	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-g0,$(if $(filter %_test.cpp common/testing/% steps/%,$<),-O0 -g0)) -c $< -o $@
+	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-O1 -g0,$(if $(filter %_test.cpp common/testing/% steps/%,$<),-O0 -g0)) -c $< -o $@
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(or $(patsubst sm_90,sm_90a,$(call field,$(*F),4)),$(ARCH))) -c $< -o $@
