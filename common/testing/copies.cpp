@@ -73,11 +73,13 @@ std::string number_of(const Copy &copy) {
   return copy.step.substr(0, copy.step.find_first_of("-:"));
 }
 
-/// One file of all copies, each in a namespace of its own; the environment's COPY says which is run.
+/// One file of all copies, each in a namespace of its own; the environment's COPY names the one that is
+/// run.
 std::string unit_of(std::span<const Copy> copies, const fs::path &folder) {
   // First what is precompiled, or it is not used; what tells the copies apart comes after it.
-  std::string includes = "#include \"common/kernel/kernel.h\"\n#include <cstdlib>\n", all;
-  std::string steps;
+  std::string includes =
+      "#include \"common/kernel/kernel.h\"\n#include <cstdlib>\n#include <map>\n";
+  std::string all, steps;
   for (const Copy &copy : copies) {
     const std::vector<std::string> lines = lines_of(copy.source);
     const std::string place = "copy_" + std::to_string(&copy - copies.data());
@@ -93,11 +95,11 @@ std::string unit_of(std::span<const Copy> copies, const fs::path &folder) {
       else
         all += line + "\n";
     all += "}\n";
-    steps += "&" + place + "::cpu_step, ";
+    steps += "{\"" + copy.name + "\", " + place + "::cpu_step}, ";
   }
-  return includes + all + "static const Step *const copies[] = {" + steps +
-         "};\nextern const Step cpu_step;\n"
-         "const Step cpu_step = *copies[std::atoi(std::getenv(\"COPY\"))];\n";
+  return includes + all +
+         "extern const Step cpu_step;\nconst Step cpu_step = " + "std::map<std::string, Step>{" +
+         steps + "}.at(std::getenv(\"COPY\"));\n";
 }
 
 /// Compiles copies of one step into one program. If they do not compile, all have the complaint.
@@ -114,7 +116,7 @@ void compile_together(const fs::path &folder, std::span<Copy> copies) {
   for (Copy &copy : copies) {
     copy.complaint = finished.status == 0 ? "" : finished.out + finished.err;
     if (finished.status == 0)
-      copy.command = "COPY=" + std::to_string(&copy - copies.data()) + " " + shell_word(program);
+      copy.command = "COPY=" + shell_word(copy.name) + " " + shell_word(program);
   }
 }
 
