@@ -98,7 +98,7 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
   const int tile = any_length ? 65 : step.tile;  // a tile's rows, and for all that we know one more
   // From step 36 on a block takes several tiles of Q if there are more than a GPU has multiprocessors.
   const bool persistent = step.step >= "36";
-  // On the CPU, of two blocks' rows: half as many tiles take as many blocks.
+  // A tile has the rows of two blocks: on the CPU half as many tiles keep as many blocks busy.
   const bool large = !gpu && tile > 128;
   std::string taken;  // at once
   for (const std::string option : {"--type bf16", "--causal"})
