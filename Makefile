@@ -56,8 +56,10 @@ clean:
 
 # --- building --------------------------------------------------------------------------------------
 # What the code cannot do without, before CXXFLAGS and NVCCFLAGS. (-fpeel-loops and the two after it: the
-# emulator tells the copies apart that g++ makes of a short loop's iterations, Profile::mixed.)
-HOST := $(CXX) -std=c++20 -Wall -Wextra -Wshadow -Wno-unknown-pragmas -fstack-clash-protection \
+# emulator tells the copies apart that g++ makes of a short loop's iterations, Profile::mixed. -fPIC: the emulator
+# is a part of libattention.so, too.)
+HOST := $(CXX) -std=c++20 -fPIC -fno-semantic-interposition -Wall -Wextra -Wshadow \
+	-Wno-unknown-pragmas -fstack-clash-protection \
 	$(if $(findstring clang,$(CXX)),,-Wno-restrict -fpeel-loops -fno-tree-tail-merge \
 	-fno-crossjumping) $(if $(WERROR),-Werror) -MMD -MP -I. -Ibuild/host $(CXXFLAGS)
 CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-warnings) -MMD -MP -I. $(NVCCFLAGS)
@@ -105,7 +107,7 @@ $(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
 	$(say)$(CUDA) $(call gencode,$(call field,$(step),4)) $(step_flags) -c $< -o $@
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	@mkdir -p $(@D)
-	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-g0,$(if $(filter %_test.cpp common/testing/% steps/%,$<),-O0 -g0)) -c $< -o $@
+	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-O1 -g0,$(if $(filter %_test.cpp common/testing/% steps/%,$<),-O0 -g0)) -c $< -o $@
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(or $(patsubst sm_90,sm_90a,$(call field,$(*F),4)),$(ARCH))) -c $< -o $@

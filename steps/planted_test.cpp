@@ -9,8 +9,9 @@
 #include <cctype>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
+#include <iterator>
 #include <map>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -70,45 +71,34 @@ const char *const kPersistent = "--heads 9 --seqlen 256";
 const char *const kPersistentShort = "--heads 20 --seqlen 128";  // with one tile of keys
 
 struct Plant {
-  std::string step, name;
-  std::string find, replace;                  // `find` occurs once in the step
-  std::string report;                         // or several, one of which is given
-  std::vector<std::string> inputs{"normal"};  // each must give the report
-  std::string options = "";
+  const char *step, *name;
+  const char *find, *replace;     // `find` occurs once in the step
+  const char *report;             // or several, one of which is given: '|' stands between them
+  const char *inputs = "normal";  // or several: each must give the report
+  const char *options = "";
 };
 
-const std::vector<Plant> kPlants = {
+const Plant kPlants[] = {
     // Step 00
-    {"00", "K of head 0", "gK{K + head_offset,", "gK{K,", kWrong},
+    {"00", "K of head 0", "gK{K + head_offset,", "gK{K,", kWrong, "normal", "--heads 2"},
     {"00", "scale missing", "s[c] * scale", "s[c]", kWrong},
     {"00", "S of all heads in one", "std::int64_t{blockIdx.z} * seqlen * seqlen",
-     "std::int64_t{blockIdx.z} * seqlen", kGlobalRace},
+     "std::int64_t{blockIdx.z} * seqlen", kGlobalRace, "normal", "--heads 2"},
     {"00", "a Q tile without scores", "dim3(keys, rows, heads)", "dim3(keys, rows - 1, heads)",
      kNotWritten},
-    {"00",
-     "maximum of one warp",
-     "m = warp_max(lane < softmax_num_warps ? float(smem.of_warp(0, lane)) : -INFINITY);",
-     "",
-     kWrong,
-     {"normal", "rising"}},
+    {"00", "maximum of one warp",
+     "m = warp_max(lane < softmax_num_warps ? float(smem.of_warp(0, lane)) : -INFINITY);", "",
+     kWrong, "normal rising"},
     {"00", "sum of one warp",
      "l = warp_sum(lane < softmax_num_warps ? float(smem.of_warp(1, lane)) : 0.0f);", "", kWrong},
     {"00", "no maximum", "__expf(row(0, i) - m) / l", "__expf(row(0, i)) / l", kWrong},
 
     // Step 01
-    {"01",
-     "O not rescaled",
-     "l_old * alpha * gO_sum(row, col)",
-     "l_old * gO_sum(row, col)",
-     kWrong,
-     {"rising"}},
-    {"01",
-     "l not rescaled",
-     "alpha * l_old + beta * l_tile",
-     "l_old + beta * l_tile",
-     kWrong,
-     {"rising"}},
-    {"01", "the new tile not rescaled", "beta * o[c]", "o[c]", kWrong, {"normal", "one-hot"}},
+    {"01", "O not rescaled", "l_old * alpha * gO_sum(row, col)", "l_old * gO_sum(row, col)", kWrong,
+     "rising"},
+    {"01", "l not rescaled", "alpha * l_old + beta * l_tile", "l_old + beta * l_tile", kWrong,
+     "rising"},
+    {"01", "the new tile not rescaled", "beta * o[c]", "o[c]", kWrong, "normal one-hot"},
     {"01", "not divided by l", "+ beta * o[c]) / l_new", "+ beta * o[c])", kWrong},
     {"01", "O_sum not initialised",
      "for (int c = 0; c < d / 32; c++) gO_sum(row, lane + 32 * c) = 0.0f;", "", kNotWritten},
@@ -122,21 +112,12 @@ const std::vector<Plant> kPlants = {
      kGlobalRace},
 
     // Step 02
-    {"02",
-     "O not rescaled",
-     "for (int c = 0; c < d / 32; c++) o[r][c] *= alpha;",
-     "",
-     kWrong,
-     {"rising"}},
-    {"02", "l not rescaled", "l[r] * alpha + warp_sum", "l[r] + warp_sum", kWrong, {"rising"}},
-    {"02", "maximum begins at 0", "m[r] = -INFINITY", "m[r] = 0", kNotWritten, {"rising"}},
-    {"02",
-     "maximum begins at -10000",
-     "m[r] = -INFINITY",
-     "m[r] = -10000",
-     kNotWritten,
-     {"rising"}},
-    {"02", "maximum begins at -100", "m[r] = -INFINITY", "m[r] = -100", kNotWritten, {"rising"}},
+    {"02", "O not rescaled", "for (int c = 0; c < d / 32; c++) o[r][c] *= alpha;", "", kWrong,
+     "rising"},
+    {"02", "l not rescaled", "l[r] * alpha + warp_sum", "l[r] + warp_sum", kWrong, "rising"},
+    {"02", "maximum begins at 0", "m[r] = -INFINITY", "m[r] = 0", kNotWritten, "rising"},
+    {"02", "maximum begins at -10000", "m[r] = -INFINITY", "m[r] = -10000", kNotWritten, "rising"},
+    {"02", "maximum begins at -100", "m[r] = -INFINITY", "m[r] = -100", kNotWritten, "rising"},
     {"02", "O begins with anything", "o[rows_per_warp][d / 32] = {}", "o[rows_per_warp][d / 32]",
      kNotWritten},
     {"02", "l begins with anything", "l[rows_per_warp] = {}", "l[rows_per_warp]", kNotWritten},
@@ -145,18 +126,16 @@ const std::vector<Plant> kPlants = {
     {"02", "no scale", "1 / sqrtf(d)", "1", kWrong},
     {"02", "exp of unscaled scores", "fmaxf(m_new, s[c] *= scale)", "fmaxf(m_new, s[c] * scale)",
      kWrong},
-    {"02",
-     "last tile of K and V skipped",
-     "j < seqlen;",
-     "j < seqlen - Bc;",
-     kWrong,
-     {"normal", "rising", "one-hot", "equal-keys"}},
+    {"02", "last tile of K and V skipped", "j < seqlen;", "j < seqlen - Bc;", kWrong,
+     "normal rising one-hot equal-keys"},
     {"02", "last tile of Q skipped", "grid(p.seqlen_q / Br,", "grid(p.seqlen_q / Br - 1,",
      kNotWritten},
-    {"02", "K of the first tile", "gK(j + i / d,", "gK(i / d,", kWrong, {"normal", "one-hot"}},
-    {"02", "V of head 0", "gV{V + head_offset,", "gV{V,", kWrong},
-    {"02", "heads too close", "* seqlen * d;", "* seqlen * d / 2;", kGlobalRace},
-    {"02", "heads too far apart", "* seqlen * d;", "* seqlen * (d + 8);", kNoMemory},
+    {"02", "K of the first tile", "gK(j + i / d,", "gK(i / d,", kWrong, "normal one-hot"},
+    {"02", "V of head 0", "gV{V + head_offset,", "gV{V,", kWrong, "normal", "--heads 2"},
+    {"02", "heads too close", "* seqlen * d;", "* seqlen * d / 2;", kGlobalRace, "normal",
+     "--heads 2"},
+    {"02", "heads too far apart", "* seqlen * d;", "* seqlen * (d + 8);", kNoMemory, "normal",
+     "--heads 2"},
     {"02", "maximum of half a warp", "mask = 16; mask > 0; mask /= 2) x = fmaxf",
      "mask = 8; mask > 0; mask /= 2) x = fmaxf", kWrong},
     {"02", "sum of half a warp",
@@ -180,41 +159,22 @@ const std::vector<Plant> kPlants = {
      "if (lane < 16) __syncwarp();  //", kOtherInstruction},
 
     // Step 03
-    {"03",
-     "O not rescaled",
-     "for (int c = 0; c < d / 32; c++) o[r][c] *= alpha;",
-     "",
-     kWrong,
-     {"rising"}},
-    {"03", "l not rescaled", "l[r] * alpha + warp_sum", "l[r] + warp_sum", kWrong, {"rising"}},
-    {"03",
-     "written without the swizzle",
-     "smem.K(i / d, i % d) =",
-     "smem.K(i / d, i % d ^ i / d % 32 * 2) =",
-     kWrong,
-     {"normal", "one-hot"}},
-    {"03",
-     "read without the swizzle",
-     "s[c] += q * __half2float(smem.K(lane + 32 * c, col));",
-     "s[c] += q * __half2float(smem.K(lane + 32 * c, col ^ (lane * 2)));",
-     kWrong,
-     {"normal", "one-hot"}},
+    {"03", "O not rescaled", "for (int c = 0; c < d / 32; c++) o[r][c] *= alpha;", "", kWrong,
+     "rising"},
+    {"03", "l not rescaled", "l[r] * alpha + warp_sum", "l[r] + warp_sum", kWrong, "rising"},
+    {"03", "written without the swizzle",
+     "smem.K(i / d, i % d) =", "smem.K(i / d, i % d ^ i / d % 32 * 2) =", kWrong, "normal one-hot"},
+    {"03", "read without the swizzle", "s[c] += q * __half2float(smem.K(lane + 32 * c, col));",
+     "s[c] += q * __half2float(smem.K(lane + 32 * c, col ^ (lane * 2)));", kWrong,
+     "normal one-hot"},
     {"03", "a swizzle wider than the row", "row % 32 * 2", "row % 64 * 2", kOutside},
 
     // Step 04
-    {"04",
-     "O not rescaled",
-     "for (int c = 0; c < d / 16; c++) o[r][c] *= alpha;",
-     "",
-     kWrong,
-     {"rising"}},
-    {"04", "l not rescaled", "l[r] *= alpha;", "", kWrong, {"rising"}},
-    {"04",
-     "columns of P in another order",
-     "smem.KV(key + 16 * e,",
-     "smem.KV(4 * key + e,",
-     kWrong,
-     {"normal", "one-hot"}},
+    {"04", "O not rescaled", "for (int c = 0; c < d / 16; c++) o[r][c] *= alpha;", "", kWrong,
+     "rising"},
+    {"04", "l not rescaled", "l[r] *= alpha;", "", kWrong, "rising"},
+    {"04", "columns of P in another order", "smem.KV(key + 16 * e,", "smem.KV(4 * key + e,", kWrong,
+     "normal one-hot"},
     {"04", "a misaligned load", "load<4>(matrix(first_row + row + i, col))",
      "load<4>(matrix(first_row + row + i, col + 1))", kMisaligned},
     {"04", "a misaligned row of P", "Tile<float, Br, Bc + 16> P", "Tile<float, Br, Bc + 18> P",
@@ -228,8 +188,8 @@ const std::vector<Plant> kPlants = {
      "load_tile<Bc, d>(smem.KV, gV, 0);", kWrong},
 
     // Step 05
-    {"05", "O not rescaled", "x[e] *= alpha;", ";", kWrong, {"rising"}},
-    {"05", "l not rescaled", "l[mt][r] *= alpha;", "", kWrong, {"rising"}},
+    {"05", "O not rescaled", "x[e] *= alpha;", ";", kWrong, "rising"},
+    {"05", "l not rescaled", "l[mt][r] *= alpha;", "", kWrong, "rising"},
     {"05", "P packed in the wrong order",
      "cvt_rn_f16x2(left[0], left[1]), cvt_rn_f16x2(left[2], left[3])",
      "cvt_rn_f16x2(left[2], left[3]), cvt_rn_f16x2(left[0], left[1])", kWrong},
@@ -245,12 +205,8 @@ const std::vector<Plant> kPlants = {
      "{ const auto v = ldmatrix_x4(smem.V(key + lane_row, col / 16 * 16 + lane_col)); "
      "mma(o[mt][col / 8], p, {v[0], v[1]}); }",
      kWrong},
-    {"05",
-     "last tile of K and V skipped",
-     "j < seqlen;",
-     "j < seqlen - Bc;",
-     kWrong,
-     {"normal", "rising", "one-hot", "equal-keys"}},
+    {"05", "last tile of K and V skipped", "j < seqlen;", "j < seqlen - Bc;", kWrong,
+     "normal rising one-hot equal-keys"},
     {"05", "rows of another warp", "warp_row = warp * m_tiles * 16", "warp_row = warp * 16",
      kWrong},
     {"05", "copies not waited for", "cp_async_wait<0>();", "", kStillWriting},
@@ -280,7 +236,8 @@ const std::vector<Plant> kPlants = {
      "by "
      "all\n",
      "__syncthreads();\n    cp_async_wait<0>();\n", kRace},
-    {"08", "a tile of K beyond the last", "if (j + Bc < seqlen) ", "", kOutside},
+    {"08", "a tile of K beyond the last", "if (j + Bc < seqlen) ", "", kOutside, "normal",
+     "--heads 2"},
     {"08", "the next K too early", "// S = Q K^T.",
      "if (j + Bc < seqlen) load_tile<Bc, d>(smem.K, gK, j + Bc);\n    // ", kStillWriting},
 
@@ -290,13 +247,8 @@ const std::vector<Plant> kPlants = {
 
     // Step 10
     {"10", "powers of e", "1.44269504f / sqrtf(d)", "1 / sqrtf(d)", kWrong},
-    {"10",
-     "the maximum in other units",
-     "m_new * scale_log2",
-     "m_new",
-     kWrong,
-     {"normal", "rising"}},
-    {"10", "O not rescaled", "x[e] *= alpha;", ";", kWrong, {"rising"}},
+    {"10", "the maximum in other units", "m_new * scale_log2", "m_new", kWrong, "normal rising"},
+    {"10", "O not rescaled", "x[e] *= alpha;", ";", kWrong, "rising"},
 
     // Step 11
     {"11", "one m tile twice", "warp_row + mt * 16 + lane_row", "warp_row + lane_row", kWrong},
@@ -311,824 +263,301 @@ const std::vector<Plant> kPlants = {
      "lane_key = lane % 16, lane_key_col = lane / 16 * 8", kWrong},
 
     // Step 14
-    {"14", "O not rescaled", "x[e] *= alpha;", ";", kWrong, {"rising"}},
-    {"14", "l not rescaled", "l[mt][r] *= alpha;", "", kWrong, {"rising"}},
-    {"14",
-     "a threshold beyond fp16",
-     "rescale_threshold = 8",
-     "rescale_threshold = 100",
-     kNotWritten,
-     {"rising"}},
-    {"14",
-     "each lane for itself",
-     "__any_sync(kAllLanes, must_rescale)",
-     "must_rescale",
-     kForEver,
-     {"one-hot"}},
-    {"14", "the new maximum not kept", "m[mt][r] = m_new;", "", kWrong, {"rising"}},
+    {"14", "O not rescaled", "x[e] *= alpha;", ";", kWrong, "rising"},
+    {"14", "l not rescaled", "l[mt][r] *= alpha;", "", kWrong, "rising"},
+    {"14", "a threshold beyond fp16", "rescale_threshold = 8", "rescale_threshold = 100",
+     kNotWritten, "rising"},
+    {"14", "each lane for itself", "__any_sync(kAllLanes, must_rescale)", "must_rescale", kForEver,
+     "one-hot"},
+    {"14", "the new maximum not kept", "m[mt][r] = m_new;", "", kWrong, "rising"},
 
     // Step 15
     {"15", "V not waited for", "cp_async_wait<0>();\n    __syncthreads();  // V is",
      "__syncthreads();  // V is", kStillWriting},
-    {"15",
-     "last tile of K and V skipped",
-     "j < seqlen;",
-     "j < seqlen - Bc;",
-     kWrong,
-     {"normal", "rising", "one-hot", "equal-keys"}},
+    {"15", "last tile of K and V skipped", "j < seqlen;", "j < seqlen - Bc;", kWrong,
+     "normal rising one-hot equal-keys"},
     {"15", "O begins with anything", "o[m_tiles][d / 8] = {}", "o[m_tiles][d / 8]", kNotWritten},
     {"15", "l begins with anything", "l[m_tiles][2] = {}", "l[m_tiles][2]", kNotWritten},
 
     // Step 20
-    {"20",
-     "the diagonal hidden",
-     "lane % 4 * 2 + e % 2 >",
-     "lane % 4 * 2 + e % 2 >=",
-     kNotWritten,
-     {"normal"},
-     "--causal"},
-    {"20",
-     "a key after the diagonal seen",
-     "lane % 4 * 2 + e % 2 >",
-     "lane % 4 * 2 + e % 2 - 1 >",
-     kWrong,
-     {"normal"},
-     "--causal"},
-    {"20",
-     "a mask on the first tile of two",
-     "if (causal && j + Bc - 1 > first_row + warp_row) {",
-     "if (causal && j == first_row) {",
-     kWrong,
-     {"normal"},
-     "--causal"},
-    {"20",
-     "a mask by the last row of the warp",
-     "j + Bc - 1 > first_row + warp_row)",
-     "j + Bc - 1 > first_row + warp_row + m_tiles * 16 - 1)",
-     kWrong,
-     {"normal"},
-     "--causal"},
-    {"20",
-     "the last tile at the diagonal skipped",
-     "causal ? first_row + Br : seqlen",
-     "causal ? first_row + Br - Bc : seqlen",
-     kWrong,
-     {"normal"},
-     "--causal"},
+    {"20", "the diagonal hidden", "lane % 4 * 2 + e % 2 >", "lane % 4 * 2 + e % 2 >=", kNotWritten,
+     "normal", "--causal"},
+    {"20", "a key after the diagonal seen", "lane % 4 * 2 + e % 2 >", "lane % 4 * 2 + e % 2 - 1 >",
+     kWrong, "normal", "--causal"},
+    {"20", "a mask on the first tile of two", "if (causal && j + Bc - 1 > first_row + warp_row) {",
+     "if (causal && j == first_row) {", kWrong, "normal", "--causal"},
+    {"20", "a mask by the last row of the warp", "j + Bc - 1 > first_row + warp_row)",
+     "j + Bc - 1 > first_row + warp_row + m_tiles * 16 - 1)", kWrong, "normal", "--causal"},
+    {"20", "the last tile at the diagonal skipped", "causal ? first_row + Br : seqlen",
+     "causal ? first_row + Br - Bc : seqlen", kWrong, "normal", "--causal"},
     {"20", "a mask where there is none", "if (causal && j", "if (j", kWrong},
-    {"20",
-     "a Q tile never written",
-     "p.seqlen_q / Br, sections",
-     "p.seqlen_q / Br - 1, sections",
-     kNotWritten,
-     {"normal"},
-     "--causal"},
-    {"20",
-     "the number of the head for that of the tile",
-     "(gridDim.y - 1 - blockIdx.y) * Br",
-     "(gridDim.y - 1 - blockIdx.x) * Br",
-     kGlobalRace,
-     {"normal"},
-     "--causal"},
+    {"20", "a Q tile never written", "p.seqlen_q / Br, sections", "p.seqlen_q / Br - 1, sections",
+     kNotWritten, "normal", "--causal"},
+    {"20", "the number of the head for that of the tile", "(gridDim.y - 1 - blockIdx.y) * Br",
+     "(gridDim.y - 1 - blockIdx.x) * Br", kGlobalRace, "normal", "--causal"},
 
     // Step 21
-    {"21",
-     "keys beyond the last seen",
-     "min(seqlen_k, row + query_0_sees))",
-     "row + query_0_sees)",
-     kWrong,
-     {"normal"},
-     "--seqlen 100"},
-    {"21",
-     "the ragged tile skipped",
-     "(keys_end + Bc - 1) / Bc * Bc - Bc",
-     "keys_end / Bc * Bc - Bc",
-     kWrong,
-     {"normal"},
-     "--seqlen 100"},
-    {"21",
-     "rows that are not there copied",
-     "!ragged || i < part.rows)",
-     "true)",
-     kOutside,
-     {"normal"},
-     "--seqlen 100"},
-    {"21",
-     "the tail of K not filled",
-     "load_tile<Bc, d, true>(smem.K, gK, last);",
+    {"21", "keys beyond the last seen", "min(seqlen_k, row + query_0_sees))", "row + query_0_sees)",
+     kWrong, "normal", "--seqlen 100"},
+    {"21", "the ragged tile skipped", "(keys_end + Bc - 1) / Bc * Bc - Bc",
+     "keys_end / Bc * Bc - Bc", kWrong, "normal", "--seqlen 100"},
+    {"21", "rows that are not there copied", "!ragged || i < part.rows)", "true)", kOutside,
+     "normal", "--seqlen 100"},
+    {"21", "the tail of K not filled", "load_tile<Bc, d, true>(smem.K, gK, last);",
      "for (int i = threadIdx.x / (d / 8); i < min(Bc, seqlen_k - last); i += num_warps * 32 / (d / "
      "8)) cp_async_16(smem.K(i, threadIdx.x % (d / 8) * 8), gK(last + i, threadIdx.x % (d / 8) * "
      "8));",
-     kNobodyWrote,
-     {"normal"},
-     "--seqlen 100"},
-    {"21",
-     "the tail of V not filled",
-     "load_tile<Bc, d, true>(smem.V, gV, last);",
+     kNobodyWrote, "normal", "--seqlen 100"},
+    {"21", "the tail of V not filled", "load_tile<Bc, d, true>(smem.V, gV, last);",
      "for (int i = threadIdx.x / (d / 8); i < min(Bc, seqlen_k - last); i += num_warps * 32 / (d / "
      "8)) cp_async_16(smem.V(i, threadIdx.x % (d / 8) * 8), gV(last + i, threadIdx.x % (d / 8) * "
      "8));",
-     kNobodyWrote,
-     {"normal"},
-     "--seqlen 100"},
-    {"21",
-     "rows that are not there stored",
-     "if (row >= seqlen_q) continue;",
-     "",
-     kOutside,
-     {"normal"},
-     "--seqlen 100"},
-    {"21",
-     "positions aligned at the first row",
-     "causal ? seqlen_k - seqlen_q + 1",
-     "causal ? 1",
-     kWrong,
-     {"normal"},
-     "--causal --seqlen 100 --seqlen-k 150"},
-    {"21",
-     "positions shifted the other way",
-     "seqlen_k - seqlen_q + 1",
-     "seqlen_q - seqlen_k + 1",
-     kWrong,
-     {"normal"},
-     "--causal --seqlen 100 --seqlen-k 150"},
-    {"21",
-     "minus infinity for no maximum",
-     "no_maximum = -1e30f",
-     "no_maximum = -INFINITY",
-     kNotWritten,
-     {"normal"},
-     "--causal --seqlen 200"},
-    {"21",
-     "a row without keys divided by zero",
-     "if (l[mt][r] == 0) l[mt][r] = 1;",
-     "",
-     kNotWritten,
-     {"normal"},
-     "--causal --seqlen 100 --seqlen-k 20"},
+     kNobodyWrote, "normal", "--seqlen 100"},
+    {"21", "rows that are not there stored", "if (row >= seqlen_q) continue;", "", kOutside,
+     "normal", "--seqlen 100"},
+    {"21", "positions aligned at the first row", "causal ? seqlen_k - seqlen_q + 1", "causal ? 1",
+     kWrong, "normal", "--causal --seqlen 100 --seqlen-k 150"},
+    {"21", "positions shifted the other way", "seqlen_k - seqlen_q + 1", "seqlen_q - seqlen_k + 1",
+     kWrong, "normal", "--causal --seqlen 100 --seqlen-k 150"},
+    {"21", "minus infinity for no maximum", "no_maximum = -1e30f", "no_maximum = -INFINITY",
+     kNotWritten, "normal", "--causal --seqlen 200"},
+    {"21", "a row without keys divided by zero", "if (l[mt][r] == 0) l[mt][r] = 1;", "",
+     kNotWritten, "normal", "--causal --seqlen 100 --seqlen-k 20"},
 
     // Step 22
-    {"22",
-     "strides of Q for K",
-     "problem.K, problem.K_strides",
-     "problem.K, problem.Q_strides",
-     kWrong,
-     {"normal"},
-     "--seqlen 100 --seqlen-k 150"},
-    {"22",
-     "strides of K for V",
-     "problem.V, problem.V_strides",
-     "problem.V, problem.K_strides",
-     kWrong,
-     {"normal"},
-     "--batch 2 --seqlen 100 --layout bnhd"},
-    {"22",
-     "strides of O for Q",
-     "problem.Q, problem.Q_strides",
-     "problem.Q, problem.O_strides",
-     kWrong,
-     {"normal"},
-     "--seqlen 100 --layout interleaved"},
-    {"22",
-     "strides of heads and rows swapped",
-     "h * strides.head + start * strides.row",
-     "h * strides.row + start * strides.head",
-     kGlobalRace,
-     {"normal"},
-     "--seqlen 100"},
-    {"22",
-     "the first batch element for all",
-     "b * strides.batch",
-     "0 * strides.batch",
-     kGlobalRace,
-     {"normal"},
-     "--seqlen 100 --batch 2"},
-    {"22",
-     "rows as of one head",
-     "rows, d, strides.row};",
-     "rows, d, d};",
-     kGlobalRace,
-     {"normal"},
-     "--seqlen 100 --layout bnhd"},
-    {"22",
-     "lengths of keys ignored",
-     "of_batch(problem.lengths_k, problem, b, problem.seqlen_k)",
-     "problem.seqlen_k",
-     kWrong,
-     {"normal"},
+    {"22", "strides of Q for K", "problem.K, problem.K_strides", "problem.K, problem.Q_strides",
+     kWrong, "normal", "--heads 2 --seqlen 100 --seqlen-k 150"},
+    {"22", "strides of K for V", "problem.V, problem.V_strides", "problem.V, problem.K_strides",
+     kWrong, "normal", "--batch 2 --seqlen 100 --layout bnhd"},
+    {"22", "strides of O for Q", "problem.Q, problem.Q_strides", "problem.Q, problem.O_strides",
+     kWrong, "normal", "--seqlen 100 --layout interleaved"},
+    {"22", "strides of heads and rows swapped", "h * strides.head + start * strides.row",
+     "h * strides.row + start * strides.head", kGlobalRace, "normal", "--heads 2 --seqlen 100"},
+    {"22", "the first batch element for all", "b * strides.batch", "0 * strides.batch", kGlobalRace,
+     "normal", "--seqlen 100 --batch 2"},
+    {"22", "rows as of one head", "rows, d, strides.row};", "rows, d, d};", kGlobalRace, "normal",
+     "--heads 2 --seqlen 100 --layout bnhd"},
+    {"22", "lengths of keys ignored", "of_batch(problem.lengths_k, problem, b, problem.seqlen_k)",
+     "problem.seqlen_k", kWrong, "normal", "--batch 2 --seqlen 100 --lengths 100:30,37:70"},
+    {"22", "lengths of queries ignored",
+     "of_batch(problem.lengths_q, problem, b, problem.seqlen_q)", "problem.seqlen_q", kWrong,
+     "normal", "--batch 2 --seqlen 100 --lengths 30:100,70:37"},
+    {"22", "lengths of the first sequence", "of_batch(problem.lengths_k, problem, b,",
+     "of_batch(problem.lengths_k, problem, 0,", kWrong, "normal",
      "--batch 2 --seqlen 100 --lengths 100:30,37:70"},
-    {"22",
-     "lengths of queries ignored",
-     "of_batch(problem.lengths_q, problem, b, problem.seqlen_q)",
-     "problem.seqlen_q",
-     kWrong,
-     {"normal"},
-     "--batch 2 --seqlen 100 --lengths 30:100,70:37"},
-    {"22",
-     "lengths of the first sequence",
-     "of_batch(problem.lengths_k, problem, b,",
-     "of_batch(problem.lengths_k, problem, 0,",
-     kWrong,
-     {"normal"},
-     "--batch 2 --seqlen 100 --lengths 100:30,37:70"},
-    {"22",
-     "the tail of V not filled",
-     "load_tile<Bc, d, true>(smem.V, gV, last);",
-     "load_tile<Bc, d>(smem.V, {gV.data, last + Bc, d, gV.stride}, last);",
-     kWrong,
-     {"normal"},
+    {"22", "the tail of V not filled", "load_tile<Bc, d, true>(smem.V, gV, last);",
+     "load_tile<Bc, d>(smem.V, {gV.data, last + Bc, d, gV.stride}, last);", kWrong, "normal",
      "--seqlen 128 --lengths 70"},
-    {"22",
-     "keys of the neighbour",
-     "of_batch(problem.cu_seqlens_k, problem, b, 0)",
-     "of_batch(problem.cu_seqlens_k, problem, (b + 1) % problem.batch, 0)",
-     kWrong,
-     {"normal"},
+    {"22", "keys of the neighbour", "of_batch(problem.cu_seqlens_k, problem, b, 0)",
+     "of_batch(problem.cu_seqlens_k, problem, (b + 1) % problem.batch, 0)", kWrong, "normal",
      "--batch 2 --seqlen 100 --layout packed --lengths 70,70"},
-    {"22",
-     "queries of the neighbour",
-     "of_batch(problem.cu_seqlens_q, problem, b, 0)",
-     "of_batch(problem.cu_seqlens_q, problem, (b + 1) % problem.batch, 0)",
-     kWrong,
-     {"normal"},
+    {"22", "queries of the neighbour", "of_batch(problem.cu_seqlens_q, problem, b, 0)",
+     "of_batch(problem.cu_seqlens_q, problem, (b + 1) % problem.batch, 0)", kWrong, "normal",
      "--batch 2 --seqlen 100 --layout packed --lengths 70,70"},
-    {"22",
-     "every sequence where the first begins",
-     "of_batch(problem.cu_seqlens_q, problem, b, 0)",
-     "0",
-     kGlobalRace,
-     {"normal"},
-     "--batch 2 --seqlen 100 --layout packed --lengths 100,37"},
-    {"22",
-     "rows of the next sequence stored",
-     "if (row >= seqlen_q) continue;",
-     "if (row >= problem.seqlen_q) continue;",
-     kOutside,
-     {"normal"},
+    {"22", "every sequence where the first begins", "of_batch(problem.cu_seqlens_q, problem, b, 0)",
+     "0", kGlobalRace, "normal", "--batch 2 --seqlen 100 --layout packed --lengths 100,37"},
+    {"22", "rows of the next sequence stored", "if (row >= seqlen_q) continue;",
+     "if (row >= problem.seqlen_q) continue;", kOutside, "normal",
      "--batch 2 --seqlen 100 --layout packed --lengths 100,37"},
 
     // Step 23
-    {"23",
-     "heads of a group far apart",
-     "h / (problem.heads / problem.kv_heads)",
-     "h % problem.kv_heads",
-     kWrong,
-     {"normal"},
+    {"23", "heads of a group far apart", "h / (problem.heads / problem.kv_heads)",
+     "h % problem.kv_heads", kWrong, "normal", "--seqlen 100 --heads 6 --kv-heads 3"},
+    {"23", "as many heads per group as groups", "h / (problem.heads / problem.kv_heads)",
+     "h / problem.kv_heads", kWrong, "normal", "--seqlen 100 --heads 6 --kv-heads 3"},
+    {"23", "a head of K and V for each query head", "h / (problem.heads / problem.kv_heads)",
+     "min(h, problem.kv_heads - 1)", kWrong, "normal", "--seqlen 100 --heads 6 --kv-heads 3"},
+    {"23", "V of the group before", "problem.V_strides, b, kv_h,",
+     "problem.V_strides, b, max(0, kv_h - 1),", kWrong, "normal",
      "--seqlen 100 --heads 6 --kv-heads 3"},
-    {"23",
-     "as many heads per group as groups",
-     "h / (problem.heads / problem.kv_heads)",
-     "h / problem.kv_heads",
-     kWrong,
-     {"normal"},
-     "--seqlen 100 --heads 6 --kv-heads 3"},
-    {"23",
-     "a head of K and V for each query head",
-     "h / (problem.heads / problem.kv_heads)",
-     "min(h, problem.kv_heads - 1)",
-     kWrong,
-     {"normal"},
-     "--seqlen 100 --heads 6 --kv-heads 3"},
-    {"23",
-     "V of the group before",
-     "problem.V_strides, b, kv_h,",
-     "problem.V_strides, b, max(0, kv_h - 1),",
-     kWrong,
-     {"normal"},
-     "--seqlen 100 --heads 6 --kv-heads 3"},
-    {"23",
-     "K of the first group",
-     "problem.K_strides, b, kv_h,",
-     "problem.K_strides, b, 0,",
-     kWrong,
-     {"normal"},
-     "--seqlen 100 --heads 6 --kv-heads 3"},
+    {"23", "K of the first group", "problem.K_strides, b, kv_h,", "problem.K_strides, b, 0,",
+     kWrong, "normal", "--seqlen 100 --heads 6 --kv-heads 3"},
 
     // Step 24
-    {"24",
-     "the angles of the wrong pairs",
-     "halves ? col + 4 * n",
-     "halves ? col + 4 * (1 - n)",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --rope halves"},
-    {"24",
-     "halves for neighbours",
-     "problem.rope == Rope::kHalves",
-     "problem.rope != Rope::kNone",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --rope neighbours"},
-    {"24",
-     "an element of each half for neighbours",
-     "x[n][2 * e + 1]",
-     "x[1 - n][2 * e + 1]",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --rope neighbours"},
-    {"24",
-     "half of the pairs backwards",
-     "sin[e] + b_before * cos[e]",
-     "sin[e] - b_before * cos[e]",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --rope halves"},
-    {"24",
-     "position off by one",
-     "first_row + seqlen_k - seqlen_q);",
-     "first_row + seqlen_k - seqlen_q - 1);",
-     kWrong,
-     {"normal"},
+    {"24", "the angles of the wrong pairs", "halves ? col + 4 * n", "halves ? col + 4 * (1 - n)",
+     kWrong, "normal", "--seqlen 200 --rope halves"},
+    {"24", "halves for neighbours", "problem.rope == Rope::kHalves", "problem.rope != Rope::kNone",
+     kWrong, "normal", "--seqlen 200 --rope neighbours"},
+    {"24", "an element of each half for neighbours", "x[n][2 * e + 1]", "x[1 - n][2 * e + 1]",
+     kWrong, "normal", "--seqlen 200 --rope neighbours"},
+    {"24", "half of the pairs backwards", "sin[e] + b_before * cos[e]",
+     "sin[e] - b_before * cos[e]", kWrong, "normal", "--seqlen 200 --rope halves"},
+    {"24", "position off by one", "first_row + seqlen_k - seqlen_q);",
+     "first_row + seqlen_k - seqlen_q - 1);", kWrong, "normal",
      "--seqlen 150 --seqlen-k 250 --rope halves"},
-    {"24",
-     "Q rotated by its row",
-     "first_row + seqlen_k - seqlen_q);",
-     "first_row);",
-     kWrong,
-     {"normal"},
+    {"24", "Q rotated by its row", "first_row + seqlen_k - seqlen_q);", "first_row);", kWrong,
+     "normal", "--seqlen 150 --seqlen-k 250 --rope halves"},
+    {"24", "K rotated by the position of the query in its place", "problem, first_row);\n}",
+     "problem, first_row + problem.seqlen_k - problem.seqlen_q);\n}", kOutside, "normal",
      "--seqlen 150 --seqlen-k 250 --rope halves"},
-    {"24",
-     "K rotated by the position of the query in its place",
-     "problem, first_row);\n}",
-     "problem, first_row + problem.seqlen_k - problem.seqlen_q);\n}",
-     kOutside,
-     {"normal"},
-     "--seqlen 150 --seqlen-k 250 --rope halves"},
-    {"24",
-     "K rotated by its row in the tile",
-     "rotated_rows), problem, first_row);",
-     "rotated_rows), problem, 0);",
-     kWrong,
-     {"normal"},
+    {"24", "K rotated by its row in the tile", "rotated_rows), problem, first_row);",
+     "rotated_rows), problem, 0);", kWrong, "normal", "--seqlen 200 --rope halves"},
+    {"24", "only Q rotated", "if (p.rope != Rope::kNone) rotate_keys_beforehand<d>(p);", "", kWrong,
+     "normal", "--seqlen 200 --rope halves"},
+    {"24", "only K rotated", "min(Br, seqlen_q - first_row)", "0", kWrong, "normal",
      "--seqlen 200 --rope halves"},
-    {"24",
-     "only Q rotated",
-     "if (p.rope != Rope::kNone) rotate_keys_beforehand<d>(p);",
-     "",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --rope halves"},
-    {"24",
-     "only K rotated",
-     "min(Br, seqlen_q - first_row)",
-     "0",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --rope halves"},
-    {"24",
-     "rotated keys where packed keys begin",
-     "p.cu_seqlens_k ? 0 : sequence",
-     "sequence",
-     kNoMemory,
-     {"normal"},
+    {"24", "rotated keys where packed keys begin", "p.cu_seqlens_k ? 0 : sequence", "sequence",
+     kNoMemory, "normal",
      "--heads 1 --seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
-    {"24",
-     "keys of the first sequence",
-     "of_batch(problem.cu_seqlens_k, problem, b, 0) + first_row;",
-     "first_row;",
-     kGlobalRace,
-     {"normal"},
-     "--seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
-    {"24",
-     "one head of keys rotated",
-     "rotated_rows, p.kv_heads, p.batch)",
-     "rotated_rows, 1, p.batch)",
-     kNotWritten,
-     {"normal"},
-     "--seqlen 200 --rope halves"},
-    {"24",
-     "Q rotated before it is there",
-     "cp_async_wait<1>();",
-     "",
-     kStillWriting,
-     {"normal"},
+    {"24", "keys of the first sequence",
+     "of_batch(problem.cu_seqlens_k, problem, b, 0) + first_row;", "first_row;", kGlobalRace,
+     "normal", "--seqlen 200 --batch 3 --lengths 100,150,200 --layout packed --rope halves"},
+    {"24", "one head of keys rotated", "rotated_rows, p.kv_heads, p.batch)",
+     "rotated_rows, 1, p.batch)", kNotWritten, "normal", "--heads 2 --seqlen 200 --rope halves"},
+    {"24", "Q rotated before it is there", "cp_async_wait<1>();", "", kStillWriting, "normal",
      "--seqlen 200 --rope halves"},
 
     // Step 25
-    {"25",
-     "pages of another sequence",
-     "place_of<d>(p, b, kv_h,",
-     "place_of<d>(p, 0, kv_h,",
-     kWrong,
-     {"normal"},
-     "--batch 2 --seqlen 1 --seqlen-k 100 --page-size 16"},
-    {"25",
-     "the page before",
-     "kv_h, key, seqlen_k",
-     "kv_h, max(0, key - 16), seqlen_k",
-     kWrong,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 100 --page-size 16"},
-    {"25",
-     "heads of another group",
-     "head = kv_h * group",
-     "head = (kv_h ^ 1) * group",
-     kWrong,
-     {"normal"},
-     "--heads 4 --kv-heads 2 --seqlen 1 --seqlen-k 100"},
-    {"25",
-     "new keys stored in the wrong row",
-     "append<d>(p, b, kv_h, seqlen_k)",
-     "append<d>(p, b, kv_h, seqlen_k - 1)",
-     kStillReading,
-     {"normal"},
+    {"25", "pages of another sequence", "place_of<d>(p, b, kv_h,", "place_of<d>(p, 0, kv_h,",
+     kWrong, "normal", "--batch 2 --seqlen 1 --seqlen-k 100 --page-size 16"},
+    {"25", "the page before", "kv_h, key, seqlen_k", "kv_h, max(0, key - 16), seqlen_k", kWrong,
+     "normal", "--seqlen 1 --seqlen-k 100 --page-size 16"},
+    {"25", "heads of another group", "head = kv_h * group", "head = (kv_h ^ 1) * group", kWrong,
+     "normal", "--heads 4 --kv-heads 2 --seqlen 1 --seqlen-k 100"},
+    {"25", "new keys stored in the wrong row", "append<d>(p, b, kv_h, seqlen_k)",
+     "append<d>(p, b, kv_h, seqlen_k - 1)", kStillReading, "normal",
      "--seqlen 1 --seqlen-k 100 --append 2"},
-    {"25",
-     "new keys not stored",
-     "if (blockIdx.x == 0) append",
-     "if (false) append",
-     kWrong,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 100 --append 2"},
-    {"25",
-     "new keys read from the cache",
-     "kv_h, key, seqlen_k - p.seqlen_new)",
-     "kv_h, key, seqlen_k)",
-     kStillReading,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 100 --append 2"},
-    {"25",
-     "a tail that is not there",
-     "place, seqlen_k - next)",
-     "place, keys)",
-     kNoMemory,
-     {"normal"},
+    {"25", "new keys not stored", "if (blockIdx.x == 0) append", "if (false) append", kWrong,
+     "normal", "--seqlen 1 --seqlen-k 100 --append 2"},
+    {"25", "new keys read from the cache", "kv_h, key, seqlen_k - p.seqlen_new)",
+     "kv_h, key, seqlen_k)", kStillReading, "normal", "--seqlen 1 --seqlen-k 100 --append 2"},
+    {"25", "a tail that is not there", "place, seqlen_k - next)", "place, keys)", kNoMemory,
+     "normal", "--seqlen 1 --seqlen-k 100"},
+    {"25", "a tail that is not masked", "if (j + keys > keys_seen(0))", "if (false)", kWrong,
+     "normal", "--seqlen 1 --seqlen-k 100"},
+    {"25", "each query masked as the first", ">= keys_seen(lane / 4 + e / 2 * 8)",
+     ">= keys_seen(0)", kWrong, "normal", "--causal --seqlen 3 --seqlen-k 100"},
+    {"25", "last tile of keys skipped", "j < keys_end;", "j + keys < keys_end;", kWrong, "normal",
      "--seqlen 1 --seqlen-k 100"},
-    {"25",
-     "a tail that is not masked",
-     "if (j + keys > keys_seen(0))",
-     "if (false)",
-     kWrong,
-     {"normal"},
+    {"25", "a tile not waited for", "cp_async_wait<stages - 2>();\n    __syncwarp();",
+     "__syncwarp();", kStillWriting, "normal", "--seqlen 1 --seqlen-k 300"},
+    {"25", "copies into a tile that is being read", "__syncwarp();  // the tile is there", "//",
+     kRace, "normal", "--seqlen 1 --seqlen-k 600"},
+    {"25", "a part over the last V", "__syncwarp();  // the last V has", "// ", kRace, "normal",
      "--seqlen 1 --seqlen-k 100"},
-    {"25",
-     "each query masked as the first",
-     ">= keys_seen(lane / 4 + e / 2 * 8)",
-     ">= keys_seen(0)",
-     kWrong,
-     {"normal"},
-     "--causal --seqlen 3 --seqlen-k 100"},
-    {"25",
-     "last tile of keys skipped",
-     "j < keys_end;",
-     "j + keys < keys_end;",
-     kWrong,
-     {"normal"},
+    {"25", "parts not waited for", "__syncthreads();  // the parts", "//", kRace, "normal",
      "--seqlen 1 --seqlen-k 100"},
-    {"25",
-     "a tile not waited for",
-     "cp_async_wait<stages - 2>();\n    __syncwarp();",
-     "__syncwarp();",
-     kStillWriting,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 300"},
-    {"25",
-     "copies into a tile that is being read",
-     "__syncwarp();  // the tile is there",
-     "//",
-     kRace,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 600"},
-    {"25",
-     "a part over the last V",
-     "__syncwarp();  // the last V has",
-     "// ",
-     kRace,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 100"},
-    {"25",
-     "parts not waited for",
-     "__syncthreads();  // the parts",
-     "//",
-     kRace,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 100"},
-    {"25",
-     "one warp's part missing",
-     "for (auto &of_warp : smem.warp) sum.add(",
-     "for (auto &of_warp : smem.warp) if (&of_warp > smem.warp) sum.add(",
-     kWrong,
-     {"normal"},
+    {"25", "one warp's part missing", "for (auto &of_warp : smem.warp) sum.add(",
+     "for (auto &of_warp : smem.warp) if (&of_warp > smem.warp) sum.add(", kWrong, "normal",
      "--seqlen 1 --seqlen-k 100"},
 
     // Step 26
-    {"26",
-     "a split skipped",
-     "int j = 0; j < splits",
-     "int j = 1; j < splits",
-     kWrong,
-     {"normal"},
+    {"26", "a split skipped", "int j = 0; j < splits", "int j = 1; j < splits", kWrong, "normal",
      "--seqlen 1 --seqlen-k 200 --splits 3"},
-    {"26",
-     "weights of another row",
-     "part_at<d>(parts, j * rows + i / d, i % d)",
-     "part_at<d>(parts, j * rows + (i / d ^ 1), i % d)",
-     kWrong,
-     {"normal"},
+    {"26", "weights of another row", "part_at<d>(parts, j * rows + i / d, i % d)",
+     "part_at<d>(parts, j * rows + (i / d ^ 1), i % d)", kWrong, "normal",
      "--heads 4 --kv-heads 1 --seqlen 1 --seqlen-k 200 --splits 3"},
-    {"26",
-     "weights swapped",
-     "sum.add(part_at<d>(parts, j * rows + i / d, i % d));",
+    {"26", "weights swapped", "sum.add(part_at<d>(parts, j * rows + i / d, i % d));",
      "{ Part part = part_at<d>(parts, j * rows + i / d, i % d); const float m = sum.m; "
      "sum.m = part.m; part.m = m; sum.add(part); }",
-     kWrong,
-     {"normal"},
+     kWrong, "normal", "--seqlen 1 --seqlen-k 200 --splits 3"},
+    {"26", "every split has the first keys, too",
+     "(tiles / splits * split + min(split, tiles % splits)) * keys", "0", kWrong, "normal",
      "--seqlen 1 --seqlen-k 200 --splits 3"},
-    {"26",
-     "every split has the first keys, too",
-     "(tiles / splits * split + min(split, tiles % splits)) * keys",
-     "0",
-     kWrong,
-     {"normal"},
+    {"26", "the last is never found", "splits - 1) == 1", "splits) == 1", kNotWritten, "normal",
      "--seqlen 1 --seqlen-k 200 --splits 3"},
-    {"26",
-     "the last is never found",
-     "splits - 1) == 1",
-     "splits) == 1",
-     kNotWritten,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 200 --splits 3"},
-    {"26",
-     "each thinks that it is the last",
-     "splits - 1) == 1",
-     "splits - 1) > 0",
-     kGlobalRace,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 200 --splits 3"},
-    {"26",
-     "a part counted before it is there",
-     "__syncthreads();  // the part is there",
-     "//",
-     kGlobalRace,
-     {"normal"},
-     "--heads 4 --kv-heads 1 --seqlen 1 --seqlen-k 200 --splits 3"},
-    {"26",
-     "no fence before the counter",
-     "__threadfence();  // and for every block",
-     "//",
-     kGlobalRace,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 200 --splits 3"},
-    {"26",
-     "no fence after the counter",
-     "__threadfence();  // and if it is the last",
-     "//",
-     kGlobalRace,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 200 --splits 3"},
+    {"26", "each thinks that it is the last", "splits - 1) == 1", "splits - 1) > 0", kGlobalRace,
+     "normal", "--seqlen 1 --seqlen-k 200 --splits 3"},
+    {"26", "a part counted before it is there", "__syncthreads();  // the part is there", "//",
+     kGlobalRace, "normal", "--heads 4 --kv-heads 1 --seqlen 1 --seqlen-k 200 --splits 3"},
+    {"26", "no fence before the counter", "__threadfence();  // and for every block", "//",
+     kGlobalRace, "normal", "--seqlen 1 --seqlen-k 200 --splits 3"},
+    {"26", "no fence after the counter", "__threadfence();  // and if it is the last", "//",
+     kGlobalRace, "normal", "--seqlen 1 --seqlen-k 200 --splits 3"},
 
     // Step 27
-    {"27",
-     "a window one key too long",
-     "(k < sees - window &&",
-     "(k < sees - window - 1 &&",
-     kWrong,
-     {"normal"},
+    {"27", "a window one key too long", "(k < sees - window &&", "(k < sees - window - 1 &&",
+     kWrong, "normal", "--seqlen 200 --window 100"},
+    {"27", "a window one key too short", "(k < sees - window &&", "(k < sees - window + 1 &&",
+     kWrong, "normal", "--seqlen 200 --window 100"},
+    {"27", "a window that goes on after the query", "problem.causal || problem.window ?",
+     "problem.causal ?", kWrong, "normal", "--seqlen 200 --window 100"},
+    {"27", "the edge of the window not masked", "(j < in_all_windows &&", "(false &&", kWrong,
+     "normal", "--seqlen 200 --window 100"},
+    {"27", "the edge of the first row of the warp",
+     "warp_row + m_tiles * 16 - 1 + query_0_sees - window", "warp_row + query_0_sees - window",
+     kWrong, "normal", "--seqlen 200 --window 100"},
+    {"27", "the window of the last row of the tile", "max(0, first_row + query_0_sees - window)",
+     "max(0, first_row + Br - 1 + query_0_sees - window)", kWrong, "normal",
      "--seqlen 200 --window 100"},
-    {"27",
-     "a window one key too short",
-     "(k < sees - window &&",
-     "(k < sees - window + 1 &&",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --window 100"},
-    {"27",
-     "a window that goes on after the query",
-     "problem.causal || problem.window ?",
-     "problem.causal ?",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --window 100"},
-    {"27",
-     "the edge of the window not masked",
-     "(j < in_all_windows &&",
-     "(false &&",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --window 100"},
-    {"27",
-     "the edge of the first row of the warp",
-     "warp_row + m_tiles * 16 - 1 + query_0_sees - window",
-     "warp_row + query_0_sees - window",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --window 100"},
-    {"27",
-     "the window of the last row of the tile",
-     "max(0, first_row + query_0_sees - window)",
-     "max(0, first_row + Br - 1 + query_0_sees - window)",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --window 100"},
-    {"27",
-     "the sinks masked",
-     " && k >= problem.sinks)",
-     ")",
-     kWrong,
-     {"normal"},
+    {"27", "the sinks masked", " && k >= problem.sinks)", ")", kWrong, "normal",
      "--seqlen 200 --window 100 --sinks 4"},
-    {"27",
-     "one sink more",
-     "k >= problem.sinks)",
-     "k > problem.sinks)",
-     kWrong,
-     {"normal"},
+    {"27", "one sink more", "k >= problem.sinks)", "k > problem.sinks)", kWrong, "normal",
      "--seqlen 200 --window 100 --sinks 4"},
-    {"27",
-     "a tile with a sink not masked",
-     "&& j + Bc > problem.sinks)",
-     "&& j >= problem.sinks)",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --window 100 --sinks 4"},
-    {"27",
-     "tiles of sinks not visited",
-     "min(j - Bc, sinks_last)",
-     "-Bc",
-     kWrong,
-     {"normal"},
+    {"27", "a tile with a sink not masked", "&& j + Bc > problem.sinks)", "&& j >= problem.sinks)",
+     kWrong, "normal", "--seqlen 200 --window 100 --sinks 4"},
+    {"27", "tiles of sinks not visited", "min(j - Bc, sinks_last)", "-Bc", kWrong, "normal",
      "--seqlen 300 --window 50 --sinks 100"},
-    {"27",
-     "a tile of sinks jumped over",
-     "min(problem.sinks, seqlen_k) + Bc - 1",
-     "min(problem.sinks, seqlen_k)",
-     kWrong,
-     {"normal"},
-     "--seqlen 300 --window 50 --sinks 100"},
-    {"27",
-     "the jump a tile early",
-     "next = j == window_first ?",
-     "next = j == window_first + Bc ?",
-     kWrong,
-     {"normal"},
-     "--seqlen 300 --window 50 --sinks 100"},
-    {"27",
-     "tiles of sinks in the window visited twice",
+    {"27", "a tile of sinks jumped over", "min(problem.sinks, seqlen_k) + Bc - 1",
+     "min(problem.sinks, seqlen_k)", kWrong, "normal", "--seqlen 300 --window 50 --sinks 100"},
+    {"27", "the jump a tile early", "next = j == window_first ?", "next = j == window_first + Bc ?",
+     kWrong, "normal", "--seqlen 300 --window 50 --sinks 100"},
+    {"27", "tiles of sinks in the window visited twice",
      "for (int j = last, next; j >= 0; j = next) {\n    next = j == window_first ? min(j - Bc, "
      "sinks_last) :",
      "for (int j = last, next, jumped = 0; j >= 0; j = next) {\n    next = j == window_first && "
      "!jumped++ ? sinks_last :",
-     kWrong,
-     {"normal"},
-     "--seqlen 200 --window 100 --sinks 100"},
-    {"27",
-     "K of the tile before the window",
-     "load_tile<Bc, d>(smem.K, gK, next)",
-     "load_tile<Bc, d>(smem.K, gK, max(0, j - Bc))",
-     kWrong,
-     {"normal"},
+     kWrong, "normal", "--seqlen 200 --window 100 --sinks 100"},
+    {"27", "K of the tile before the window", "load_tile<Bc, d>(smem.K, gK, next)",
+     "load_tile<Bc, d>(smem.K, gK, max(0, j - Bc))", kWrong, "normal",
      "--seqlen 300 --window 50 --sinks 100"},
 
     // Step 28
-    {"28",
-     "P of bf16 rounded as fp16",
-     "cvt_rn_x2<T>(left[0], left[1])",
-     "cvt_rn_f16x2(left[0], left[1])",
-     kWrong,
-     {"normal"},
-     "--type bf16 --seqlen 130"},
-    {"28",
-     "half of the products of bf16 as of fp16",
-     "mma<T>(s[mt][key / 8], q",
-     "mma<half>(s[mt][key / 8], q",
-     kWrong,
-     {"normal", "rising"},
-     "--type bf16 --seqlen 130 --causal"},
-    {"28",
-     "the last columns of Q K^T missed where they are 16",
+    {"28", "P of bf16 rounded as fp16", "cvt_rn_x2<T>(left[0], left[1])",
+     "cvt_rn_f16x2(left[0], left[1])", kWrong, "normal", "--type bf16 --seqlen 130"},
+    {"28", "half of the products of bf16 as of fp16", "mma<T>(s[mt][key / 8], q",
+     "mma<half>(s[mt][key / 8], q", kWrong, "normal rising", "--type bf16 --seqlen 130 --causal"},
+    {"28", "the last columns of Q K^T missed where they are 16",
      "col < d; col += 16) {\n      for (int mt",
-     "col < d / 32 * 32; col += 16) {\n      for (int mt",
-     kWrong,
-     {"normal"},
+     "col < d / 32 * 32; col += 16) {\n      for (int mt", kWrong, "normal",
      "--head-dim 80 --seqlen 130"},
-    {"28",
-     "the last columns of O missed where they are 16",
-     "col < d; col += 16) {\n        const",
-     "col < d / 32 * 32; col += 16) {\n        const",
-     kWrong,
-     {"normal", "equal-keys"},
+    {"28", "the last columns of O missed where they are 16", "col < d; col += 16) {\n        const",
+     "col < d / 32 * 32; col += 16) {\n        const", kWrong, "normal equal-keys",
      "--head-dim 80 --seqlen 130"},
-    {"28",
-     "rows of 96 written as if they were of 128",
-     "tile(row + i, col + c)",
-     "tile(row + i, (col + c) ^ (row / 2 ^ row) % 4 * 8)",
-     kWrong,
-     {"normal", "one-hot"},
+    {"28", "rows of 96 written as if they were of 128", "tile(row + i, col + c)",
+     "tile(row + i, (col + c) ^ (row / 2 ^ row) % 4 * 8)", kWrong, "normal one-hot",
      "--head-dim 96 --seqlen 130"},
-    {"28",
-     "copies by 8 threads of rows that 8 do not divide",
-     "d % 64 == 0 ? 8 : d % 32 == 0 ? 4 : 2",
-     "8",
-     kOutside,
-     {"normal"},
+    {"28", "copies by 8 threads of rows that 8 do not divide",
+     "d % 64 == 0 ? 8 : d % 32 == 0 ? 4 : 2", "8", kOutside, "normal",
      "--head-dim 80 --seqlen 130"},
-    {"28",
-     "the rows of 4 warps for 8",
-     "Br / tiling<d>.num_warps / 16",
-     "Br / 4 / 16",
-     kOutside,
-     {"normal"},
-     "--head-dim 192 --seqlen 130"},
+    {"28", "the rows of 4 warps for 8", "Br / tiling<d>.num_warps / 16", "Br / 4 / 16", kOutside,
+     "normal", "--head-dim 192 --seqlen 130"},
 
     // Step 29
-    {"29",
-     "pages of the first sequence",
-     "table(b, key / size)",
-     "table(0, key / size)",
-     kWrong,
-     {"normal"},
-     "--page-size 8 --batch 2 --seqlen 40"},
-    {"29",
-     "the upper half of a tile of pages as the lower",
-     "row >= k * 32",
-     "false",
-     kWrong,
-     {"normal"},
-     "--page-size 8 --seqlen 100"},
-    {"29",
-     "new keys one row too early",
-     "seqlen_k) - length + i",
-     "seqlen_k) - length - 1 + i",
-     kWrong,
-     {"normal"},
-     "--append 3 --seqlen 3 --seqlen-k 50"},
-    {"29",
-     "new keys turned as if they began the sequence",
-     "left, right, to, key, col",
-     "left, right, to, i, col",
-     kWrong,
-     {"normal"},
+    {"29", "pages of the first sequence", "table(b, key / size)", "table(0, key / size)", kWrong,
+     "normal", "--page-size 8 --batch 2 --seqlen 40"},
+    {"29", "the upper half of a tile of pages as the lower", "row >= k * 32", "false", kWrong,
+     "normal", "--page-size 8 --seqlen 100"},
+    {"29", "new keys one row too early", "seqlen_k) - length + i", "seqlen_k) - length - 1 + i",
+     kWrong, "normal", "--append 3 --seqlen 3 --seqlen-k 50"},
+    {"29", "new keys turned as if they began the sequence", "left, right, to, key, col",
+     "left, right, to, i, col", kWrong, "normal",
      "--append 3 --seqlen 3 --seqlen-k 50 --rope halves"},
-    {"29",
-     "new keys not stored where all keys turn",
-     "if (p.K_new) {",
-     "if (p.K_new && p.rope == Rope::kNone) {",
-     kWrong,
-     {"normal"},
+    {"29", "new keys not stored where all keys turn", "if (p.K_new) {",
+     "if (p.K_new && p.rope == Rope::kNone) {", kWrong, "normal",
      "--append 3 --seqlen 33 --seqlen-k 50 --rope neighbours"},
-    {"29",
-     "queries of new tokens not turned",
-     "p.rope != Rope::kNone && position_of(row) >= 0",
-     "false",
-     kWrong,
-     {"normal"},
-     "--seqlen 2 --seqlen-k 50 --rope halves"},
-    {"29",
-     "values left in their pages",
-     "left.V_strides = left.K_strides;",
-     "",
-     kNoMemory,
-     {"normal"},
-     "--page-size 8 --seqlen 40 --rope halves --layout bnhd"},
-    {"29",
-     "strides of K for V, of prompts",
-     "problem.V, problem.V_strides",
-     "problem.V, problem.K_strides",
-     kWrong,
-     {"normal"},
-     "--batch 2 --seqlen 100 --layout bnhd"},
-    {"29",
-     "strides of K for V, of new tokens",
-     "at(p.V, p.V_strides)",
-     "at(p.V, p.K_strides)",
-     kWrong,
-     {"normal"},
-     "--batch 2 --seqlen 2 --seqlen-k 300 --layout packed --lengths 2:300,1:200"},
-    {"29",
-     "sinks at the window",
-     "tile < sink_tiles ? tile :",
-     "tile < 0 ? tile :",
-     kWrong,
-     {"normal"},
-     "--seqlen 2 --seqlen-k 300 --window 20 --sinks 5 --splits 1"},
-    {"29",
-     "a window one key too wide in decoding",
-     "max(0, seen(row) - p.window)",
-     "max(0, seen(row) - p.window - 1)",
-     kWrong,
-     {"normal"},
+    {"29", "queries of new tokens not turned", "p.rope != Rope::kNone && position_of(row) >= 0",
+     "false", kWrong, "normal", "--seqlen 2 --seqlen-k 50 --rope halves"},
+    {"29", "values left in their pages", "left.V_strides = left.K_strides;", "", kNoMemory,
+     "normal", "--page-size 8 --seqlen 40 --rope halves --layout bnhd"},
+    {"29", "strides of K for V, of prompts", "problem.V, problem.V_strides",
+     "problem.V, problem.K_strides", kWrong, "normal", "--batch 2 --seqlen 100 --layout bnhd"},
+    {"29", "strides of K for V, of new tokens", "at(p.V, p.V_strides)", "at(p.V, p.K_strides)",
+     kWrong, "normal", "--batch 2 --seqlen 2 --seqlen-k 300 --layout packed --lengths 2:300,1:200"},
+    {"29", "sinks at the window", "tile < sink_tiles ? tile :", "tile < 0 ? tile :", kWrong,
+     "normal", "--seqlen 2 --seqlen-k 300 --window 20 --sinks 5 --splits 1"},
+    {"29", "a window one key too wide in decoding", "max(0, seen(row) - p.window)",
+     "max(0, seen(row) - p.window - 1)", kWrong, "normal",
      "--seqlen 2 --seqlen-k 300 --window 20 --splits 1"},
-    {"29",
-     "a split begins a tile late",
-     "split / splits + warp",
-     "split / splits + warp + (split > 0)",
-     kWrong,
-     {"normal"},
+    {"29", "a split begins a tile late", "split / splits + warp",
+     "split / splits + warp + (split > 0)", kWrong, "normal",
      "--seqlen 1 --seqlen-k 300 --splits 3"},
-    {"29",
-     "the last block does not wait for what others have stored",
-     "__threadfence();  // and if it is the last",
-     "// and if it is the last",
-     kGlobalRace,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 300 --splits 2"},
-    {"29",
-     "the copy of the keys over the parts",
-     "workspace + counters_bytes + parts_bytes<T, d>(problem)",
-     "workspace + counters_bytes",
-     kGlobalRace,
-     {"normal"},
-     "--seqlen 1 --seqlen-k 300 --splits 2 --rope halves"},
+    {"29", "the last block does not wait for what others have stored",
+     "__threadfence();  // and if it is the last", "// and if it is the last", kGlobalRace,
+     "normal", "--seqlen 1 --seqlen-k 300 --splits 2"},
+    {"29", "the copy of the keys over the parts",
+     "workspace + counters_bytes + parts_bytes<T, d>(problem)", "workspace + counters_bytes",
+     kGlobalRace, "normal", "--seqlen 1 --seqlen-k 300 --splits 2 --rope halves"},
 
     // Step 30
     {"30", "V waited for by the wrong parity", "mbarrier_wait(smem.V_full, parity)",
@@ -1153,15 +582,11 @@ const std::vector<Plant> kPlants = {
     {"30", "V of the tile before", "tma_load(smem.V, V, j,", "tma_load(smem.V, V, j - Bc,",
      kBeforeTheTensor},
     {"30", "Q of head 0", "tma_load(smem.Q, Q, first_row, head,",
-     "tma_load(smem.Q, Q, first_row, 0,", kWrong},
+     "tma_load(smem.Q, Q, first_row, 0,", kWrong, "normal", "--heads 2"},
     {"30", "a swizzle of the reader's own", "smem.K(key + lane_key, col + lane_key_col)",
      "smem.K(key + lane_key, (col + lane_key_col) ^ lane % 8 * 8)", kWrong},
-    {"30",
-     "last tile of K and V skipped",
-     "j < seqlen; j",
-     "j < seqlen - Bc; j",
-     kWrong,
-     {"normal", "rising", "one-hot", "equal-keys"}},
+    {"30", "last tile of K and V skipped", "j < seqlen; j", "j < seqlen - Bc; j", kWrong,
+     "normal rising one-hot equal-keys"},
 
     // Step 31
     {"31", "S waited for one group short", "wgmma_wait<0>(s[0], s[1]);",
@@ -1215,27 +640,19 @@ const std::vector<Plant> kPlants = {
     {"32", "no registers given back", "setmaxnreg_dec<24>();", "", kForEver},
     {"32", "registers that do not come in eights", "setmaxnreg_dec<24>()", "setmaxnreg_dec<28>()",
      kNotSoMany},
-    {"32", "K and V of head 0", "load(smem.V, v, V, j, head)", "load(smem.V, v, V, j, 0)", kWrong},
+    {"32", "K and V of head 0", "load(smem.V, v, V, j, head)", "load(smem.V, v, V, j, 0)", kWrong,
+     "normal", "--heads 2"},
     {"32", "the last tile not loaded", "j < seqlen; j += Bc) {\n        load",
      "j < seqlen - Bc; j += Bc) {\n        load", kForEver},
     {"32", "the last tile not read", "j < seqlen; j += Bc) {\n      // S",
      "j < seqlen - Bc; j += Bc) {\n      // S", kWrong},
 
     // Step 33
-    {"33",
-     "empty when one warpgroup has read it",
-     "ring_init(smem.K, consumers * 4)",
-     "ring_init(smem.K, 4)",
-     kOverwrittenOrForEver,
-     {"normal"},
-     "--seqlen 640"},
-    {"33",
-     "V released before its products have ended",
+    {"33", "empty when one warpgroup has read it", "ring_init(smem.K, consumers * 4)",
+     "ring_init(smem.K, 4)", kOverwrittenOrForEver, "normal", "--seqlen 640"},
+    {"33", "V released before its products have ended",
      "wgmma_wait<0>(o);\n      ring_release(smem.V, v);",
-     "ring_release(smem.V, v);\n      wgmma_wait<0>(o);",
-     kOverwritten,
-     {"normal"},
-     "--seqlen 640"},
+     "ring_release(smem.V, v);\n      wgmma_wait<0>(o);", kOverwritten, "normal", "--seqlen 640"},
     {"33", "both warpgroups the same rows of Q", "wg_row = warpgroup * 64", "wg_row = 0", kWrong},
     {"33", "rows of Q beyond the tile", "wg_row = warpgroup * 64", "wg_row = warpgroup * 128",
      kBeyondTheTile},
@@ -1244,29 +661,16 @@ const std::vector<Plant> kPlants = {
     {"33", "registers that only one warpgroup gets", "setmaxnreg_inc<232>()",
      "setmaxnreg_inc<240>()", kForEver},
     {"33", "V of head 0", "ring_load(smem.V, v, map_V, j, head,",
-     "ring_load(smem.V, v, map_V, j, 0,", kWrong},
-    {"33",
-     "products of bf16 as of fp16",
-     "wgmma<T>(s,",
-     "wgmma(s,",
-     kOtherType,
-     {"normal"},
+     "ring_load(smem.V, v, map_V, j, 0,", kWrong, "normal", "--heads 2"},
+    {"33", "products of bf16 as of fp16", "wgmma<T>(s,", "wgmma(s,", kOtherType, "normal",
      "--type bf16"},
-    {"33",
-     "P of bf16 rounded as fp16",
-     "cvt_rn_x2<T>(s(i), s(i + 1))",
-     "cvt_rn_f16x2(s(i), s(i + 1))",
-     kWrong,
-     {"normal"},
-     "--type bf16"},
-    {"33",
-     "the parity never changed",
-     "if (++stage == Stages) stage = 0, parity ^= 1",
+    {"33", "P of bf16 rounded as fp16", "cvt_rn_x2<T>(s(i), s(i + 1))",
+     "cvt_rn_f16x2(s(i), s(i + 1))", kWrong, "normal", "--type bf16"},
+    {"33", "the parity never changed", "if (++stage == Stages) stage = 0, parity ^= 1",
      "if (++stage == Stages) stage = 0",
      "may still be writing|may still be reading|races in shared memory|threads wait for ever in|"
      "mbarrier_arrive: one arrival more than",
-     {"normal"},
-     "--seqlen 640"},
+     "normal", "--seqlen 640"},
 
     // Step 34
     {"34", "nobody is first", "if (warpgroup == consumers - 1) next_turn();", "", kForEver},
@@ -1293,29 +697,21 @@ const std::vector<Plant> kPlants = {
      "const bool must_rescale = softmax(s, m, l, alpha, scale_log2);",
      "const bool must_rescale = softmax(s, m, l, alpha, scale_log2);\n      p[0] = {};",
      kRegistersOfA},
-    {"35",
-     "O rescaled before its products have ended",
+    {"35", "O rescaled before its products have ended",
      "const bool must_rescale = softmax(s, m, l, alpha, scale_log2);",
      "const bool must_rescale = softmax(s, m, l, alpha, scale_log2);\n"
      "      if (must_rescale) o(0) *= alpha[0];",
-     kTouched,
-     {"rising"}},
-    {"35",
-     "O not rescaled",
-     "if (must_rescale) {\n#pragma",
-     "if (false) {\n#pragma",
-     kWrong,
-     {"rising"}},
-    {"35",
-     "V released before its products have ended, and again behind them",
+     kTouched, "rising"},
+    {"35", "O not rescaled", "if (must_rescale) {\n#pragma", "if (false) {\n#pragma", kWrong,
+     "rising"},
+    {"35", "V released before its products have ended, and again behind them",
      "const bool must_rescale = softmax(s, m, l, alpha, scale_log2);",
      "const bool must_rescale = softmax(s, m, l, alpha, scale_log2);\n"
      "      RingPosition<stages> early = v;\n"
      "      ring_release(smem.V, early);",
      "may still be reading|may still be writing|races in shared memory with the wgmma|"
      "one arrival more than|threads wait for ever in",
-     {"normal"},
-     "--seqlen 640"},
+     "normal", "--seqlen 640"},
     {"35", "O begins with anything", "start_pv(j > Bc)", "start_pv(true)", kNotWritten},
     {"35", "the last tile of V skipped", "start_pv(seqlen > Bc);", "", kWrong},
 
@@ -1328,30 +724,18 @@ const std::vector<Plant> kPlants = {
     {"36", "O stored before all of it is there",
      "named_barrier_sync(1 + consumers + warpgroup, 128);", "__syncwarp();",
      "TMA store races in shared memory with the store"},
-    {"36",
-     "the next Q over O",
+    {"36", "the next Q over O",
      "tma_store_wait_read<0>();\n        mbarrier_arrive(Q.empty[used.stage]);",
-     "mbarrier_arrive(Q.empty[used.stage]);\n        tma_store_wait_read<0>();",
-     kStoredFrom,
-     {"normal"},
-     kPersistent},
-    {"36",
-     "Q empty when two have read it",
-     "ring_init(Q, 1)",
-     "ring_init(Q, 2)",
-     kForEver,
-     {"normal"},
-     kPersistent},
+     "mbarrier_arrive(Q.empty[used.stage]);\n        tma_store_wait_read<0>();", kStoredFrom,
+     "normal", kPersistent},
+    {"36", "Q empty when two have read it", "ring_init(Q, 1)", "ring_init(Q, 2)", kForEver,
+     "normal", kPersistent},
     {"36", "a barrier for both warpgroups", "named_barrier_sync(1 + consumers + warpgroup, 128)",
      "named_barrier_sync(1 + consumers + warpgroup, 256)", kForEver},
-    {"36",
-     "the last V of the next tile's head",
-     "ring_load(smem.V, v, map_V, 0, at.head, at.b)",
-     "ring_load(smem.V, v, map_V, 0, next.head, next.b)",
-     kWrong,
-     {"normal"},
-     kPersistent},
-    {"36", "Q of head 0", "map_Q, at.row + i * 64, at.head,", "map_Q, at.row + i * 64, 0,", kWrong},
+    {"36", "the last V of the next tile's head", "ring_load(smem.V, v, map_V, 0, at.head, at.b)",
+     "ring_load(smem.V, v, map_V, 0, next.head, next.b)", kWrong, "normal", kPersistent},
+    {"36", "Q of head 0", "map_Q, at.row + i * 64, at.head,", "map_Q, at.row + i * 64, 0,", kWrong,
+     "normal", "--heads 2"},
     {"36", "keys of V that are not those of K", "ring_load(smem.V, v, map_V, j * Bc",
      "ring_load(smem.V, v, map_V, (j - 1) * Bc", kWrong},
     {"36", "O in the rows of the other warpgroup", "tma_store(map_O, at.row + warpgroup * 64,",
@@ -1384,72 +768,38 @@ const std::vector<Plant> kPlants = {
      kNotLanded},
 
     // Step 38
-    {"38",
-     "the diagonal hidden",
-     "+ i % 2 > row + i / 2 % 2 * 8",
-     "+ i % 2 >= row + i / 2 % 2 * 8",
-     kNotWritten,
-     {"normal"},
-     "--causal"},
-    {"38",
-     "a key after the diagonal seen",
-     "+ i % 2 > row + i / 2 % 2 * 8",
-     "+ i % 2 - 1 > row + i / 2 % 2 * 8",
-     kWrong,
-     {"normal"},
-     "--causal"},
-    {"38",
-     "rows of the other warpgroup in the mask",
-     "const int row = warp_index() * 16 + lane / 4,",
-     "const int row = warp_index() % 4 * 16 + lane / 4,",
-     kWrong,
-     {"normal"},
-     "--causal"},
-    {"38", "a mask where there is none", "if (causal) {", "if (seqlen) {", kWrong},
-    {"38",
-     "the last tile drawn by nobody",
-     "drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0",
-     "drawn - 1 < unsigned(tiles - 1) ? tiles - drawn + 1 : 1",
-     kNotWritten,
-     {"normal"},
-     kPersistent},
-    {"38",
-     "the tile's number not told with its Q",
-     "return uniform(smem.tile(0, q.stage));",
+    {"38", "the diagonal hidden", "+ i % 2 > row + i / 2 % 2 * 8", "+ i % 2 >= row + i / 2 % 2 * 8",
+     kNotWritten, "normal", "--causal"},
+    {"38", "a key after the diagonal seen", "+ i % 2 > row + i / 2 % 2 * 8",
+     "+ i % 2 - 1 > row + i / 2 % 2 * 8", kWrong, "normal", "--causal"},
+    {"38", "rows of the other warpgroup in the mask", "const int row = first_row + warp_index()",
+     "const int row = at.row + warp_index()", kWrong, "normal", "--causal"},
+    {"38", "a mask where there is none", "if (order.causal) mask_keys", "mask_keys", kWrong},
+    {"38", "one tile on the diagonal masked", "order.causal && j * Bc > first_row",
+     "order.causal && j < 0", kWrong, "normal", "--causal"},
+    {"38", "m begins at minus infinity", "m[2] = {-FLT_MAX, -FLT_MAX}",
+     "m[2] = {-INFINITY, -INFINITY}", kNotWritten, "normal", "--causal"},
+    {"38", "O stored where there are no rows", "if (first_row < order.seqlen)", "if (true)",
+     kBeforeTheTensor, "normal", "--seqlen 128"},
+    {"38", "the last tile drawn by nobody", "drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0",
+     "drawn - 1 < unsigned(tiles - 1) ? tiles - drawn + 1 : 1", kNotWritten, "normal", kPersistent},
+    {"38", "the tile's number not told with its Q", "return uniform(smem.tile(0, q.stage));",
      "return uniform(smem.tile(0, q.stage ^ 1));",
-     "memory that nobody wrote|races in shared memory|threads wait for ever in",
-     {"normal"},
+     "memory that nobody wrote|races in shared memory|threads wait for ever in", "normal",
      kPersistent},
-    {"38",
-     "the number told before the last one is read",
+    {"38", "the number told before the last one is read",
      "for (int i = 0; i < consumers; i++) mbarrier_wait(smem.Q[i].empty[q.stage], q.parity ^ 1);",
-     "",
-     kRace,
-     {"normal"},
-     kPersistentShort},
-    {"38",
-     "the last V of the next tile's head",
-     "ring_load(smem.V, v, map_V, 0, at.head, at.b)",
-     "ring_load(smem.V, v, map_V, 0, next.head, next.b)",
-     kWrong,
-     {"normal"},
-     kPersistent},
+     "", kRace, "normal", kPersistentShort},
+    {"38", "the last V of the next tile's head", "ring_load(smem.V, v, map_V, 0, at.head, at.b)",
+     "ring_load(smem.V, v, map_V, 0, next.head, next.b)", kWrong, "normal", kPersistent},
 
     // Step 39
     {"39", "V's scale left out", "l[r] = V_scale / l[r];", "l[r] = 1 / l[r];", kWrong},
     {"39", "K's scale left out", " * of_head(scales.K, head)", "", kWrong},
-    {"39",
-     "another head's scales",
-     "const int head = at.b * order.heads + at.head;",
-     "const int head = at.b * order.heads + (at.head + 1) % order.heads;",
-     kWrong,
-     {"normal", "rising"}},
-    {"39",
-     "keys in their order",
-     "return place / 4 * 2 + place % 4 / 2 * 8 + place % 2;",
-     "return place;",
-     kWrong,
-     {"normal", "one-hot"}},
+    {"39", "another head's scales", "const int head = at.b * order.heads + at.head;",
+     "const int head = at.b * order.heads + (at.head + 1) % order.heads;", kWrong, "normal rising"},
+    {"39", "keys in their order", "return place / 4 * 2 + place % 4 / 2 * 8 + place % 2;",
+     "return place;", kWrong, "normal one-hot"},
     {"39", "blocks of scores in their order", "pack_here(pairs[i], pairs[i + 2])",
      "pack_here(pairs[i], pairs[i + 1])", kWrong},
     {"39", "columns of V exchanged", "store(out(col + i, group * 16), keys[i])",
@@ -1465,36 +815,16 @@ const std::vector<Plant> kPlants = {
      "Vector<e4m3, 16> keys[4];\n  for (auto &k : keys) k = "
      "std::bit_cast<Vector<e4m3, 16>>(std::array<std::uint8_t, 16>{0x7f});",
      kNotWritten},
-    {"39",
-     "one tile on the diagonal masked",
-     "if (order.causal && j * Bc > first_row)",
-     "if (order.causal && j < 0)",
-     kWrong,
-     {"normal"},
-     "--causal"},
-    {"39",
-     "O stored where there are no rows",
-     "if (first_row < order.seqlen) tma_store(",
-     "tma_store(",
-     kBeforeTheTensor,
-     {"normal"},
-     "--seqlen 128"},
+    {"39", "one tile on the diagonal masked", "if (order.causal && j * Bc > first_row)",
+     "if (order.causal && j < 0)", kWrong, "normal", "--causal"},
+    {"39", "O stored where there are no rows", "if (first_row < order.seqlen) tma_store(",
+     "tma_store(", kBeforeTheTensor, "normal", "--seqlen 128"},
     {"39", "V a tile of keys further on", "ring_load(smem.V, v, map_V, j * d,",
      "ring_load(smem.V, v, map_V, j * Bc,", kWrong},
-    {"39",
-     "the last V of the next tile's head",
-     "ring_load(smem.V, v, map_V, 0, at.head, at.b)",
-     "ring_load(smem.V, v, map_V, 0, next.head, next.b)",
-     kWrong,
-     {"normal"},
-     kPersistent},
-    {"39",
-     "Q's place released before all lanes have its scales",
-     "ring_release(Q, used_q);",
-     "",
-     kForEver,
-     {"normal"},
-     "--heads 40 --seqlen 128"},
+    {"39", "the last V of the next tile's head", "ring_load(smem.V, v, map_V, 0, at.head, at.b)",
+     "ring_load(smem.V, v, map_V, 0, next.head, next.b)", kWrong, "normal", kPersistent},
+    {"39", "Q's place released before all lanes have its scales", "ring_release(Q, used_q);", "",
+     kForEver, "normal", "--heads 40 --seqlen 128"},
 };
 
 std::string step_name(const std::string &number) {
@@ -1531,11 +861,28 @@ std::string source_of(const std::string &step) {
     }
     source.replace(at, end - at, header);
   }
-  // The copies of step 29 take one head dim: they are compiled in an eighth of the time.
-  const std::string all = "<32, 64, 80, 96, 128, 192, 256>";
-  if (step.starts_with("29-"))
-    for (std::size_t at; (at = source.find(all)) != std::string::npos;)
-      source.replace(at, all.size(), "<64>");
+  return source;
+}
+
+/// The source without the kernels that no run with these options asks for: it compiles in a fraction of the
+/// time. Without options, head dim 64 in fp16 is left.
+std::string only_for(const std::string &options, std::string source) {
+  const auto all = [&](const std::string &find, const std::string &replace) {
+    for (std::size_t at = 0; (at = source.find(find, at)) != std::string::npos;)
+      source.replace(at, find.size(), replace);
+  };
+  std::string head_dims = "64";
+  for (const std::string head_dim : {"32", "80", "96", "128", "192", "256"})
+    if (options.find("--head-dim " + head_dim) != std::string::npos) head_dims += ", " + head_dim;
+  all("<32, 64, 80, 96, 128, 192, 256>", "<" + head_dims + ">");
+  if (head_dims == "64") {
+    all("run<128>", "run<64>"), all("run<T, 128>", "run<T, 64>");
+    all("run<128, 3>", "run<64, 3>"), all("run<128, 2>", "run<64, 3>");
+    all("resident<128, 3>", "resident<64, 3>"), all("resident<128, 2>", "resident<64, 3>");
+  }
+  if (options.find("bf16") == std::string::npos)
+    for (const std::string of_bf16 : {"run<bf16>", "run<bf16, d>", "parts_bytes<bf16, d>"})
+      all(of_bf16, std::string(of_bf16).replace(of_bf16.find("bf16"), 4, "half"));
   return source;
 }
 
@@ -1554,33 +901,22 @@ struct Run {
 };
 
 std::vector<Run> runs_of(const Plant &plant) {
+  std::istringstream words(plant.inputs);
+  const std::vector<std::string> inputs(std::istream_iterator<std::string>(words), {});
   std::vector<Run> runs;
   // At least two orders of threads.
-  for (std::size_t i = 0; i < std::max<std::size_t>(plant.inputs.size(), 2); i++)
-    runs.push_back(
-        {2, static_cast<int>(i) + 1, plant.inputs[i % plant.inputs.size()], plant.options});
+  for (std::size_t i = 0; i < std::max<std::size_t>(inputs.size(), 2); i++)
+    runs.push_back({2, static_cast<int>(i) + 1, inputs[i % inputs.size()], plant.options});
   return runs;
 }
 
-/// Compiles and links a copy of a step, under this name. Returns the path of the program, or of
-/// nothing and what the compiler said.
-std::string build(const std::string &step, const std::string &name, const std::string &source,
-                  std::string &complaint) {
-  std::filesystem::create_directories(kFolder);
-  const std::string path = kFolder + name;
-  std::ofstream(path + ".cu") << source;
-  const Finished finished = compile_step(path, step);
-  if (finished.status != 0) complaint = finished.err;
-  return finished.status == 0 ? path : "";
-}
-
-std::string command(const std::string &program, const Description &step, const Run &run,
-                    int heads = 2) {
+/// One head, if its options do not name more; head dim 64, if the step takes it.
+std::string command(const std::string &program, const Description &step, const Run &run) {
   const bool has_64 = std::count(step.head_dims.begin(), step.head_dims.end(), "64") > 0;
-  return shell_word(program) + " --check-only --device cpu --batch 1 --heads " +
-         std::to_string(heads) + " --head-dim " + (has_64 ? "64" : step.head_dims.front()) +
-         " --seqlen " + std::to_string(run.tiles * step.tile) + " --inputs " + run.inputs +
-         " --seed " + std::to_string(run.seed) + " " + run.options;
+  return program + " --check-only --device cpu --batch 1 --heads 1 --head-dim " +
+         (has_64 ? "64" : step.head_dims.front()) + " --seqlen " +
+         std::to_string(run.tiles * step.tile) + " --inputs " + run.inputs + " --seed " +
+         std::to_string(run.seed) + " " + run.options;
 }
 
 std::string file_name(std::string name) {
@@ -1602,57 +938,83 @@ bool reports(const Finished &finished, const std::string &report) {
   return false;
 }
 
+std::string name_of(const Plant &plant) {
+  return file_name(std::string(plant.step) + " " + plant.name);
+}
+std::string name_without_a_bug(const std::string &step) {
+  return step.substr(0, 2) + "-without-a-bug";
+}
+
+/// A copy of each step, and one of it with each bug, by name. They are compiled when they are first asked for.
+const std::map<std::string, Copy> &planted() {
+  static const std::map<std::string, Copy> by_name = [] {
+    std::vector<Copy> copies;
+    for (const std::string &step : steps()) {
+      const std::string source = source_of(step);
+      std::string options;
+      for (const Plant &plant : kPlants)
+        if (step.starts_with(plant.step)) options += std::string(" ") + plant.options;
+      copies.push_back({step, name_without_a_bug(step), only_for(options, source)});
+      for (const Plant &plant : kPlants) {
+        if (!step.starts_with(plant.step)) continue;
+        const std::string with_bug = replaced(source, plant.find, plant.replace);
+        if (!with_bug.empty())
+          copies.push_back({step, name_of(plant), only_for(plant.options, with_bug)});
+      }
+    }
+    compile_copies(kFolder, copies);
+    std::map<std::string, Copy> found;
+    for (const Copy &copy : copies) found[copy.name] = copy;
+    return found;
+  }();
+  return by_name;
+}
+
 }  // namespace
 
 TEST_SUITE_BEGIN("planted");
 
 TEST_CASE("copies without a bug pass all the runs below") {
   std::vector<Job> jobs;
-  for (const std::string &step : steps())
-    jobs.push_back({step,
-                    [step] {
-                      std::string complaint;
-                      const std::string name = step.substr(0, 2) + "-without-a-bug";
-                      const std::string program = build(step, name, source_of(step), complaint);
-                      if (program.empty()) return complaint;
-                      const Description help = describe(program);
-                      std::vector<std::string> lines;
-                      for (const int seed : {1, 2})
-                        lines.push_back(command(program, help, {2, seed, "normal", ""}));
-                      for (const Plant &plant : kPlants)
-                        if (step.starts_with(plant.step + "-"))
-                          for (const Run &run : runs_of(plant))
-                            lines.push_back(command(program, help, run));
-                      std::sort(lines.begin(), lines.end());
-                      lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
-                      std::string failures;
-                      for (const std::string &line : lines)
-                        if (const Finished finished = run_command(line); finished.status != 0)
-                          failures += show(line, finished);
-                      return failures;
-                    },
-                    ""});
+  for (const std::string &step : steps()) {
+    const Copy &copy = planted().at(name_without_a_bug(step));
+    CHECK_MESSAGE(!copy.command.empty(), copy.complaint);
+    if (copy.command.empty()) continue;
+    const Description help = describe(copy.command);
+    std::set<std::string> lines;
+    for (const int seed : {1, 2})
+      lines.insert(command(copy.command, help, {2, seed, "normal", ""}));
+    for (const Plant &plant : kPlants)
+      if (step.starts_with(plant.step))
+        for (const Run &run : runs_of(plant)) lines.insert(command(copy.command, help, run));
+    for (const std::string &line : lines)
+      jobs.push_back({step,
+                      [line] {
+                        const Finished finished = run_command(line);
+                        return finished.status == 0 ? "" : show(line, finished);
+                      },
+                      ""});
+  }
   do_all(jobs);
 }
 
 TEST_CASE("every planted bug is reported, in every run") {
+  planted();  // here, with all cores
   std::vector<Job> jobs;
   for (const Plant &plant : kPlants) {
     if (!chosen(plant.step)) continue;
-    jobs.push_back({plant.step + " " + plant.name,
+    jobs.push_back({plant.step + std::string(" ") + plant.name,
                     [&plant] {
-                      const std::string step = step_name(plant.step);
-                      const std::string name = file_name(plant.step + " " + plant.name);
-                      const std::string source =
-                          replaced(source_of(step), plant.find, plant.replace);
-                      if (source.empty())
-                        return "the step does not hold exactly one '" + plant.find + "'";
+                      const auto found = planted().find(name_of(plant));
+                      if (found == planted().end())
+                        return std::string("the step does not hold exactly one '") + plant.find +
+                               "'";
+                      const Copy &copy = found->second;
+                      if (copy.command.empty()) return copy.complaint;
                       std::string failures;
-                      const std::string program = build(step, name, source, failures);
-                      if (program.empty()) return failures;
-                      const Description help = describe(program);
+                      const Description help = describe(copy.command);
                       for (const Run &run : runs_of(plant)) {
-                        const std::string line = command(program, help, run);
+                        const std::string line = command(copy.command, help, run);
                         const Finished finished = run_command(line);
                         if (!reports(finished, plant.report))
                           failures += show(line, finished) + "expected '" + plant.report + "'";
@@ -1687,6 +1049,7 @@ struct Spare {
 const std::vector<Spare> kSpare = {
     {"named_barrier_sync(1 + warpgroup, consumers * 128)",
      "ping-pong: whose turn it is changes when something is done, and no result"},
+    {"named_barrier_sync(1 + warpgroup, 2 * 128)", "the same, of three warpgroups"},
 };
 
 /// A call in a source: where, and how much of the text it is.
@@ -1710,13 +1073,13 @@ std::vector<Call> calls_of(const std::string &source, const std::vector<std::str
   return calls;
 }
 
-/// What was wrong with a copy of a step from whose text this call is gone, or nothing.
-std::string failures_without(const std::string &step, const std::string &name,
-                             const std::string &without, std::size_t at) {
+/// What was wrong with a copy of a step from whose text a call is gone, or nothing. `many`: the call is of
+/// a kernel for many queries, where a step has another for few.
+std::string failures_without(const Copy &copy, bool many) {
+  if (copy.command.empty()) return copy.complaint;
   std::string failures;
-  const std::string program = build(step, name, without, failures);
-  if (program.empty()) return failures;
-  const Description help = describe(program);
+  const std::string &step = copy.step;
+  const Description help = describe(copy.command);
   const auto takes = [&](const std::string &option) {
     return std::count(help.takes.begin(), help.takes.end(), option) > 0;
   };
@@ -1724,8 +1087,6 @@ std::string failures_without(const std::string &step, const std::string &name,
   // Several tiles; and what a step takes, it may have barriers for.
   std::string options = help.tile == 1 ? "--seqlen 256" : hopper ? "--seqlen 384" : "";
   if (takes("--rope")) options += " --rope halves";
-  // Step 29 has two kernels: the later one in its source has many queries.
-  const bool many = at > without.find("prefill(const Problem");
   if (takes("--splits") && !many) options = "--seqlen 4 --seqlen-k 1500 --splits 3";
   std::vector<std::string> shapes = {options};
   if (step >= "36") shapes = {kPersistent, kPersistentShort};
@@ -1738,7 +1099,7 @@ std::string failures_without(const std::string &step, const std::string &name,
       // In Part IV O is rescaled, from whichever end the keys come: accumulators are touched between
       // products.
       const std::string line =
-          command(program, help, {2, seed, hopper ? "one-hot" : "normal", shape}, 1);
+          command(copy.command, help, {2, seed, hopper ? "one-hot" : "normal", shape});
       const Finished finished = run_command(line);
       reported = hopper ? finished.status == 1
                         : reports(finished, kRace) || reports(finished, kGlobalRace) ||
@@ -1754,7 +1115,9 @@ std::string failures_without(const std::string &step, const std::string &name,
 }  // namespace
 
 TEST_CASE("every barrier and every wait is missed when it is gone, with any order of threads") {
-  std::vector<Job> jobs;
+  std::vector<Copy> copies;
+  std::vector<std::string> gone;
+  std::vector<bool> many;
   for (const std::string &step : steps()) {
     const std::string source = source_of(step);
     for (const Call &call : calls_of(source, step < "30" ? kBarriers : kHopperBarriers)) {
@@ -1767,35 +1130,41 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
           step.substr(0, 2) + "-no-barrier-in-line-" + std::to_string(line_number);
       std::string without = source;
       without.erase(call.at, call.size);
-      jobs.push_back(
-          {name + ": " + source.substr(call.at, call.size),
-           [step, name, without, call] { return failures_without(step, name, without, call.at); },
-           ""});
+      // Step 29 has two kernels: the later one in its source has many queries.
+      many.push_back(call.at > without.find("prefill(const Problem"));
+      gone.push_back(name + ": " + source.substr(call.at, call.size));
+      copies.push_back({step, name, only_for("", without)});
     }
   }
+  compile_copies(kFolder, copies);
+  std::vector<Job> jobs;
+  for (std::size_t i = 0; i < copies.size(); i++)
+    jobs.push_back({gone[i], [&, i] { return failures_without(copies[i], many[i]); }, ""});
   do_all(jobs);
 }
 
 TEST_CASE("what a step of Part IV can do without is there, and is not missed") {
-  std::vector<Job> jobs;
+  std::vector<Copy> copies;
   for (const Spare &spare : kSpare)
     for (const std::string &step : steps()) {
       if (step < "30") continue;
       const std::string without = replaced(source_of(step), spare.call, "");
       if (without.empty()) continue;
       const std::string name = step.substr(0, 2) + "-spare-" + std::to_string(&spare - &kSpare[0]);
-      jobs.push_back(
-          {step + ": " + spare.call,
-           [step, name, without] {
-             std::string failures;
-             const std::string program = build(step, name, without, failures);
-             if (program.empty()) return failures;
-             const std::string line = command(program, describe(program), {3, 1, "rising", ""}, 1);
-             const Finished finished = run_command(line);
-             return finished.status == 0 ? "" : show(line, finished);
-           },
-           ""});
+      copies.push_back({step, name, only_for("", without)});
     }
+  compile_copies(kFolder, copies);
+  std::vector<Job> jobs;
+  for (const Copy &copy : copies)
+    jobs.push_back({copy.name,
+                    [&copy] {
+                      if (copy.command.empty()) return copy.complaint;
+                      const std::string line =
+                          command(copy.command, describe(copy.command), {3, 1, "rising", ""});
+                      const Finished finished = run_command(line);
+                      return finished.status == 0 ? "" : show(line, finished);
+                    },
+                    ""});
   do_all(jobs);
 }
 
@@ -1825,6 +1194,10 @@ std::vector<Layout> layouts() {
   return all;
 }
 
+std::string name_of(const Layout &layout) {
+  return file_name(layout.step + " layout " + layout.name);
+}
+
 /// The counts of a whole run, from what --profile-csv wrote.
 std::map<std::string, std::uint64_t> totals(const std::string &file) {
   std::map<std::string, std::uint64_t> values;
@@ -1839,20 +1212,30 @@ std::map<std::string, std::uint64_t> totals(const std::string &file) {
 }  // namespace
 
 TEST_CASE("a layout with bank conflicts gives the right answer, and the counts tell") {
+  std::vector<Copy> copies;
+  for (const Layout &layout : layouts()) {
+    if (!chosen(layout.step) || layout.find.empty()) continue;
+    const std::string step = step_name(layout.step);
+    const std::string source = replaced(source_of(step), layout.find, layout.replace);
+    CHECK_MESSAGE(!source.empty(), "the step does not hold exactly one '", layout.find, "'");
+    if (!source.empty()) copies.push_back({step, name_of(layout), source});
+  }
+  compile_copies(kFolder, copies);
+  std::map<std::string, std::string> programs;
+  for (const Copy &copy : copies) {
+    CHECK_MESSAGE(!copy.command.empty(), copy.complaint);
+    programs[copy.name] = copy.command;
+  }
   std::vector<Job> jobs;
   for (const Layout &layout : layouts()) {
     if (!chosen(layout.step)) continue;
+    const std::string name = name_of(layout);
+    const std::string program = layout.find.empty() ? "./step-" + layout.step : programs[name];
+    if (program.empty()) continue;
     jobs.push_back(
         {layout.step + " " + layout.name,
-         [layout] {
-           const std::string step = step_name(layout.step.substr(0, 2));
-           std::string source = source_of(step), failures;
-           if (!layout.find.empty()) source = replaced(source, layout.find, layout.replace);
-           if (source.empty()) return "the step does not hold exactly one '" + layout.find + "'";
-           const std::string name = file_name(layout.step + " layout " + layout.name);
-           const std::string program =
-               layout.find.empty() ? "./step-" + layout.step : build(step, name, source, failures);
-           if (program.empty()) return failures;
+         [layout, name, program] {
+           std::string failures;
            const std::string csv = kFolder + name + ".csv";
            const Description help = describe(program);
            for (const std::string &head_dim : help.head_dims) {

@@ -107,6 +107,8 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
   const int tile = any_length ? 65 : step.tile;  // a tile's rows, and for all that we know one more
   // From step 36 on a block takes several tiles of Q if there are more than a GPU has multiprocessors.
   const bool persistent = step.step >= "36";
+  // A tile has the rows of two blocks: on the CPU half as many tiles keep as many blocks busy.
+  const bool large = !gpu && tile > 128;
   std::string taken;  // at once
   for (const std::string option : {"--type", "--causal"})
     if (takes_all(step, option)) taken += " " + runs_with(step, option).at(0);
@@ -137,7 +139,9 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
       for (const std::string &options : with)
         if (takes_all(step, options) &&
             (head_dim == step.head_dims.front() || options == with.front()))
-          runs.push_back({any_length ? 150 : 3 * tile, 2, 2, head_dim, "normal", 1, options});
+          runs.push_back({any_length ? 150 : 3 * tile,
+                          large || (!gpu && head_dim != step.head_dims.front()) ? 1 : 2, 2,
+                          head_dim, "normal", 1, options});
     }
   }
   for (const std::uint64_t seed : {5, 6, 7})  // orders of threads
@@ -145,12 +149,12 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
   if (step.step < "30") return runs;
   // Part IV: rings that come round, at either stage, and landings in other orders.
   for (const std::uint64_t seed : {8, 9})
-    runs.push_back({5 * tile, 1, 1, step.head_dims.front(), "normal", seed});
+    runs.push_back({(large ? 3 : 5) * tile, 1, 1, step.head_dims.front(), "normal", seed});
   if (persistent)
     for (const std::string &head_dim : step.head_dims) {
       // The emulator has 16 blocks: one tile each or two, with one tile of keys and with three.
-      runs.push_back({tile, 3, 7, head_dim, "normal", 10});
-      runs.push_back({3 * tile, 2, 3, head_dim, "rising", 11, taken});
+      runs.push_back({tile, 3, large ? 3 : 7, head_dim, "normal", 10});
+      runs.push_back({3 * tile, large ? 1 : 2, 3, head_dim, "rising", 11, taken});
       if (gpu) runs.push_back({15 * tile, 3, 11, head_dim, "normal", 12, taken});
     }
   return runs;
@@ -165,7 +169,7 @@ std::vector<Run> drawn(const Description &step, bool gpu, std::uint64_t &state) 
     int tiles, batch, heads;
     do {
       tiles = one_to(most_tiles), batch = one_to(3), heads = one_to(5);
-    } while (!gpu && tiles * tiles * batch * heads > 25);
+    } while (!gpu && tiles * tiles * batch * heads > 10);
     std::string beyond;
     for (const std::string &option : step.takes)
       if (one_to(3) == 1) beyond += runs_with(step, option).at(0) + " ";

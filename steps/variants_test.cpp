@@ -32,33 +32,37 @@ std::filesystem::path step_of(const std::filesystem::path &patch) {
 }
 
 struct Run {
-  int tiles, head_dim, seed;
+  int tiles, head_dim, heads, seed;
   const char *inputs;
 };
-const Run kRuns[] = {{2, 64, 1, "normal"}, {3, 64, 2, "rising"}, {1, 128, 3, "normal"}};
+const Run kRuns[] = {{2, 64, 1, 1, "normal"}, {3, 64, 1, 2, "rising"}, {1, 128, 2, 3, "normal"}};
 
-/// What is wrong with a patch: nothing, or the first command that failed and what it said.
-std::string complaint(const std::filesystem::path &patch) {
+std::string said(const std::string &line, const Finished &finished) {
+  return line + "\n" + finished.out + finished.err + "exit status " +
+         std::to_string(finished.status);
+}
+
+/// A copy of the step with the patch applied; if it does not apply, with nothing but that complaint.
+Copy patched(const std::filesystem::path &patch) {
   const std::string step = step_of(patch).filename(), name = patch.stem();
   const std::filesystem::path folder = kFolder / step / name;
   std::filesystem::create_directories(folder);
   std::filesystem::copy_file(step_of(patch) / "attention.cu", folder / "attention.cu",
                              std::filesystem::copy_options::overwrite_existing);
-  const auto said = [](const std::string &line, const Finished &finished) {
-    return line + "\n" + finished.out + finished.err + "exit status " +
-           std::to_string(finished.status);
-  };
-
   const std::string apply =
       "cd " + shell_word(folder) + " && git apply " + shell_word(std::filesystem::absolute(patch));
+  Copy copy{step + ":" + name, step + "/" + name + "/attention", ""};
   if (const Finished finished = run_command(apply); finished.status != 0)
-    return said(apply, finished);
+    copy.complaint = said(apply, finished);
+  else
+    copy.source = read_text(folder / "attention.cu");
+  return copy;
+}
 
-  const std::string program = folder / "attention";
-  if (const Finished finished = compile_step(program, step + ":" + name); finished.status != 0)
-    return said("compiling " + program + ".cu", finished);
-
-  const Description help = describe(program);
+/// What is wrong with a copy: nothing, or what the compiler or the first wrong run said.
+std::string complaint(const Copy &copy) {
+  if (copy.command.empty()) return copy.name + ".cu:\n" + copy.complaint;
+  const Description help = describe(copy.command);
   const int tile = help.tile;
   // Few queries and many keys, where a step shares them among blocks.
   const std::string beyond =
@@ -68,15 +72,15 @@ std::string complaint(const std::filesystem::path &patch) {
   std::vector<Run> runs(std::begin(kRuns), std::end(kRuns));
   if (tile == 1)  // more rows than a tile of the kernel has
     for (const std::string &head_dim : help.head_dims)
-      runs.push_back({200, std::stoi(head_dim), 4, "normal"});
+      runs.push_back({200, std::stoi(head_dim), 1, 4, "normal"});
   for (const Run &run : runs) {
+    const bool has =
+        std::count(help.head_dims.begin(), help.head_dims.end(), std::to_string(run.head_dim)) > 0;
     const std::string line =
-        shell_word(program) + " --device cpu --check-only --batch 1 --heads 2" + " --seqlen " +
-        std::to_string(run.tiles * tile) + " --head-dim " +
-        (std::count(help.head_dims.begin(), help.head_dims.end(), std::to_string(run.head_dim))
-             ? std::to_string(run.head_dim)
-             : help.head_dims.front()) +
-        " --seed " + std::to_string(run.seed) + " --inputs " + run.inputs + beyond;
+        copy.command + " --device cpu --check-only --batch 1 --heads " + std::to_string(run.heads) +
+        " --seqlen " + std::to_string(run.tiles * tile) + " --head-dim " +
+        (has ? std::to_string(run.head_dim) : help.head_dims.front()) + " --seed " +
+        std::to_string(run.seed) + " --inputs " + run.inputs + beyond;
     const Finished finished = run_command(line);
     if (finished.status == 3 &&
         finished.err.find("the emulator has no clusters") != std::string::npos)
@@ -92,10 +96,17 @@ std::string complaint(const std::filesystem::path &patch) {
 TEST_SUITE_BEGIN("variants");
 
 TEST_CASE("every variant applies to its step and is right") {
+  std::vector<Copy> copies;
+  for (const std::filesystem::path &patch : patches()) {
+    const Copy copy = patched(patch);
+    CHECK_MESSAGE(copy.complaint.empty(), copy.complaint);
+    if (copy.complaint.empty()) copies.push_back(copy);
+  }
+  REQUIRE(!copies.empty());
+  compile_copies(kFolder, copies);
   std::vector<Job> jobs;
-  for (const std::filesystem::path &patch : patches())
-    jobs.push_back({patch, [patch] { return complaint(patch); }, ""});
-  REQUIRE(!jobs.empty());
+  for (const Copy &copy : copies)
+    jobs.push_back({copy.step, [&copy] { return complaint(copy); }, ""});
   do_all(jobs);
 }
 
@@ -132,7 +143,10 @@ TEST_CASE("a patch that no longer applies, or answers wrongly, is reported") {
     std::ofstream(patch) << "A bug.\n\n--- a/attention.cu\n+++ b/attention.cu\n@@ -" << at << " +"
                          << at << " @@\n-" << (was.empty() ? *line : was) << "\n+" << is << "\n "
                          << line[1] << "\n";
-    return complaint(patch);
+    std::vector<Copy> copy = {patched(patch)};
+    if (!copy[0].complaint.empty()) return copy[0].complaint;
+    compile_copies(kFolder, copy);
+    return complaint(copy[0]);
   };
   const std::string last = "static_cast<half *>(p.O), p.seqlen_q, ";
   CHECK(planted("right", last, "", last + "1 / sqrtf(d));") == "");

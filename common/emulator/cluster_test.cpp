@@ -1,37 +1,22 @@
 // Clusters on the emulator: loads that land in several blocks, arrivals at the other block's barriers, and
 // blocks that wait for each other or do not.
-//
-// A kernel notes the line of an instruction by `at = __LINE__` on the same line, before it.
 #include "common/kernel/cluster.h"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <functional>
 #include <initializer_list>
 #include <string>
 #include <vector>
 
+#include "common/emulator/testing.h"
 #include "common/kernel/wgmma.h"
 
 namespace {
 
-int at, also_at;  // lines that a kernel noted
-
-/// Sets the emulator up for one test, and leaves it as it was.
-struct Setup {
-  const emulator::Settings before = emulator::settings;
-
-  Setup() {
-    emulator::settings = {.host_threads = 1};
-    at = also_at = 0;
-  }
-  ~Setup() { emulator::settings = before; }
-};
-
 constexpr int kRows = 64, kCols = 64, kBytes = kRows * kCols * 2, kTiles = 3;
 constexpr int kBlocks = 2, kWarps = 4;  // of a cluster, of a block
-constexpr unsigned kThreads = kWarps * 32, kSeeds = 10;
+constexpr unsigned kThreads = kWarps * 32, kFewSeeds = 10;
 
 float whole_number(int row, int col) {
   return static_cast<float>((row * 37 + col * 101 + row * col * 7) % 23 - 11);
@@ -55,8 +40,6 @@ struct Tensor {
   }
 };
 
-using Kernel = std::function<void()>;
-
 struct Shared {
   TmaTile<kRows, kCols> tile;
   TmaTile<16, 128> wide;
@@ -70,19 +53,16 @@ Shared &shared() {
 /// The message of the KernelError that a launch of clusters ends with, or "" if it ends well.
 std::string error_of(const Kernel &kernel, unsigned blocks = kBlocks, int cluster = kBlocks,
                      unsigned threads = kThreads) {
-  try {
+  return error_of_work([&] {
     launch_clusters<Shared>(
         cluster, +[](const Kernel *body) { (*body)(); }, dim3(blocks), dim3(threads), &kernel);
-  } catch (const emulator::KernelError &error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 /// Checks, under each of some seeds, that a launch ends with an error that says one of these, or well if
 /// there are none.
 void errors_with(const Kernel &kernel, std::initializer_list<std::string> expected) {
-  for (unsigned seed = 1; seed <= kSeeds; seed++) {
+  for (unsigned seed = 1; seed <= kFewSeeds; seed++) {
     emulator::settings.seed = seed;
     const std::string error = error_of(kernel);
     const bool found = std::any_of(expected.begin(), expected.end(), [&](const std::string &one) {
@@ -92,13 +72,6 @@ void errors_with(const Kernel &kernel, std::initializer_list<std::string> expect
   }
 }
 
-std::string file_and(int line) {
-  return "cluster_test.cpp:" + std::to_string(line);
-}
-
-bool is_thread(unsigned x) {
-  return threadIdx.x == x;
-}
 /// Of the first cluster.
 bool is_thread_of(unsigned block, unsigned x) {
   return blockIdx.x == block && is_thread(x);
@@ -257,7 +230,7 @@ TEST_CASE("cluster: a tile overwritten in the other block names both lines and b
        " of block (1,0,0) may still be reading: no wgmma_wait for its group yet" + theirs},
       {loader + "races in shared memory with the wgmma at " + product_at + " by warp ",
        " of block (1,0,0): no barrier between them" + theirs}};
-  for (unsigned seed = 1; seed <= 3 * kSeeds; seed++) {
+  for (unsigned seed = 1; seed <= 3 * kFewSeeds; seed++) {
     emulator::settings.seed = seed;
     moment = static_cast<int>(seed % 3);
     const std::string error = error_of(kernel);
@@ -363,7 +336,7 @@ TEST_CASE("cluster: who waits for ever is told with the block") {
     if (is_thread_of(1, 0)) at = __LINE__, mbarrier_wait(smem.done, 0);
     also_at = __LINE__, cluster_sync();
   };
-  for (unsigned seed = 1; seed <= kSeeds; seed++) {
+  for (unsigned seed = 1; seed <= kFewSeeds; seed++) {
     emulator::settings.seed = seed;
     const std::string error = error_of(kernel);
     CHECK(error.find("cluster_sync of block (0,0,0)") != std::string::npos);

@@ -8,14 +8,13 @@
 #include <bit>
 #include <cmath>
 #include <fstream>
-#include <functional>
 #include <set>
 #include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "common/kernel/kernel.h"
+#include "common/emulator/testing.h"
 #include "common/kernel/ptx.h"
 
 namespace {
@@ -325,8 +324,6 @@ TEST_CASE("counters: 260 patterns cost what ncu measured on an H200") {
 
 namespace {
 
-int at, also_at;  // lines that a kernel noted: `at = __LINE__` on the line of the access, before it
-
 /// An array in the emulator's global memory, of zeros.
 struct Global {
   float *data;
@@ -348,8 +345,6 @@ Storage &shared() {
   return shared_storage<Storage>();
 }
 
-using Kernel = std::function<void()>;
-
 /// Sets the emulator up, and leaves it as it was.
 struct SettingsOf {
   const emulator::Settings before = emulator::settings;
@@ -359,8 +354,7 @@ struct SettingsOf {
 
 void run_with(const emulator::Settings &settings, dim3 grid, dim3 block, const Kernel &kernel) {
   const SettingsOf set(settings);
-  launch<Storage>(
-      +[](const Kernel *body) { (*body)(); }, grid, block, &kernel);
+  ::run<Storage>(grid, block, kernel);
 }
 
 /// Counts a kernel on one thread of the host; does not begin a new profile.
@@ -403,16 +397,6 @@ std::string global_loads(int requests, int sectors) {
 std::string global_stores(int requests, int sectors) {
   return "global store requests " + std::to_string(requests) + ", global store sectors " +
          std::to_string(sectors);
-}
-
-/// Reads an element and forgets it.
-template <class T>
-void read(const Reference<T> &element) {
-  (void)static_cast<std::remove_const_t<T>>(element);
-}
-
-int lane_id() {
-  return static_cast<int>(threadIdx.x % 32);
 }
 
 }  // namespace

@@ -1,8 +1,5 @@
 // The emulator's errors, each provoked by a kernel written here, and its promises about threads:
 // drawn orders, whole blocks, fresh shared memory, stacks that survive a wait.
-//
-// A kernel notes the line of an access by `at = __LINE__` on the same line, before it. (Kernels
-// stand outside of CHECK: all of a macro's arguments count as one line.)
 // The kernels here do on purpose what the compiler warns of.
 #pragma GCC diagnostic ignored "-Wstringop-overflow"
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -22,22 +19,9 @@
 #include <vector>
 
 #include "common/emulator/fiber.h"
-#include "common/kernel/kernel.h"
+#include "common/emulator/testing.h"
 
 namespace {
-
-int at, also_at;  // lines that a kernel noted
-
-/// Sets the emulator up for one test, and leaves it as it was.
-struct Setup {
-  const emulator::Settings before = emulator::settings;
-
-  Setup() {
-    emulator::settings = {.host_threads = 1};
-    at = also_at = 0;
-  }
-  ~Setup() { emulator::settings = before; }
-};
 
 /// An array in the emulator's global memory.
 template <class T>
@@ -53,40 +37,6 @@ struct Global {
   ~Global() { emulator::release(data); }
 };
 
-using Kernel = std::function<void()>;
-
-template <class Storage>
-void run(dim3 grid, dim3 block, const Kernel &kernel) {
-  launch<Storage>(
-      +[](const Kernel *body) { (*body)(); }, grid, block, &kernel);
-}
-
-/// The message of the KernelError that a launch ends with, or "" if it ends well.
-template <class Storage>
-std::string error_of(dim3 grid, dim3 block, const Kernel &kernel) {
-  try {
-    run<Storage>(grid, block, kernel);
-  } catch (const emulator::KernelError &error) {
-    return error.what();
-  }
-  return "";
-}
-
-/// As above, of one block.
-template <class Storage>
-std::string error_of(dim3 block, const Kernel &kernel) {
-  return error_of<Storage>(dim3(1), block, kernel);
-}
-
-std::string file_and(int line) {
-  return "emulator_test.cpp:" + std::to_string(line);
-}
-
-/// An error as the emulator words it, in block (0,0,0).
-std::string error_in_thread(int line, unsigned thread, const std::string &what) {
-  return file_and(line) + ": block (0,0,0) thread (" + std::to_string(thread) + ",0,0): " + what;
-}
-
 /// "store races in shared memory with the load at emulator_test.cpp:57 by thread 3: no barrier ..."
 std::string race(const std::string &operation, const std::string &memory,
                  const std::string &operation_before, int line_before, const std::string &who) {
@@ -96,17 +46,6 @@ std::string race(const std::string &operation, const std::string &memory,
 
 bool contains(const std::string &text, const std::string &part) {
   return text.find(part) != std::string::npos;
-}
-
-/// Reads an element and forgets it.
-template <class T>
-void read(const Reference<T> &element) {
-  (void)static_cast<std::remove_const_t<T>>(element);
-}
-
-/// True in one thread of a block that has one row of threads.
-bool is_thread(unsigned x) {
-  return threadIdx.x == x;
 }
 
 struct Numbers {
@@ -123,8 +62,6 @@ Numbers &written_numbers() {
   __syncthreads();
   return numbers();
 }
-
-constexpr int kSeeds = 20;
 
 /// Runs a kernel of two warps under many schedules. In each the race between two threads must be
 /// reported, by whichever comes second; `operation` at line `at`, `also_operation` at `also_at`.

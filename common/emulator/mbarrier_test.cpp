@@ -1,7 +1,5 @@
 // Hopper's barriers on the emulator: what they order, whom they let go on, and what is told of a kernel
 // that uses them wrongly.
-//
-// A kernel notes the line of an instruction by `at = __LINE__` on the same line, before it.
 #include "common/kernel/mbarrier.h"
 
 #include <doctest/doctest.h>
@@ -11,25 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "common/kernel/kernel.h"
+#include "common/emulator/testing.h"
 #include "common/kernel/tma.h"
 
 namespace {
-
-int at, also_at, init_at;  // lines that a kernel noted
-
-/// Sets the emulator up for one test, and leaves it as it was.
-struct Setup {
-  const emulator::Settings before = emulator::settings;
-
-  Setup() {
-    emulator::settings = {.host_threads = 1};
-    at = also_at = init_at = 0;
-  }
-  ~Setup() { emulator::settings = before; }
-};
-
-using Kernel = std::function<void()>;
 
 struct Shared {
   Tile<float, 4, 64> x;
@@ -40,48 +23,7 @@ Shared &shared() {
   return shared_storage<Shared>();
 }
 
-/// The message of the KernelError that a launch of one block ends with, or "" if it ends well.
-std::string error_of(dim3 block, const Kernel &kernel) {
-  try {
-    launch<Shared>(
-        +[](const Kernel *body) { (*body)(); }, dim3(1), block, &kernel);
-  } catch (const emulator::KernelError &error) {
-    return error.what();
-  }
-  return "";
-}
-
-constexpr int kSeeds = 20;
-
-/// Under each of some seeds, the error of a kernel: the same, which it returns.
-std::string error_under_all_seeds(dim3 block, const Kernel &kernel) {
-  std::string first;
-  for (int seed = 1; seed <= kSeeds; seed++) {
-    emulator::settings.seed = static_cast<std::uint64_t>(seed);
-    const std::string error = error_of(block, kernel);
-    if (seed == 1) first = error;
-    CHECK(error == first);
-  }
-  return first;
-}
-
-std::string file_and(int line) {
-  return "mbarrier_test.cpp:" + std::to_string(line);
-}
-
-std::string error_in_thread(int line, unsigned thread, const std::string &what) {
-  return file_and(line) + ": block (0,0,0) thread (" + std::to_string(thread) + ",0,0): " + what;
-}
-
-bool is_thread(int x) {
-  return static_cast<int>(threadIdx.x) == x;
-}
-
-/// Reads an element and forgets it.
-template <class T>
-void read(const Reference<T> &element) {
-  (void)static_cast<std::remove_const_t<T>>(element);
-}
+int init_at;  // the line that made barrier a
 
 /// Makes barrier a for so many arrivals, b for one, and lets all threads know.
 Shared &with_barriers(int arrivals) {
@@ -125,7 +67,7 @@ TEST_CASE("mbarrier: what is done before arriving comes before what is done afte
       CAPTURE(mistake);
       emulator::settings.seed = static_cast<std::uint64_t>(seed);
       float found = 0;
-      const std::string error = error_of(dim3(64), [&] {
+      const std::string error = error_of<Shared>(dim3(64), [&] {
         Shared &smem = with_barriers(2);
         if (is_thread(3)) mbarrier_arrive(smem.a);
         if (is_thread(5)) {
@@ -154,7 +96,7 @@ TEST_CASE("mbarrier: who arrives learns nothing, and who waits does not tell") {
   for (const bool waiter_writes : {false, true})
     for (int seed = 1; seed <= kSeeds; seed++) {
       emulator::settings.seed = static_cast<std::uint64_t>(seed);
-      const std::string error = error_of(dim3(64), [&] {
+      const std::string error = error_of<Shared>(dim3(64), [&] {
         Shared &smem = with_barriers(2);
         if (is_thread(5)) {
           if (!waiter_writes) at = __LINE__, smem.x(1, 1) = 7.0f;
@@ -177,7 +119,7 @@ TEST_CASE("mbarrier: lanes that read one place and arrive one by one") {
   for (const int late : {-1, 45})  // this lane arrives before it reads
     for (int seed = 1; seed <= kSeeds; seed++) {
       emulator::settings.seed = static_cast<std::uint64_t>(seed);
-      const std::string error = error_of(dim3(64), [&] {
+      const std::string error = error_of<Shared>(dim3(64), [&] {
         Shared &smem = with_barriers(32);
         if (is_thread(0)) smem.x(1, 1) = 7.0f;
         __syncthreads();
@@ -201,12 +143,12 @@ TEST_CASE("mbarrier: lanes that read one place and arrive one by one") {
 
 TEST_CASE("mbarrier: the phase before the first has ended, with parity 1") {
   const Setup setup;
-  std::string error = error_under_all_seeds(dim3(64), [] {
+  std::string error = error_under_all_seeds<Shared>(dim3(64), [] {
     Shared &smem = with_barriers(1);
     mbarrier_wait(smem.a, 1);
   });
   CHECK(error == "");
-  error = error_under_all_seeds(dim3(64), [] {
+  error = error_under_all_seeds<Shared>(dim3(64), [] {
     Shared &smem = with_barriers(2);
     if (is_thread(7)) mbarrier_arrive(smem.a);
     at = __LINE__, mbarrier_wait(smem.a, 0);
@@ -224,7 +166,7 @@ TEST_CASE("mbarrier: two threads take turns by the parity of two barriers") {
     for (int seed = 1; seed <= kSeeds; seed++) {
       emulator::settings.seed = static_cast<std::uint64_t>(seed);
       std::vector<float> received;
-      const std::string error = error_of(dim3(64), [&] {
+      const std::string error = error_of<Shared>(dim3(64), [&] {
         Shared &smem = with_barriers(1);
         for (int i = 0; i < kRounds; i++) {
           if (is_thread(0)) {
@@ -253,7 +195,7 @@ TEST_CASE("mbarrier: two threads take turns by the parity of two barriers") {
 TEST_CASE("mbarrier: what is wrong with its use") {
   const Setup setup;
   const auto check = [](const Kernel &kernel, const std::function<std::string()> &what) {
-    const std::string error = error_under_all_seeds(dim3(64), kernel);
+    const std::string error = error_under_all_seeds<Shared>(dim3(64), kernel);
     CHECK(error == error_in_thread(at, 0, what()));
   };
   check(
@@ -323,7 +265,7 @@ TEST_CASE("mbarrier: a thread may use one whose initialisation it knows of") {
   int unknown = 0;
   for (int seed = 1; seed <= kSeeds; seed++) {
     emulator::settings.seed = static_cast<std::uint64_t>(seed);
-    const std::string error = error_of(dim3(64), [] {
+    const std::string error = error_of<Shared>(dim3(64), [] {
       if (is_thread(0)) init_at = __LINE__, mbarrier_init(shared().a, 1);
       if (is_thread(40)) at = __LINE__, mbarrier_arrive(shared().a);
     });
@@ -342,7 +284,7 @@ TEST_CASE("mbarrier: a thread may use one whose initialisation it knows of") {
 
 TEST_CASE("mbarrier: a deadlock is told as who waits for what") {
   const Setup setup;
-  const std::string error = error_under_all_seeds(dim3(128), [] {
+  const std::string error = error_under_all_seeds<Shared>(dim3(128), [] {
     Shared &smem = with_barriers(2);
     const int warp = warp_index();
     if (warp == 0) at = __LINE__, mbarrier_wait(smem.a, 0);
@@ -365,7 +307,7 @@ TEST_CASE("mbarrier: an operation lands though a thread is busy until it has") {
     emulator::settings.seed = static_cast<std::uint64_t>(seed);
     auto *done = static_cast<unsigned *>(emulator::allocate(sizeof(unsigned)));
     *done = 0;
-    const std::string error = error_of(dim3(32), [&] {
+    const std::string error = error_of<Shared>(dim3(32), [&] {
       if (is_thread(0)) emulator::begin_operation(emulator::kNoQueue, [=] { *done = 1; });
       __syncwarp();
       while (__any_sync(kAllLanes, atomic_read(Matrix<unsigned>{done, 1, 1}(0, 0)) == 0)) {
@@ -385,7 +327,7 @@ TEST_CASE("named barrier: orders what its threads did, and lets others alone") {
     for (int seed = 1; seed <= kSeeds; seed++) {
       CAPTURE(mistake);
       emulator::settings.seed = static_cast<std::uint64_t>(seed);
-      const std::string error = error_of(dim3(128), [&] {
+      const std::string error = error_of<Shared>(dim3(128), [&] {
         Shared &smem = shared();
         const int warp = warp_index();
         if (warp == 0) {
@@ -418,7 +360,7 @@ TEST_CASE("named barrier: one is used again and again, in turns") {
   for (int seed = 1; seed <= kSeeds; seed++) {
     emulator::settings.seed = static_cast<std::uint64_t>(seed);
     std::vector<int> order;
-    const std::string error = error_of(dim3(64), [&] {
+    const std::string error = error_of<Shared>(dim3(64), [&] {
       const int warp = warp_index();
       if (warp == 1) named_barrier_arrive(1, 64);  // warp 0 begins
       for (int i = 0; i < kRounds; i++) {
@@ -436,7 +378,7 @@ TEST_CASE("named barrier: one is used again and again, in turns") {
 TEST_CASE("named barrier: numbers and counts") {
   const Setup setup;
   const auto error_with = [](int id, int threads) {
-    return error_of(dim3(64), [=] {
+    return error_of<Shared>(dim3(64), [=] {
       if (is_thread(0)) at = __LINE__, named_barrier_sync(id, threads);
     });
   };
@@ -454,7 +396,7 @@ TEST_CASE("named barrier: numbers and counts") {
         "exited without reaching it");
   for (int seed = 1; seed <= kSeeds; seed++) {
     emulator::settings.seed = static_cast<std::uint64_t>(seed);
-    const std::string error = error_of(dim3(96), [] {
+    const std::string error = error_of<Shared>(dim3(96), [] {
       if (is_thread(0)) at = __LINE__, named_barrier_sync(1, 64);
       if (is_thread(40)) also_at = __LINE__, named_barrier_arrive(1, 96);
     });
@@ -473,7 +415,7 @@ TEST_CASE("named barrier: numbers and counts") {
 
 TEST_CASE("setmaxnreg: what a warpgroup gives back others get") {
   const Setup setup;
-  const std::string error = error_under_all_seeds(dim3(384), [] {
+  const std::string error = error_under_all_seeds<Shared>(dim3(384), [] {
     if (warp_index() / 4 == 0)
       setmaxnreg_dec<24>();
     else
@@ -484,7 +426,7 @@ TEST_CASE("setmaxnreg: what a warpgroup gives back others get") {
 
 TEST_CASE("setmaxnreg: the registers of two blocks on a multiprocessor") {
   const Setup setup;
-  const std::string error = error_under_all_seeds(dim3(256), [] {
+  const std::string error = error_under_all_seeds<Shared>(dim3(256), [] {
     if (warp_index() / 4 == 0)
       setmaxnreg_dec<24>();
     else
@@ -495,7 +437,7 @@ TEST_CASE("setmaxnreg: the registers of two blocks on a multiprocessor") {
 
 TEST_CASE("setmaxnreg: registers that are not there") {
   const Setup setup;
-  std::string error = error_of(dim3(384), [] {
+  std::string error = error_of<Shared>(dim3(384), [] {
     if (warp_index() / 4 == 0)
       setmaxnreg_dec<64>();
     else
@@ -504,12 +446,12 @@ TEST_CASE("setmaxnreg: registers that are not there") {
   });
   CHECK(error.find("128 of 384 threads wait for ever in setmaxnreg_inc: it needs 7168 registers, "
                    "and the pool has 6144; 256 wait in __syncthreads at") != std::string::npos);
-  error = error_of(dim3(128), [] { setmaxnreg_inc<256>(); });
+  error = error_of<Shared>(dim3(128), [] { setmaxnreg_inc<256>(); });
   CHECK(error.find(
             "setmaxnreg_inc<256>: the block's warpgroups have 248 together, and keep 24 each") !=
         std::string::npos);
   const auto check = [](const Kernel &kernel, const std::string &what) {
-    const std::string found = error_of(dim3(512), kernel);
+    const std::string found = error_of<Shared>(dim3(512), kernel);
     CHECK(found.find("setmaxnreg_" + what) != std::string::npos);
     CHECK(found.find(file_and(at) + ": block (0,0,0) thread (") == 0);
   };
@@ -526,7 +468,7 @@ TEST_CASE("setmaxnreg: registers that are not there") {
 
 TEST_CASE("setmaxnreg: takes a warpgroup, all of it, at one place") {
   const Setup setup;
-  std::string error = error_of(dim3(192), [] {
+  std::string error = error_of<Shared>(dim3(192), [] {
     if (warp_index() == 5) at = __LINE__, setmaxnreg_dec<24>();
   });
   CHECK(
@@ -534,7 +476,7 @@ TEST_CASE("setmaxnreg: takes a warpgroup, all of it, at one place") {
       std::string::npos);
   for (int seed = 1; seed <= kSeeds; seed++) {
     emulator::settings.seed = static_cast<std::uint64_t>(seed);
-    error = error_of(dim3(128), [] {
+    error = error_of<Shared>(dim3(128), [] {
       if (warp_index() == 2)
         at = __LINE__, setmaxnreg_dec<24>();
       else
@@ -546,7 +488,7 @@ TEST_CASE("setmaxnreg: takes a warpgroup, all of it, at one place") {
            error.find("warps of one warpgroup are at different instructions: setmaxnreg_dec here, "
                       "setmaxnreg_dec at " +
                       file_and(also_at)) != std::string::npos));
-    error = error_of(dim3(128), [] {
+    error = error_of<Shared>(dim3(128), [] {
       if (warp_index() != 2) at = __LINE__, setmaxnreg_dec<24>();
     });
     CHECK((error.find("has exited") != std::string::npos ||

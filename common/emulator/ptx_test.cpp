@@ -1,7 +1,5 @@
 // The tensor-core instructions on the emulator: what each lane gives and receives, against the
 // tables of the PTX ISA and plain loops, and the errors that a GPU hides.
-//
-// A kernel notes the line of an instruction by `at = __LINE__` on the same line, before it.
 #include "common/kernel/ptx.h"
 
 #include <doctest/doctest.h>
@@ -9,27 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "common/kernel/kernel.h"
+#include "common/emulator/testing.h"
 
 namespace {
-
-int at, also_at;  // lines that a kernel noted
-
-/// Sets the emulator up for one test, and leaves it as it was.
-struct Setup {
-  const emulator::Settings before = emulator::settings;
-
-  Setup() {
-    emulator::settings = {.host_threads = 1};
-    at = also_at = 0;
-  }
-  ~Setup() { emulator::settings = before; }
-};
 
 /// An array of fp16 or bf16 in the emulator's global memory: 0, 1, 2, ...
 template <class T = half>
@@ -44,33 +28,6 @@ struct Global {
   ~Global() { emulator::release(data); }
 };
 
-using Kernel = std::function<void()>;
-
-template <class Storage>
-void run(dim3 block, const Kernel &kernel) {
-  launch<Storage>(
-      +[](const Kernel *body) { (*body)(); }, dim3(1), block, &kernel);
-}
-
-/// The message of the KernelError that a launch of one block ends with, or "" if it ends well.
-template <class Storage>
-std::string error_of(dim3 block, const Kernel &kernel) {
-  try {
-    run<Storage>(block, kernel);
-  } catch (const emulator::KernelError &error) {
-    return error.what();
-  }
-  return "";
-}
-
-std::string file_and(int line) {
-  return "ptx_test.cpp:" + std::to_string(line);
-}
-
-std::string error_in_thread(int line, unsigned thread, const std::string &what) {
-  return file_and(line) + ": block (0,0,0) thread (" + std::to_string(thread) + ",0,0): " + what;
-}
-
 std::string race(const std::string &operation, const std::string &operation_before, int line_before,
                  const std::string &who) {
   return operation + " races in shared memory with the " + operation_before + " at " +
@@ -81,21 +38,6 @@ std::string under_way(const std::string &operation, int line, unsigned thread) {
   return operation + " shared memory that a cp.async at " + file_and(line) + " by thread " +
          std::to_string(thread) + " may still be writing: no cp_async_wait for its group yet";
 }
-
-int thread_id() {
-  return static_cast<int>(threadIdx.x);
-}
-int lane_id() {
-  return thread_id() % 32;
-}
-
-/// Reads an element and forgets it.
-template <class T>
-void read(const Reference<T> &element) {
-  (void)static_cast<std::remove_const_t<T>>(element);
-}
-
-constexpr int kSeeds = 20;
 
 /// A matrix of the host, to compare with.
 template <int Rows, int Cols>

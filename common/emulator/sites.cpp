@@ -1,6 +1,8 @@
 #include "common/emulator/sites.h"
 
 #include <array>
+#include <bit>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -38,16 +40,18 @@ SiteId look_up(const std::source_location &where) {
 }  // namespace
 
 SiteId site_of(const std::source_location &where) {
+  // A location is the address of what it says of its place: the same address, the same place. (One place
+  // may have several.)
+  static_assert(sizeof where == sizeof(std::uintptr_t));
   struct Entry {
-    const char *file = nullptr;
-    unsigned line = 0, column = 0;
+    std::uintptr_t address = 1;  // which is none
     SiteId id = 0;
   };
-  thread_local std::array<Entry, 512> cache;
-  Entry &entry = cache[(where.line() * 37 + where.column()) % cache.size()];
-  if (entry.line != where.line() || entry.column != where.column() ||
-      entry.file != where.file_name())
-    entry = {where.file_name(), where.line(), where.column(), look_up(where)};
+  constexpr int kBits = 9;
+  thread_local std::array<Entry, 1 << kBits> cache;
+  const auto address = std::bit_cast<std::uintptr_t>(where);
+  Entry &entry = cache[address * std::uint64_t{0x9e3779b97f4a7c15} >> (64 - kBits)];
+  if (entry.address != address) entry = {address, look_up(where)};
   return entry.id;
 }
 

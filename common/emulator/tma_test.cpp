@@ -1,7 +1,5 @@
 // TMA on the emulator: what it copies, when it lands, who may touch the bytes, and what the engine does
 // not see.
-//
-// A kernel notes the line of an instruction by `at = __LINE__` on the same line, before it.
 #include "common/kernel/tma.h"
 
 #include <doctest/doctest.h>
@@ -9,24 +7,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <functional>
 #include <initializer_list>
 #include <string>
 
+#include "common/emulator/testing.h"
+
 namespace {
-
-int at, also_at;  // lines that a kernel noted
-
-/// Sets the emulator up for one test, and leaves it as it was.
-struct Setup {
-  const emulator::Settings before = emulator::settings;
-
-  Setup() {
-    emulator::settings = {.host_threads = 1};
-    at = also_at = 0;
-  }
-  ~Setup() { emulator::settings = before; }
-};
 
 /// Rows of 64 fp16 in the emulator's global memory: row i holds 100 i, 100 i + 1, ... of 2048.
 struct Tensor {
@@ -51,65 +37,10 @@ struct Tensor {
   }
 };
 
-using Kernel = std::function<void()>;
-
-template <class Storage>
-void run(dim3 block, const Kernel &kernel) {
-  launch<Storage>(
-      +[](const Kernel *body) { (*body)(); }, dim3(1), block, &kernel);
-}
-
-/// The message of the KernelError that a launch of one block ends with, or "" if it ends well.
-template <class Storage>
-std::string error_of(dim3 block, const Kernel &kernel) {
-  try {
-    run<Storage>(block, kernel);
-  } catch (const emulator::KernelError &error) {
-    return error.what();
-  }
-  return "";
-}
-
-constexpr int kSeeds = 20;
-
-/// Under each of some seeds, the error of a kernel of two warps: the same, which it returns.
-template <class Storage>
-std::string error_under_all_seeds(const Kernel &kernel) {
-  std::string first;
-  for (int seed = 1; seed <= kSeeds; seed++) {
-    emulator::settings.seed = static_cast<std::uint64_t>(seed);
-    const std::string error = error_of<Storage>(dim3(64), kernel);
-    if (seed == 1) first = error;
-    CHECK(error == first);
-  }
-  return first;
-}
-
-std::string file_and(int line) {
-  return "tma_test.cpp:" + std::to_string(line);
-}
-
-std::string error_in_thread(int line, unsigned thread, const std::string &what) {
-  return file_and(line) + ": block (0,0,0) thread (" + std::to_string(thread) + ",0,0): " + what;
-}
-
 /// "load of shared memory that a TMA load at tma_test.cpp:57 by thread 0 may still be writing: ..."
 std::string being_written(const std::string &operation, int line, unsigned thread) {
   return operation + " shared memory that a TMA load at " + file_and(line) + " by thread " +
          std::to_string(thread) + " may still be writing: no mbarrier_wait for its phase yet";
-}
-
-int thread_id() {
-  return static_cast<int>(threadIdx.x);
-}
-bool is_thread(int x) {
-  return thread_id() == x;
-}
-
-/// Reads an element and forgets it.
-template <class T>
-void read(const Reference<T> &element) {
-  (void)static_cast<std::remove_const_t<T>>(element);
 }
 
 constexpr int kRows = 16, kTileBytes = kRows * 64 * 2;
@@ -227,20 +158,20 @@ TEST_CASE("tma: a tile is nobody's to touch until the thread knows that its phas
   const Tensor tensor(kRows);
   const TensorMap map = tensor.map(kRows);
   // A thread that does not wait, whether it has landed or not; not even behind a barrier.
-  std::string error = error_under_all_seeds<Shared>([&] {
+  std::string error = error_under_all_seeds<Shared>(dim3(64), [&] {
     Shared &smem = ready();
     load_tile(smem, map);
     if (is_thread(0)) also_at = __LINE__, read(smem.tile(3, 5));
   });
   CHECK(error == error_in_thread(also_at, 0, being_written("load of", at, 0)));
-  error = error_under_all_seeds<Shared>([&] {
+  error = error_under_all_seeds<Shared>(dim3(64), [&] {
     Shared &smem = ready();
     load_tile(smem, map);
     __syncthreads();
     if (is_thread(40)) also_at = __LINE__, smem.tile(3, 5) = half{};
   });
   CHECK(error == error_in_thread(also_at, 40, being_written("store to", at, 0)));
-  error = error_under_all_seeds<Shared>([&] {
+  error = error_under_all_seeds<Shared>(dim3(64), [&] {
     Shared &smem = ready();
     load_tile(smem, map);
     __syncthreads();
@@ -248,7 +179,7 @@ TEST_CASE("tma: a tile is nobody's to touch until the thread knows that its phas
   });
   CHECK(error == error_in_thread(also_at, 40, being_written("load of", at, 0)));
   // One waits, and tells the others.
-  error = error_under_all_seeds<Shared>([&] {
+  error = error_under_all_seeds<Shared>(dim3(64), [&] {
     Shared &smem = ready();
     load_tile(smem, map);
     if (is_thread(33)) mbarrier_wait(smem.landed, 0);
@@ -291,7 +222,7 @@ TEST_CASE("tma: two loads to one tile need a wait between them") {
   const Tensor tensor(kRows);
   const TensorMap map = tensor.map(kRows);
   for (const bool waits : {false, true}) {
-    const std::string error = error_under_all_seeds<Shared>([&] {
+    const std::string error = error_under_all_seeds<Shared>(dim3(64), [&] {
       Shared &smem = ready();
       load_tile(smem, map);
       if (!is_thread(0)) return;
@@ -343,7 +274,7 @@ TEST_CASE("tma: a load over ordinary stores needs a proxy fence after them") {
   enum Fence { kNone, kTooEarly, kByWriter, kByIssuer, kByOther };
   for (const Fence fence : {kNone, kTooEarly, kByWriter, kByIssuer, kByOther}) {
     CAPTURE(fence);
-    const std::string error = error_under_all_seeds<Shared>([&] {
+    const std::string error = error_under_all_seeds<Shared>(dim3(64), [&] {
       Shared &smem = ready();
       if (is_thread(40)) {
         if (fence == kTooEarly) fence_proxy_async();
@@ -373,7 +304,7 @@ TEST_CASE("tma: the engine sees a barrier after a fence of the thread that initi
   enum Fence { kNone, kTooEarly, kByAnother, kTooLate, kOfInit, kOfProxy };
   for (const Fence fence : {kNone, kTooEarly, kByAnother, kTooLate, kOfInit, kOfProxy}) {
     CAPTURE(fence);
-    const std::string error = error_under_all_seeds<Shared>([&] {
+    const std::string error = error_under_all_seeds<Shared>(dim3(64), [&] {
       Shared &smem = shared();
       if (is_thread(40)) {
         if (fence == kTooEarly) mbarrier_fence_init();
@@ -464,7 +395,7 @@ TEST_CASE(
       mbarrier_arrive_expect_tx(smem.landed, expected);
       tma_load(smem.tile, map, 0, 0, 0, smem.landed);
     };
-    std::string error = error_under_all_seeds<Shared>([&] {
+    std::string error = error_under_all_seeds<Shared>(dim3(64), [&] {
       begin(shared());
       __syncthreads();
       at = __LINE__, mbarrier_wait(shared().landed, 0);
@@ -475,7 +406,7 @@ TEST_CASE(
                                        file_and(init) + " (at byte " +
                                        std::to_string(offsetof(Shared, landed)) + ", phase 0, " +
                                        counts + ")"));
-    error = error_under_all_seeds<Shared>([&] { begin(shared()); });
+    error = error_under_all_seeds<Shared>(dim3(64), [&] { begin(shared()); });
     CHECK(error == error_in_thread(init, 0,
                                    "the block ends, and the mbarrier of " + file_and(init) +
                                        " (at byte " + std::to_string(offsetof(Shared, landed)) +
@@ -593,7 +524,7 @@ TEST_CASE("tma: a tile is not to be written until a wait covers the group of its
        {Mistake::kNone, Mistake::kNoWait, Mistake::kNoCommit, Mistake::kGroupLeft}) {
     CAPTURE(static_cast<int>(mistake));
     int line = 0;
-    const std::string error = error_under_all_seeds<Shared>([&] {
+    const std::string error = error_under_all_seeds<Shared>(dim3(64), [&] {
       Shared &smem = ready();
       store_tile(smem, map, 0, mistake);
       if (is_thread(40)) {
@@ -646,7 +577,7 @@ TEST_CASE("tma: what a store writes is nobody's to read in the same launch") {
   const Tensor tensor(32);
   const TensorMap map = tensor.map(kRows);
   int line = 0;
-  const std::string error = error_under_all_seeds<Shared>([&] {
+  const std::string error = error_under_all_seeds<Shared>(dim3(64), [&] {
     store_tile(ready(), map, 0, Mistake::kNone);
     if (is_thread(0)) line = __LINE__, read(Matrix<half>{tensor.data, 32, 64}(3, 5));
   });

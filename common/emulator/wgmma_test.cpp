@@ -1,7 +1,5 @@
 // wgmma on the emulator: where its operands lie, what it computes, when it lands, and the errors that a
 // GPU answers with wrong numbers.
-//
-// A kernel notes the line of an instruction by `at = __LINE__` on the same line, before it.
 #include "common/kernel/wgmma.h"
 
 #include <doctest/doctest.h>
@@ -13,46 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "common/kernel/kernel.h"
+#include "common/emulator/testing.h"
 #include "reference/random.h"
 
 namespace {
-
-int at, also_at;  // lines that a kernel noted
-
-/// Sets the emulator up for one test, and leaves it as it was.
-struct Setup {
-  const emulator::Settings before = emulator::settings;
-
-  Setup() {
-    emulator::settings = {.host_threads = 1};
-    at = also_at = 0;
-  }
-  ~Setup() { emulator::settings = before; }
-};
-
-using Kernel = std::function<void()>;
-
-template <class Storage>
-void run(dim3 block, const Kernel &kernel) {
-  launch<Storage>(
-      +[](const Kernel *body) { (*body)(); }, dim3(1), block, &kernel);
-}
-
-/// The message of the KernelError that a launch of one block ends with, or "" if it ends well.
-template <class Storage>
-std::string error_of(dim3 block, const Kernel &kernel) {
-  try {
-    run<Storage>(block, kernel);
-  } catch (const emulator::KernelError &error) {
-    return error.what();
-  }
-  return "";
-}
-
-std::string file_and(int line) {
-  return "wgmma_test.cpp:" + std::to_string(line);
-}
 
 /// Whether a message begins with the line that the kernel noted, and says this.
 bool says(const std::string &message, const std::string &what) {
@@ -62,15 +24,8 @@ bool says(const std::string &message, const std::string &what) {
   return found;
 }
 
-constexpr int kSeeds = 20;
 constexpr unsigned kThreads = 128;  // a warpgroup
 
-int thread_id() {
-  return static_cast<int>(threadIdx.x);
-}
-int lane_id() {
-  return thread_id() % 32;
-}
 int warp_id() {
   return thread_id() / 32;
 }

@@ -25,16 +25,6 @@ bool contains(const std::string &text, const std::string &part) {
   return text.find(part) != std::string::npos;
 }
 
-/// Compiles a copy of the kernel under this name. Returns its path, or throws what the compiler said.
-std::string build(const std::string &name, const std::string &source) {
-  std::filesystem::create_directories(kFolder);
-  const std::filesystem::path program = kFolder / name;
-  std::ofstream(program.string() + ".cu") << source;
-  const Finished finished = compile_step(program, "any-problem");
-  if (finished.status != 0) throw std::runtime_error(finished.err);
-  return program;
-}
-
 /// One problem for each thing that can depart from the plain one, and some where they meet.
 const std::vector<std::string> kProblems = {
     "--seqlen 1",
@@ -231,19 +221,24 @@ TEST_SUITE_BEGIN("steps");
 
 TEST_CASE("every problem is posed and checked, by a plain kernel that takes them all") {
   const bool gpu = environment("STEPS_DEVICE", "cpu") == "gpu";
-  std::string program = environment("ANY_PROBLEM", "");
+  std::string program = environment("ANY_PROBLEM", "");  // as the shell starts it
   if (gpu && program.empty()) return void(std::puts("SKIP: ANY_PROBLEM names no program"));
-  if (program.empty()) program = build("any-problem", read_text(kSource));
+  if (program.empty()) {
+    std::vector<Copy> copies = {{"any-problem", "any-problem", read_text(kSource)}};
+    compile_copies(kFolder, copies);
+    REQUIRE_MESSAGE(!copies[0].command.empty(), copies[0].complaint);
+    program = copies[0].command;
+  }
   const std::string prefix = environment("STEPS_PREFIX", "");
   std::vector<std::string> problems = kProblems;
   std::uint64_t state = tests_seed();
   if (prefix.empty())
     for (int i = 0; i < 40; i++) problems.push_back(draw_problem(describe(program), 80, state));
-  if (gpu && contains(run_command(shell_word(program) + " --device gpu --seqlen 1").err, "no GPU"))
+  if (gpu && contains(run_command(program + " --device gpu --seqlen 1").err, "no GPU"))
     return void(std::puts("SKIP: no GPU"));
   const auto check = [&](const std::string &problem) -> std::string {
-    const std::string line = prefix + (prefix.empty() ? "" : " ") + shell_word(program) + " " +
-                             problem + " --check-only --device " + (gpu ? "gpu" : "cpu");
+    const std::string line = prefix + (prefix.empty() ? "" : " ") + program + " " + problem +
+                             " --check-only --device " + (gpu ? "gpu" : "cpu");
     const Finished finished = run_command(line);
     return finished.status == 0 && contains(finished.out, ": passed\n") ? "" : show(line, finished);
   };
@@ -263,15 +258,19 @@ TEST_SUITE_BEGIN("planted");
 
 TEST_CASE("a bug in the kernel of all problems is found out") {
   const std::string source = read_text(kSource);
+  std::vector<Copy> copies;
+  for (const Plant &plant : kPlants) {
+    copies.push_back({"any-problem", plant.name, replaced(source, plant.find, plant.replace)});
+    REQUIRE_MESSAGE(!copies.back().source.empty(), "the kernel does not hold '", plant.find, "'");
+  }
+  compile_copies(kFolder, copies);
   std::vector<Job> jobs;
-  for (const Plant &plant : kPlants)
-    jobs.push_back({plant.name,
-                    [&]() -> std::string {
-                      const std::string with_bug = replaced(source, plant.find, plant.replace);
-                      if (with_bug.empty()) return "the kernel does not hold '" + plant.find + "'";
-                      const std::string program = build(plant.name, with_bug);
+  for (std::size_t i = 0; i < copies.size(); i++)
+    jobs.push_back({copies[i].name,
+                    [&, i] {
+                      if (copies[i].command.empty()) return copies[i].complaint;
                       const std::string line =
-                          shell_word(program) + " --device cpu --check-only " + plant.options;
+                          copies[i].command + " --device cpu --check-only " + kPlants[i].options;
                       const Finished finished = run_command(line);
                       const bool reported = contains(finished.out, ": WRONG\n") ||
                                             contains(finished.err, "out of bounds") ||

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <fstream>
 #include <mutex>
+#include <span>
 #include <stdexcept>
 
 #include "reference/parallel.h"
@@ -64,25 +65,81 @@ std::string header_words(const std::vector<std::string> &lines, const std::strin
   return words.substr(0, words.find(':'));
 }
 
-}  // namespace
+/// The number of copies in a program: more take longer to compile than to start the compiler anew.
+constexpr std::size_t kMostInOne = 16;
 
-Finished compile_step(const fs::path &program, const std::string &step) {
-  const std::string source = program.string() + ".cu", unit = program.string() + ".cpp";
-  const std::vector<std::string> lines = lines_of(read_text(source));
-  std::ofstream out(unit);
+/// The number of the step that a copy is of.
+std::string number_of(const Copy &copy) {
+  return copy.step.substr(0, copy.step.find_first_of("-:"));
+}
+
+/// One file of all copies, each in a namespace of its own; the environment's COPY names the one that is
+/// run.
+std::string unit_of(std::span<const Copy> copies, const fs::path &folder) {
   // First what is precompiled, or it is not used; what tells the copies apart comes after it.
-  out << "#include \"common/kernel/kernel.h\"\n"
-      << "#define STEP_NAME \"" << step << "\"\n"
-      << "#define STEP_NEEDS \"" << header_words(lines, "Needs") << "\"\n"
-      << "#define STEP_TAKES \"" << header_words(lines, "Takes") << "\"\n"
-      << "#line 1 \"" << source << "\"\n"
-      << read_text(source);
-  out.close();
+  std::string includes =
+      "#include \"common/kernel/kernel.h\"\n#include <cstdlib>\n#include <map>\n";
+  std::string all, steps;
+  for (const Copy &copy : copies) {
+    const std::vector<std::string> lines = lines_of(copy.source);
+    const std::string place = "copy_" + std::to_string(&copy - copies.data());
+    all +=
+        "#undef STEP_NAME\n#undef STEP_NEEDS\n#undef STEP_TAKES\n"
+        "#define STEP_NAME \"" +
+        copy.step + "\"\n#define STEP_NEEDS \"" + header_words(lines, "Needs") +
+        "\"\n#define STEP_TAKES \"" + header_words(lines, "Takes") + "\"\nnamespace " + place +
+        " {\n#line 1 \"" + (folder / copy.name).string() + ".cu\"\n";
+    for (const std::string &line : lines)
+      if (line.starts_with("#include "))
+        includes += line + "\n", all += "\n";
+      else
+        all += line + "\n";
+    all += "}\n";
+    steps += "{\"" + copy.name + "\", " + place + "::cpu_step}, ";
+  }
+  return includes + all +
+         "extern const Step cpu_step;\nconst Step cpu_step = " + "std::map<std::string, Step>{" +
+         steps + "}.at(std::getenv(\"COPY\"));\n";
+}
+
+/// Compiles copies of one step into one program. If they do not compile, all have the complaint.
+void compile_together(const fs::path &folder, std::span<Copy> copies) {
+  const std::string program = folder / copies[0].name, unit = program + ".cpp";
+  for (const Copy &copy : copies) std::ofstream(folder / (copy.name + ".cu")) << copy.source;
+  std::ofstream(unit) << unit_of(copies, folder);
   static const std::string common = link_common();
   static const fs::path precompiled[] = {precompile(false), precompile(true)};
-  const bool slow_to_run = step < "04";
-  return run_command(compiler(slow_to_run) + " -I" + precompiled[slow_to_run].string() + " -I. " +
-                     shell_word(unit) + " " + common + " -o " + shell_word(program));
+  const bool slow_to_run = copies[0].step < "04";
+  const Finished finished =
+      run_command(compiler(slow_to_run) + " -I" + precompiled[slow_to_run].string() + " -I. " +
+                  shell_word(unit) + " " + common + " -o " + shell_word(program));
+  for (Copy &copy : copies) {
+    copy.complaint = finished.status == 0 ? "" : finished.out + finished.err;
+    if (finished.status == 0)
+      copy.command = "COPY=" + shell_word(copy.name) + " " + shell_word(program);
+  }
+}
+
+}  // namespace
+
+void compile_copies(const fs::path &folder, std::vector<Copy> &copies) {
+  fs::create_directories(folder);
+  std::vector<Job> jobs;
+  for (std::size_t first = 0, last; first < copies.size(); first = last) {
+    for (last = first + 1; last < copies.size() && last - first < kMostInOne; last++)
+      if (number_of(copies[last]) != number_of(copies[first])) break;
+    const std::span together = std::span(copies).subspan(first, last - first);
+    jobs.push_back({number_of(copies[first]),
+                    [&folder, together] {
+                      compile_together(folder, together);
+                      if (together.size() > 1 && together[0].command.empty())
+                        for (Copy &copy : together) compile_together(folder, {&copy, 1});
+                      return "";
+                    },
+                    ""});
+  }
+  std::printf("  compiling %zu copies into %zu programs\n", copies.size(), jobs.size());
+  do_all(jobs);
 }
 
 void do_all(std::vector<Job> &jobs) {

@@ -1,5 +1,5 @@
 // Copies of the steps, with a bug planted or a patch applied, built for the emulator and run: many
-// small programs, whose common part is compiled once.
+// kernels, of which some share a program, and whose common part is compiled once.
 #pragma once
 
 #include <filesystem>
@@ -9,12 +9,22 @@
 
 #include "common/testing/process.h"
 
-/// Compiles FOLDER/NAME.cu, a step of this name, for the emulator into the program FOLDER/NAME.
-/// CXX is the compiler, default g++; HOST_OBJECTS is where make puts what it is linked with, default
-/// build/host.
-Finished compile_step(const std::filesystem::path &program, const std::string &step);
+/// A step's file with a change.
+struct Copy {
+  std::string step;    // "02-loop-inverted", of which there may be a ':' and more
+  std::string name;    // what messages cite: FOLDER/NAME.cu
+  std::string source;  // the text of that file
 
-/// Work of a test that takes a while, most often a copy to build and run.
+  std::string command = "";    // starts it, where it was compiled
+  std::string complaint = "";  // what the compiler said, where it was not
+};
+
+/// Compiles all copies for the emulator, neighbours of one step into one program, in this folder.
+/// CXX is the compiler, default g++; HOST_OBJECTS is where make puts what they are linked with, default
+/// build/host.
+void compile_copies(const std::filesystem::path &folder, std::vector<Copy> &copies);
+
+/// Work of a test that takes a while, most often a copy to run.
 struct Job {
   std::string name;
   std::function<std::string()> work;  // gives what was wrong, or nothing

@@ -83,10 +83,10 @@ bool Description::takes_option(const std::string &option) const {
   return std::find(takes.begin(), takes.end(), option) != takes.end();
 }
 
-Description describe(const std::string &program) {
-  const Finished finished = run_command(shell_word(program) + " --describe");
+Description describe(const std::string &command) {
+  const Finished finished = run_command(command + " --describe");
   if (finished.status != 0)
-    throw std::runtime_error(program + " --describe: " + finished.err + "; is it built?");
+    throw std::runtime_error(command + " --describe: " + finished.err + "; is it built?");
   std::map<std::string, std::vector<std::string>> values;
   for (const std::string &line : lines_of(finished.out)) {
     std::istringstream words(line);

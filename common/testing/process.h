@@ -40,5 +40,5 @@ struct Description {
   bool takes_option(const std::string &option) const;
 };
 
-/// Throws std::runtime_error if there is no such program.
-Description describe(const std::string &program);
+/// Of a program, as the shell starts it. Throws std::runtime_error if there is none.
+Description describe(const std::string &command);

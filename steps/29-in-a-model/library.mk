@@ -5,15 +5,12 @@
 LIBRARY := steps/29-in-a-model
 MAP = --version-script=$(LIBRARY)/exports.map
 of_library = $(addprefix $(1)/$(LIBRARY)/,attention.o library.o)
-$(call of_library,build/host) build/host/$(LIBRARY)/check.o: private HOST += -fPIC -g0
+$(call of_library,build/host) build/host/$(LIBRARY)/check.o: private HOST += -g0
 build/host/%.o: %.cu build/host/flags
 	@mkdir -p $(@D)
 	$(say)$(HOST) -x c++ -c $< -o $@
-build/host/pic/%.o: %.cpp build/host/flags
-	@mkdir -p $(@D)
-	$(say)$(HOST) -fPIC -c $< -o $@
 build/host/bin/libattention.so: $(call of_library,build/host) build/host/$(LIBRARY)/check.o \
-		$(patsubst %.cpp,build/host/pic/%.o,$(filter-out %/device.cpp,$(call sources,common/emulator)))
+		$(call objects,$(filter-out %/device.cpp,$(call sources,common/emulator)))
 	@mkdir -p $(@D)
 	$(say)$(CXX) -shared -pthread -Wl,$(MAP) $^ -o $@
 $(BUILD)/bin/libattention.so: $(call of_library,$(BUILD)) build/host/$(LIBRARY)/check.o
