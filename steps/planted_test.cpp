@@ -1232,36 +1232,37 @@ TEST_CASE("a layout with bank conflicts gives the right answer, and the counts t
     const std::string name = name_of(layout);
     const std::string program = layout.find.empty() ? "./step-" + layout.step : programs[name];
     if (program.empty()) continue;
-    jobs.push_back(
-        {layout.step + " " + layout.name,
-         [layout, name, program] {
-           std::string failures;
-           const std::string csv = kFolder + name + ".csv";
-           const Description help = describe(program);
-           for (const std::string &head_dim : help.head_dims) {
-             std::filesystem::remove(csv);
-             const std::string line = program + " --device cpu --batch 1 --heads 1 --head-dim " +
-                                      head_dim + " --seqlen " + std::to_string(help.tile) +
-                                      " --profile-csv " + csv;
-             const Finished finished = run_command(line);
-             std::map<std::string, std::uint64_t> counts = totals(csv);
-             std::uint64_t wavefronts = 0;
-             for (const char *kind : {"shared load", "shared store", "cp.async", "wgmma"})
-               wavefronts += counts[kind + std::string(" wavefronts")];
-             const std::uint64_t ideal = counts["shared wavefronts, ideal"];
-             // From head dim 192 on step 29 decodes with 4 warps, not 8.
-             const bool half = layout.step == "29" && std::stoi(head_dim) > 128;
-             const int excess = half ? layout.excess / 2 : layout.excess;
-             const bool as_expected =
-                 excess == kSome ? wavefronts > ideal : wavefronts == ideal + excess;
-             if (finished.status != 0 || ideal == 0 || !as_expected)
-               failures += show(line, finished) + std::to_string(wavefronts) +
-                           " wavefronts, ideal " + std::to_string(ideal) + ": expected " +
-                           (excess == kSome ? "more" : std::to_string(excess) + " more");
-           }
-           return failures;
-         },
-         ""});
+    jobs.push_back({layout.step + " " + layout.name,
+                    [layout, name, program] {
+                      std::string failures;
+                      const std::string csv = kFolder + name + ".csv";
+                      const Description help = describe(program);
+                      for (const std::string &head_dim : help.head_dims) {
+                        std::filesystem::remove(csv);
+                        const std::string line =
+                            program + " --device cpu --batch 1 --heads 1 --head-dim " + head_dim +
+                            " --seqlen " + std::to_string(help.tile) + " --profile-csv " + csv;
+                        const Finished finished = run_command(line);
+                        std::map<std::string, std::uint64_t> counts = totals(csv);
+                        std::uint64_t wavefronts = 0;
+                        for (const char *kind :
+                             {"shared load", "shared store", "stmatrix", "cp.async", "wgmma"})
+                          wavefronts += counts[kind + std::string(" wavefronts")];
+                        const std::uint64_t ideal = counts["shared wavefronts, ideal"];
+                        // From head dim 192 on step 29 decodes with 4 warps, not 8.
+                        const bool half = layout.step == "29" && std::stoi(head_dim) > 128;
+                        const int excess = half ? layout.excess / 2 : layout.excess;
+                        const bool as_expected =
+                            excess == kSome ? wavefronts > ideal : wavefronts == ideal + excess;
+                        if (finished.status != 0 || ideal == 0 || !as_expected)
+                          failures += show(line, finished) + std::to_string(wavefronts) +
+                                      " wavefronts, ideal " + std::to_string(ideal) +
+                                      ": expected " +
+                                      (excess == kSome ? "more" : std::to_string(excess) + " more");
+                      }
+                      return failures;
+                    },
+                    ""});
   }
   do_all(jobs);
 }
