@@ -1,20 +1,22 @@
-"""TFLOP/s in bf16 against the sequence length: Part IV's last steps beside their peers."""
+"""TFLOP/s in bf16 and fp8 against the sequence length: Part IV's last steps beside their peers."""
 
 import style
 from style import pyplot
 
 PEERS = {
     "flash-attention-3-bf16": ("FlashAttention-3", style.ORANGE),
+    "flash-attention-3-fp8": ("FlashAttention-3", style.ORANGE),
     "cudnn": ("cuDNN", style.PINK),
     "flash-attention-2": ("FlashAttention-2", style.RED),
 }
 STEP_COLOURS = [style.BLUE, style.GREEN, style.SKY, style.BLACK]  # the last first
-PROBLEMS = [(head_dim, causal) for causal in (False, True) for head_dim in (128, 64)]
+PROBLEMS = [(head_dim, causal, of_type) for head_dim, of_type in ((128, "bf16"), (64, "bf16"), (128, "fp8"))
+            for causal in (False, True)]
 
 
-def curves(rows, head_dim, causal):
+def curves(rows, head_dim, causal, of_type):
     """Of each step and peer measured at two lengths or more: its name, and (length, TFLOP/s)."""
-    options = "causal type=bf16" if causal else "type=bf16"
+    options = ("causal " if causal else "") + f"type={of_type}"
     found = {}
     for name in sorted({r["step"] for r in rows}, reverse=True):
         if not style.is_step(name) and name not in PEERS:
@@ -43,7 +45,7 @@ def main():
                                    figsize=(6.2 * min(len(panels), 2), 0.9 + 4.2 * down))
     for one in axes.flat[len(panels):]:
         one.remove()
-    for one, ((head_dim, causal), found) in zip(axes.flat, panels):
+    for one, ((head_dim, causal, of_type), found) in zip(axes.flat, panels):
         for name in [name for name in looks if name in found]:  # the legend's order
             label, colour = looks[name]
             one.plot(*zip(*found[name]), color=colour, marker="o", markersize=5, linewidth=2.2, label=label,
@@ -55,12 +57,13 @@ def main():
         one.minorticks_off()
         one.set_ylim(0, high)
         one.grid()
-        one.set_title(f"head dim {head_dim}, {'causal' if causal else 'full'}", fontsize=12.5)
+        one.set_title(f"{of_type}, head dim {head_dim}, {'causal' if causal else 'full'}", fontsize=12.5)
         one.set_xlabel("sequence length")
     for one in axes[:, 0]:
         one.set_ylabel("TFLOP/s")
-    axes[0, 0].legend(loc="lower right")
-    figure.suptitle(f"bf16 on {arguments.gpu.upper()}: 16 heads, batch 16 (8 at 16384)", x=0.02,
+    for one in axes.flat[:len(panels)]:
+        one.legend(loc="upper left")
+    figure.suptitle(f"On {arguments.gpu.upper()}: 16 heads, batch 16 (8 at 16384)", x=0.02,
                     ha="left", fontsize=15, fontweight="bold")
     figure.tight_layout()
     style.save(figure, arguments.out, "hopper_seqlen")

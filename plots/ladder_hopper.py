@@ -1,4 +1,4 @@
-"""The ladder of Part IV: TFLOP/s of each step in fp16 and in bf16, beside the peers and the ceilings."""
+"""The ladder of Part IV: TFLOP/s of each step in each of its types, beside the peers and the ceilings."""
 
 from statistics import median
 
@@ -6,22 +6,24 @@ import style
 from style import pyplot
 
 BF16 = "type=bf16"
-TYPES = [("", "fp16", style.SKY), (BF16, "bf16", style.BLUE)]
+FP8 = "type=fp8"
+TYPES = [("", "fp16", style.SKY), (BF16, "bf16", style.BLUE), (FP8, "fp8", style.GREEN)]
 
-# What is drawn as a line, all in bf16: its name in the CSV of the steps, its label, its colour.
+# What is drawn as a line: its name in the CSV of the steps, its type, its label, its colour.
 PEERS = [
-    ("flash-attention-3-bf16", "FlashAttention-3", style.ORANGE),
-    ("cudnn", "cuDNN", style.PINK),
+    ("flash-attention-3-bf16", BF16, "FlashAttention-3, bf16", style.ORANGE),
+    ("flash-attention-3-fp8", FP8, "FlashAttention-3, fp8", style.RED),
+    ("cudnn", BF16, "cuDNN, bf16", style.PINK),
 ]
 
 
 def lines(arguments, rows):
     """Label, TFLOP/s and colour of each, from the slowest to the fastest."""
-    found = [(label, speed[0], colour) for name, label, colour in PEERS
-             if (speed := style.speed(rows, name, options=BF16))]
+    found = [(label, speed[0], colour) for name, options, label, colour in PEERS
+             if (speed := style.speed(rows, name, options=options))]
     matmul = [float(r["tflops"]) for r in rows if r["step"] == "matmul-bf16"]
     if matmul:
-        found.append(("matmul", median(matmul), style.BLACK))
+        found.append(("matmul, bf16", median(matmul), style.BLACK))
     if wgmma := style.named(arguments, "wgmma-ex2"):
         found.append(("wgmma with softmax's ex2", wgmma, style.GREEN))
     return sorted(found, key=lambda line: line[1])
@@ -65,7 +67,7 @@ def main():
     axes.set_title(f"Hopper's own instructions: TFLOP/s on {arguments.gpu.upper()}",
                    pad=12 + 19 * len(marks))
     axes.set_xlabel(f"TFLOP/s  (batch {style.BATCH}, {style.HEADS} heads, seqlen {style.SEQLEN}, "
-                    f"head dim {style.HEAD_DIM}; lines: bf16)")
+                    f"head dim {style.HEAD_DIM})")
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     figure.tight_layout()
