@@ -5,8 +5,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <cstddef>
-#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -44,7 +42,7 @@ template <int N, bool Transposed, class T>
     const T *row;  // null: not all within its tile, which is no error in a lane that is not read
     const Where *where;
     Vector<std::uint32_t, N> result;
-  } lane{row.left() * sizeof(T) >= 16 ? row.pointer() : nullptr, &where, {}};
+  } lane{row.left() >= 8 ? row.pointer() : nullptr, &where, {}};
   constexpr const char *kName = N == 2       ? "ldmatrix.x2.trans"
                                 : Transposed ? "ldmatrix.x4.trans"
                                              : "ldmatrix.x4";
@@ -57,9 +55,7 @@ template <int N, bool Transposed, class T>
           const int g = i / 4, t = i % 4;
           for (int n = 0; n < N; n++) {
             const auto element = [&](int r, int c) {
-              std::uint16_t bits;
-              std::memcpy(&bits, static_cast<const std::byte *>(rows[8 * n + r]) + 2 * c, 2);
-              return bits;
+              return static_cast<const T *>(rows[8 * n + r])[c].bits;
             };
             static_cast<Lane *>(lanes[i])->result[n] =
                 Transposed ? pair_of(element(2 * t, g), element(2 * t + 1, g))

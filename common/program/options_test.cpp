@@ -37,8 +37,7 @@ const Step kFp8 = {.name = "39-fp8",
 
 const Ladder kLadder = {{"02-loop-inverted", "sm_75", "", ""},
                         {"20-causal", "sm_80", "", "--causal"},
-                        {"23-strides", "sm_80", "", kTakesAll.takes},
-                        {"39-fp8", "sm_90a", "", kFp8.takes}};
+                        {"23-strides", "sm_80", "", kTakesAll.takes}};
 
 Options parse(const std::vector<std::string> &arguments, const Step &step = kStep) {
   std::vector<std::string> all = {"./step"};
@@ -324,7 +323,10 @@ TEST_CASE("options: a word that is not on the list is refused with the list") {
         "--inputs ones: allowed are normal, rising, one-hot, ends, equal-keys, huge");
   CHECK(error_of({"--head-dim", "64"}, kTakesAll) == "--head-dim 64: allowed are 32, 80, 256");
   CHECK(error_of({"--type", "fp8"}, kTakesAll) ==
-        "--type fp8: allowed are fp16, bf16; step 39 takes it");
+        "--type fp8: allowed are fp16, bf16; no step takes it yet");
+  CHECK(who_takes(
+            {{"23-strides", "sm_80", "", kTakesAll.takes}, {"39-fp8", "sm_90a", "", kFp8.takes}},
+            "fp8") == "step 39 takes it");
   CHECK(error_of({"--type", "fp32"}, kTakesAll) == "--type fp32: allowed are fp16, bf16");
   CHECK(error_of({"--type", "fp16"}, kFp8) == "--type fp16: allowed are fp8");
   CHECK(error_of({"--layout", "thd"}, kTakesAll) ==
