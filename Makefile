@@ -75,11 +75,12 @@ objects = $(patsubst %,build/host/%.o,$(basename $(1)))
 EMULATOR := $(call sources,common/emulator) $(call sources,reference)
 INTERFACE := $(call sources,common/program,%/program.cpp %/no_gpu.cpp)
 PAGES := $(call sources,common/pages,%/main.cpp)
+EXERCISES := $(call sources,common/exercises,%/main.cpp %/watch.cpp)
 PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/program.cpp) \
 	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o,build/host/common/program/no_gpu.o)
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench bench-models bench-hopper \
+.PHONY: build-exercises progress all every-step help clean tests test check-gpu check-bound check-docs truth bench bench-models bench-hopper \
 	counters ceilings power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
@@ -105,7 +106,7 @@ $(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
 	$(say)$(CUDA) $(call gencode,$(call field,$(step),4)) $(step_flags) -c $< -o $@
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	@mkdir -p $(@D)
-	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-g0,$(if $(filter %_test.cpp common/testing/% steps/%,$<),-O0 -g0)) -c $< -o $@
+	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-g0,$(if $(filter %_test.cpp common/testing/% common/exercises/% steps/%,$<),-O0 -g0)) -c $< -o $@
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(or $(patsubst sm_90,sm_90a,$(call field,$(*F),4)),$(ARCH))) -c $< -o $@
@@ -126,6 +127,20 @@ $(BUILD)/flags: FORCE
 include steps/29-in-a-model/library.mk
 -include $(shell find build/host $(BUILD) -name '*.d' 2>/dev/null)
 
+#? Exercises
+#?   make try-06                 copies of step 06 to work in, try/06; each chapter ends in its exercises
+#?   make check-06               what is done of them, and what is missing; WATCH=1: again at each save
+#?   make answer-06-2            the answer to exercise 2 and its reasoning
+#?   make progress               what is done in all chapters
+build/host/bin/exercises: $(call objects,$(EXERCISES) common/exercises/main.cpp common/pages/values.cpp common/program/ladder.cpp \
+		common/testing/process.cpp) | $(call objects,$(EMULATOR) $(INTERFACE) common/program/program.cpp \
+		common/program/no_gpu.cpp common/exercises/watch.cpp)
+	@mkdir -p $(@D)
+	$(say)$(CXX) -pthread $^ -o $@
+build-exercises: ; @+$(MAKE) $(JOBS) --no-print-directory QUIET=1 build/host/bin/exercises
+try-% check-% answer-%: build-exercises ; @CXX="$(CXX)" WATCH="$(WATCH)" build/host/bin/exercises $@
+progress: build-exercises ; @CXX="$(CXX)" build/host/bin/exercises $@
+
 #? Check
 #?   make test                   everything that needs no GPU, on all cores
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized
@@ -136,7 +151,7 @@ include steps/29-in-a-model/library.mk
 # As many jobs as there are cores, unless make was told how many.
 JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN))
 build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp steps/*/*_test.cpp \
-		common/testing/*.cpp) $(filter-out %/device.cpp,$(EMULATOR)) $(INTERFACE) $(PAGES))
+		common/testing/*.cpp) $(filter-out %/device.cpp,$(EMULATOR)) $(INTERFACE) $(PAGES) $(EXERCISES))
 	@mkdir -p $(@D)
 	$(say)$(CXX) -pthread $^ -o $@
 DOCUMENTS := README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
@@ -148,7 +163,7 @@ tests:
 	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh
 	@echo "building the steps$(if $(NVCC), for $(ARCH)) and the tests"
 	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests build/host/bin/docs \
-		build/host/common/program/no_gpu.o build/host/bin/libattention.so build/host/bin/client
+		build/host/bin/exercises build/host/common/program/no_gpu.o build/host/bin/libattention.so build/host/bin/client
 test: tests ; @CXX="$(CXX)" build/host/bin/tests $(TESTS)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
 	$(say)$(NVCC) -Xcompiler -pthread $^ -o $@
