@@ -49,10 +49,9 @@ all: $(PROGRAMS)
 every-step: $(PROGRAMS)
 	@+$(if $(LEFT_OUT),$(MAKE) --no-print-directory NVCC= $(LEFT_OUT))
 help:
-	@sed -nE 's/^#\? ?//p' Makefile
+	@sed -nE 's/^#\? ?//p' Makefile common/exercises/exercises.mk
 	@echo "  now: $(if $(NVCC),NVCC=$(NVCC) ARCH=\"$(ARCH)\",no nvcc: for the emulator), CXX=$(CXX)"
-clean:
-	rm -rf build $(wildcard step-[0-9][0-9]*) libattention.so client
+clean: ; rm -rf build $(wildcard step-[0-9][0-9]*) libattention.so client
 
 # --- building --------------------------------------------------------------------------------------
 # What the code cannot do without, before CXXFLAGS and NVCCFLAGS. (-fpeel-loops and the two after it: the
@@ -75,12 +74,11 @@ objects = $(patsubst %,build/host/%.o,$(basename $(1)))
 EMULATOR := $(call sources,common/emulator) $(call sources,reference)
 INTERFACE := $(call sources,common/program,%/program.cpp %/no_gpu.cpp)
 PAGES := $(call sources,common/pages,%/main.cpp)
-EXERCISES := $(call sources,common/exercises,%/main.cpp %/watch.cpp)
 PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/program.cpp) \
 	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o,build/host/common/program/no_gpu.o)
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: build-exercises progress all every-step help clean tests test check-gpu check-bound check-docs truth bench bench-models bench-hopper \
+.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench bench-models bench-hopper \
 	counters ceilings power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
@@ -124,22 +122,8 @@ build/host/flags: FORCE
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo $(call quoted,$(CUDA)) >$@.new
 	$(changed)
-include steps/29-in-a-model/library.mk
+include steps/29-in-a-model/library.mk common/exercises/exercises.mk
 -include $(shell find build/host $(BUILD) -name '*.d' 2>/dev/null)
-
-#? Exercises
-#?   make try-06                 copies of step 06 to work in, try/06; each chapter ends in its exercises
-#?   make check-06               what is done of them, and what is missing; WATCH=1: again at each save
-#?   make answer-06-2            the answer to exercise 2 and its reasoning
-#?   make progress               what is done in all chapters
-build/host/bin/exercises: $(call objects,$(EXERCISES) common/exercises/main.cpp common/pages/values.cpp common/program/ladder.cpp \
-		common/testing/process.cpp) | $(call objects,$(EMULATOR) $(INTERFACE) common/program/program.cpp \
-		common/program/no_gpu.cpp common/exercises/watch.cpp)
-	@mkdir -p $(@D)
-	$(say)$(CXX) -pthread $^ -o $@
-build-exercises: ; @+$(MAKE) $(JOBS) --no-print-directory QUIET=1 build/host/bin/exercises
-try-% check-% answer-%: build-exercises ; @CXX="$(CXX)" WATCH="$(WATCH)" build/host/bin/exercises $@
-progress: build-exercises ; @CXX="$(CXX)" build/host/bin/exercises $@
 
 #? Check
 #?   make test                   everything that needs no GPU, on all cores
@@ -170,8 +154,7 @@ $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_P
 check-gpu: tests $(call on_gpu,$(BUILD)/bin/any-problem)
 	@ANY_PROBLEM=$(BUILD)/bin/any-problem common/measure/check-gpu.sh build/host/bin/tests $(NUMBERS)
 check-bound: tests ; @BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
-check-docs: build/host/bin/docs $(QUOTED)
-	build/host/bin/docs --check $(DOCUMENTS)
+check-docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs --check $(DOCUMENTS)
 truth: ; @common/measure/truth.sh $(GPU)
 
 #? Measure (into plots/results)
@@ -195,8 +178,7 @@ counters: every-step ; @$(call measure,counters.sh) $(STEPS)
 $(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
 	@mkdir -p $(@D)
 	$(say)$(NVCC) $^ -o $@
-ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceilings))
-	@$(call measure,ceilings.sh)
+ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceilings)) ; @$(call measure,ceilings.sh)
 power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS))) ; @$(call measure,power.sh) $(GPU_STEPS)
 regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE ; @$(call measure,sass.sh) $*
@@ -210,8 +192,7 @@ bench-emulator: every-step ; @common/measure/bench-emulator.sh $(NUMBERS)
 #?   NVCC=/path/to/nvcc          use this CUDA compiler; NVCC= builds for the emulator only
 #?   ARCH="sm_80 sm_90"          compile for these GPUs; left out, for the one in this machine
 #?   CXX=clang++                 the host's compiler: g++, or clang 16 or later
-docs: build/host/bin/docs $(QUOTED)
-	build/host/bin/docs $(DOCUMENTS)
+docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs $(DOCUMENTS)
 plot: ; @GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
 format: ; clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 diff-%: FORCE ; @common/measure/diff.sh $*

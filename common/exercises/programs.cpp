@@ -20,9 +20,11 @@ namespace {
 const fs::path kFolder = "build/exercises";
 
 /// The compiler, optimising as much as is least to wait for: a run of steps 00 to 03 takes longer
-/// than their compilation, a run of the others does not.
+/// than their compilation, a run of the others does not. (At fixed addresses, which the watch names. The
+/// precompiled header is of use only to a compiler with the same options.)
 std::string compiler(bool slow_to_run) {
-  return environment("CXX", "g++") + " -std=c++20 -w -g1 -fstack-clash-protection -pthread " +
+  return environment("CXX", "g++") +
+         " -std=c++20 -w -g1 -fno-pie -fstack-clash-protection -pthread " +
          (slow_to_run ? "-O1" : "-O0");
 }
 
@@ -235,11 +237,9 @@ std::string build(const Build &what) {
       << "#line 1 \"" << what.source.string() << "\"\n"
       << read_text(what.source);
   out.close();
-  // At fixed addresses, which the watch names.
-  const Finished finished =
-      run_command(compiler(slow_to_run) + " -fno-pie -no-pie -fdiagnostics-color=never -I" +
-                  with.folder.string() + " -I. " + shell_word(unit) + " " + with.objects.string() +
-                  " -o " + shell_word(what.program));
+  const Finished finished = run_command(
+      compiler(slow_to_run) + " -no-pie -fdiagnostics-color=never -I" + with.folder.string() +
+      " -I. " + shell_word(unit) + " " + with.objects.string() + " -o " + shell_word(what.program));
   if (finished.status == 0) return "";
   fs::remove(what.program);
   return first_error(finished.err, what.source);
