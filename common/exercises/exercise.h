@@ -17,7 +17,8 @@
 //   demand EXPR REL EXPR | MESSAGE
 //                              REL: < <= = >= >. EXPR: arithmetic over numbers and [RUN: COUNT]. COUNT is a
 //                              counter, 'COUNTER @ TEXT' on the lines with this text, 'worst shared load'
-//                              of all lines, per request, or 'line', the line that a report names.
+//                              of all lines, per request, 'line', the line that a report names, or
+//                              'first line @ TEXT' or 'last line @ TEXT', where the source holds it.
 //                              MESSAGE may hold {left}, {right} and {line}, the line of the last COUNT
 //   hint WORD TEXT | MESSAGE   said when a run ends so and its report or the line in it holds TEXT, which
 //                              may be left out

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <stdexcept>
 
 #include "common/pages/values.h"
@@ -54,6 +55,17 @@ bool is_rounded(const std::string &written, double it) {
   return std::abs(value - it) <= 0.5000001 * std::pow(10, -decimals);
 }
 
+/// Throws unless a run's profile may have a count of this name.
+void require_counter(const std::string &counter) {
+  static const std::set<std::string> names = {
+#define COUNTER(id, name, ncu, listed) name,
+#include "common/emulator/counters.def"
+#undef COUNTER
+      "shared wavefronts, ideal", "global bytes read", "global bytes written",
+      "unique global bytes read", "unique global bytes written"};
+  if (!names.contains(counter)) throw std::runtime_error("there is no counter '" + counter + "'");
+}
+
 std::string printed(double value) {
   char text[32];
   std::snprintf(text, sizeof text, value == std::floor(value) ? "%.0f" : "%.4g", value);
@@ -90,7 +102,7 @@ const Outcome &Judge::outcome(const std::string &name) {
   const Statement *run_statement = nullptr;
   for (const Statement &statement : exercise_.statements) {
     if (statement.key == "run" && first_word(statement.words) == name) run_statement = &statement;
-    if (statement.key == "demand" || statement.key == "is")
+    if (statement.key != "ask")
       counts = counts || statement.words.find("[" + name + ":") != std::string::npos;
   }
   if (!run_statement) throw std::runtime_error(exercise_.name() + ": there is no run " + name);
@@ -121,9 +133,21 @@ double Judge::count(const std::string &key) {
     return found == counts.end() ? 0 : found->second;
   };
   place_.clear();
+  for (const bool first : {true, false})
+    if (const std::string order = first ? "first line @ " : "last line @ ";
+        what.starts_with(order)) {
+      const std::vector<std::string> lines = lines_of(read_text(source));
+      unsigned found = 0;
+      for (std::size_t i = 0; i < lines.size() && !(first && found); i++)
+        if (lines[i].find(what.substr(order.size())) != std::string::npos)
+          found = static_cast<unsigned>(i + 1);
+      if (found) set_place(found);
+      return found;
+    }
   if (what.starts_with("worst ")) {
     const std::string kind = what.substr(6);
     const std::string cost = kind.starts_with("global") ? " sectors" : " wavefronts";
+    require_counter(kind + cost);
     double worst = 0;
     for (const auto &[line, counts] : of.counts)
       if (const double requests = value(counts, kind + " requests"); line && requests)
