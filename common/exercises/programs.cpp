@@ -123,6 +123,9 @@ const Ending kEndings[] = {
     {"out-of-bounds", "outside of every allocation"},
     {"out-of-bounds", "past the end of"},
     {"out-of-bounds", "of a tensor that has"},
+    {"out-of-bounds", "elements, and the tile has"},
+    {"no-fence", "no wgmma_fence"},
+    {"no-fence", "no fence_proxy_async"},
     {"misaligned", "not a multiple of"},
     {"refused", "refused"},
 };
