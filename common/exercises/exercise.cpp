@@ -118,12 +118,13 @@ std::vector<Exercise> exercises_of(const std::string &chapter) {
       exercise.step = step;
       exercise.number = static_cast<int>(exercises.size()) + 1;
       const std::string at = "steps/" + step + "/README.md, exercise " + exercise.name();
-      const std::size_t kind_ends = item.find(".* **"), title_ends = item.find(".** ");
+      const std::size_t kind_ends = item.find(".* **"), title = kind_ends + 5;
+      const std::size_t title_ends = item.find("** ", title);
       if (item[0] != '*' || kind_ends == std::string::npos || title_ends == std::string::npos)
         throw std::runtime_error(at + ": an item begins with *Kind.* **Title.** and goes on");
       exercise.kind = item.substr(1, kind_ends - 1);
-      exercise.title = item.substr(kind_ends + 5, title_ends - kind_ends - 5);
-      exercise.text = item.substr(title_ends + 4);
+      exercise.title = item.substr(title, title_ends - title - (item[title_ends - 1] == '.'));
+      exercise.text = item.substr(title_ends + 3);
       const fs::path file = exercise.folder() / "exercise";
       if (!fs::exists(file)) throw std::runtime_error(at + ": there is no " + file.string());
       exercise.statements = parse_statements(read_text(file), file);
