@@ -359,9 +359,8 @@ std::string inline_value(const std::string &expression_and_format, Results &resu
   const size_t bracket = expression_and_format.rfind(']');
   const size_t colon = expression_and_format.find(':', bracket == std::string::npos ? 0 : bracket);
   const std::string how = colon == std::string::npos ? "" : expression_and_format.substr(colon + 1);
-  const double value =
-      arithmetic(trim(expression_and_format.substr(0, colon)),
-                 [&](const std::string &text) { return key(text, results); });
+  const double value = arithmetic(trim(expression_and_format.substr(0, colon)),
+                                  [&](const std::string &text) { return key(text, results); });
   return format(value, trim(how));
 }
 
