@@ -49,10 +49,9 @@ all: $(PROGRAMS)
 every-step: $(PROGRAMS)
 	@+$(if $(LEFT_OUT),$(MAKE) --no-print-directory NVCC= $(LEFT_OUT))
 help:
-	@sed -nE 's/^#\? ?//p' Makefile
+	@sed -nE 's/^#\? ?//p' Makefile common/exercises/exercises.mk
 	@echo "  now: $(if $(NVCC),NVCC=$(NVCC) ARCH=\"$(ARCH)\",no nvcc: for the emulator), CXX=$(CXX)"
-clean:
-	rm -rf build $(wildcard step-[0-9][0-9]*) libattention.so client
+clean: ; rm -rf build $(wildcard step-[0-9][0-9]*) libattention.so client
 
 # --- building --------------------------------------------------------------------------------------
 # What the code cannot do without, before CXXFLAGS and NVCCFLAGS. (-fpeel-loops and the two after it: the
@@ -107,7 +106,7 @@ $(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
 	$(say)$(CUDA) $(call gencode,$(call field,$(step),4)) $(step_flags) -c $< -o $@
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	@mkdir -p $(@D)
-	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-O1 -g0,$(if $(filter %_test.cpp common/testing/% steps/%,$<),-O0 -g0)) -c $< -o $@
+	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-O1 -g0,$(if $(filter %_test.cpp common/testing/% common/exercises/% steps/%,$<),-O0 -g0)) -c $< -o $@
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(or $(patsubst sm_90,sm_90a,$(call field,$(*F),4)),$(ARCH))) -c $< -o $@
@@ -125,7 +124,7 @@ build/host/flags: FORCE
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo $(call quoted,$(CUDA)) >$@.new
 	$(changed)
-include steps/29-in-a-model/library.mk
+include steps/29-in-a-model/library.mk common/exercises/exercises.mk
 -include $(shell find build/host $(BUILD) -name '*.d' 2>/dev/null)
 
 #? Check
@@ -138,7 +137,7 @@ include steps/29-in-a-model/library.mk
 # As many jobs as there are cores, unless make was told how many.
 JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN))
 build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp steps/*/*_test.cpp \
-		common/testing/*.cpp) $(filter-out %/device.cpp,$(EMULATOR)) $(INTERFACE) $(PAGES))
+		common/testing/*.cpp) $(filter-out %/device.cpp,$(EMULATOR)) $(INTERFACE) $(PAGES) $(EXERCISES))
 	@mkdir -p $(@D)
 	$(say)$(CXX) -pthread $^ -o $@
 DOCUMENTS := README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
@@ -150,15 +149,14 @@ tests:
 	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh
 	@echo "building the steps$(if $(NVCC), for $(ARCH)) and the tests"
 	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests build/host/bin/docs \
-		build/host/common/program/no_gpu.o build/host/bin/libattention.so build/host/bin/client
+		build/host/bin/exercises build/host/common/program/no_gpu.o build/host/bin/libattention.so build/host/bin/client
 test: tests ; @CXX="$(CXX)" build/host/bin/tests $(TESTS)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
 	$(say)$(NVCC) -Xcompiler -pthread $^ -o $@
 check-gpu: tests $(call on_gpu,$(BUILD)/bin/any-problem)
 	@ANY_PROBLEM=$(BUILD)/bin/any-problem common/measure/check-gpu.sh build/host/bin/tests $(NUMBERS)
 check-bound: tests ; @BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
-check-docs: build/host/bin/docs $(QUOTED)
-	build/host/bin/docs --check $(DOCUMENTS)
+check-docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs --check $(DOCUMENTS)
 truth: ; @common/measure/truth.sh $(GPU)
 
 #? Measure (into plots/results)
@@ -182,8 +180,7 @@ counters: every-step ; @$(call measure,counters.sh) $(STEPS)
 $(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
 	@mkdir -p $(@D)
 	$(say)$(NVCC) $^ -o $@
-ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceilings))
-	@$(call measure,ceilings.sh)
+ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceilings)) ; @$(call measure,ceilings.sh)
 power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS))) ; @$(call measure,power.sh) $(GPU_STEPS)
 regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE ; @$(call measure,sass.sh) $*
@@ -197,8 +194,7 @@ bench-emulator: every-step ; @common/measure/bench-emulator.sh $(NUMBERS)
 #?   NVCC=/path/to/nvcc          use this CUDA compiler; NVCC= builds for the emulator only
 #?   ARCH="sm_80 sm_90"          compile for these GPUs; left out, for the one in this machine
 #?   CXX=clang++                 the host's compiler: g++, or clang 16 or later
-docs: build/host/bin/docs $(QUOTED)
-	build/host/bin/docs $(DOCUMENTS)
+docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs $(DOCUMENTS)
 plot: ; @GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
 format: ; clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 diff-%: FORCE ; @common/measure/diff.sh $*

@@ -35,7 +35,7 @@ extern "C" void switch_stacks(void **from, void *to) asm("emulator_switch_stacks
 #if defined(__x86_64__)
 
 // System V ABI: rbx, rbp and r12 to r15. The return address lies above them.
-constexpr std::size_t kSavedWords = 6, kReturnWord = 6, kFrameWords = 8;
+constexpr std::size_t kSavedWords = 6, kReturnWord = 6, kFrameWords = 8, kCallersWord = 7;
 asm(R"(
   .text
   .p2align 4
@@ -61,7 +61,7 @@ emulator_switch_stacks:
 #else
 
 // AAPCS64: x19 to x28, the frame pointer, the link register and d8 to d15.
-constexpr std::size_t kSavedWords = 20, kReturnWord = 11, kFrameWords = 20;
+constexpr std::size_t kSavedWords = 20, kReturnWord = 11, kFrameWords = 20, kCallersWord = 10;
 asm(R"(
   .text
   .p2align 2
@@ -132,10 +132,10 @@ void Fiber::start(void (*function)(void *), void *argument) {
   makecontext(&context_, &Fiber::run, 0);
 #else
   // As if run() had called switch_stacks: the registers that it saved, poisoned too, then where to
-  // return to. The frame pointer is zero, where a debugger stops to unwind.
+  // return to. The frame pointer and run()'s own return address are zero, where who unwinds stops.
   auto *frame = reinterpret_cast<std::uint64_t *>(stack_ + kStackBytes) - kFrameWords;
   std::memset(frame, 0xff, kSavedWords * sizeof *frame);
-  frame[kReturnWord - 1] = 0;
+  frame[kReturnWord - 1] = frame[kCallersWord] = 0;
   frame[kReturnWord] = reinterpret_cast<std::uint64_t>(&Fiber::run);
   context_ = frame;
 #endif

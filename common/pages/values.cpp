@@ -109,7 +109,7 @@ double key(const std::string &text, Results &results) {
 /// Arithmetic over numbers and [keys], by recursive descent: a method for each precedence.
 struct Expression {
   const std::string text;
-  Results &results;
+  const std::function<double(const std::string &)> &value_of;  // of a key
   size_t at = 0;
 
   double sum() {
@@ -144,7 +144,7 @@ struct Expression {
       const size_t begin = at, end = text.find(']', at);
       expect(end != text.npos, "']'");
       at = end + 1;
-      return key(text.substr(begin, end - begin), results);
+      return value_of(text.substr(begin, end - begin));
     }
     expect(std::isdigit(next()), "a number, a [key] or '('");
     size_t length = 0;
@@ -345,15 +345,22 @@ double counter_value(const Rows &rows) {
   return number(*rows.at(0), "value");
 }
 
+double arithmetic(const std::string &text,
+                  const std::function<double(const std::string &)> &value_of) {
+  Expression expression = {text, value_of};
+  const double value = expression.sum();
+  expression.expect(expression.next() == '\0', "an operator");
+  if (!std::isfinite(value)) throw Error("division by zero in '" + text + "'");
+  return value;
+}
+
 std::string inline_value(const std::string &expression_and_format, Results &results) {
   // The format follows the colon after the last [key]: a variant's name has a colon too.
   const size_t bracket = expression_and_format.rfind(']');
   const size_t colon = expression_and_format.find(':', bracket == std::string::npos ? 0 : bracket);
   const std::string how = colon == std::string::npos ? "" : expression_and_format.substr(colon + 1);
-  Expression expression = {trim(expression_and_format.substr(0, colon)), results};
-  const double value = expression.sum();
-  expression.expect(expression.next() == '\0', "an operator");
-  if (!std::isfinite(value)) throw Error("division by zero in '" + expression.text + "'");
+  const double value = arithmetic(trim(expression_and_format.substr(0, colon)),
+                                  [&](const std::string &text) { return key(text, results); });
   return format(value, trim(how));
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -80,6 +81,10 @@ double median(const Rows &rows, const std::string &column);
 
 /// The one value of a counter, which several rows may repeat but not contradict.
 double counter_value(const Rows &rows);
+
+/// The value of arithmetic over numbers and [keys], whose values are asked for. Throws Error.
+double arithmetic(const std::string &text,
+                  const std::function<double(const std::string &)> &value_of);
 
 /// The value of `EXPR:FORMAT`, as printed between <!--=EXPR:FORMAT--> and <!--/-->.
 std::string inline_value(const std::string &expression_and_format, Results &results);

@@ -1,0 +1,221 @@
+#include "common/exercises/commands.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "common/exercises/judge.h"
+#include "common/pages/values.h"
+#include "common/testing/process.h"
+#include "reference/parallel.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::vector<Exercise> of_chapter(const std::string &chapter) {
+  std::vector<Exercise> exercises = exercises_of(chapter);
+  if (exercises.empty())
+    throw std::runtime_error("no exercises there; chapters with exercises are " +
+                             docs::join(chapters_with_exercises(), " "));
+  return exercises;
+}
+
+std::string padded(std::string text, std::size_t width) {
+  text.resize(std::max(width, text.size()), ' ');
+  return text;
+}
+
+fs::path folder_of(const Exercise &exercise) {
+  return fs::path("build") / "try" / exercise.chapter();
+}
+
+// --- verdicts, kept until what they are of changes -----------------------------------------------
+
+fs::path verdict_file(const Exercise &exercise) {
+  return folder_of(exercise) / (std::to_string(exercise.number) + ".verdict");
+}
+
+/// The verdict of the file as it is, if there is one.
+std::optional<Verdict> kept_verdict(const Exercise &exercise) {
+  const fs::path file = verdict_file(exercise);
+  if (!fs::exists(file)) return {};
+  std::vector<fs::path> of = {exercise.work(), exercise.source(), "build/host/bin/exercises",
+                              "build/exercises/common.o"};
+  for (const auto &entry : fs::directory_iterator(exercise.folder())) of.push_back(entry.path());
+  for (const fs::path &path : of)
+    if (!fs::exists(path) || fs::last_write_time(path) >= fs::last_write_time(file)) return {};
+  const std::string text = read_text(file);
+  const std::size_t end = text.find('\n');
+  return Verdict{text.substr(0, end) == "done", text.substr(end + 1)};
+}
+
+Verdict verdict_of(const Exercise &exercise) {
+  if (const std::optional<Verdict> kept = kept_verdict(exercise)) return *kept;
+  // Before it is judged: an edit in the meantime makes it stale.
+  const auto begun = fs::last_write_time(exercise.work());
+  const fs::path folder = folder_of(exercise) / std::to_string(exercise.number);
+  const Verdict verdict = Judge(exercise, folder).judge(exercise.work());
+  if (fs::last_write_time(exercise.work()) == begun) {
+    fs::create_directories(folder_of(exercise));
+    std::ofstream(verdict_file(exercise)) << (verdict.done ? "done" : "not yet") << "\n"
+                                          << verdict.said;
+  }
+  return verdict;
+}
+
+// --- the commands --------------------------------------------------------------------------------
+
+int make_copies(const std::string &chapter, std::ostream &output) {
+  const std::vector<Exercise> exercises = of_chapter(chapter);
+  const fs::path folder = fs::path("try") / chapter;
+  const std::string again = "mv try/" + chapter + "/" + exercises[0].work().filename().string() +
+                            " somewhere-else && make try-" + chapter;
+  int made = 0;
+  fs::create_directories(folder);
+  for (const Exercise &exercise : exercises) {
+    if (fs::exists(exercise.work())) continue;
+    std::ofstream(exercise.work()) << start_of(exercise);
+    made++;
+  }
+  if (!made)
+    throw std::runtime_error(folder.string() +
+                             " has all its files, and they are yours. To start "
+                             "one afresh: " +
+                             again + "; all: mv try/" + chapter + " try/" + chapter +
+                             ".old && make try-" + chapter);
+  for (const Exercise &exercise : exercises)
+    output << padded(exercise.work().string(), 14) << padded(exercise.kind, 12) << exercise.title
+           << "\n";
+  output << "Edit them, in any order, then: make check-" << chapter << "\n";
+  return 0;
+}
+
+/// "3 of 24", of all chapters, by the verdicts that there are.
+std::string done_in_book() {
+  int done = 0, all = 0;
+  for (const std::string &chapter : chapters_with_exercises())
+    for (const Exercise &exercise : exercises_of(chapter)) {
+      all++;
+      const std::optional<Verdict> verdict = kept_verdict(exercise);
+      done += verdict && verdict->done;
+    }
+  return std::to_string(done) + " of " + std::to_string(all);
+}
+
+/// Judges a chapter and says so. Returns whether all of it is done.
+bool check_once(const std::string &chapter, std::ostream &output) {
+  const std::vector<Exercise> exercises = of_chapter(chapter);
+  if (!fs::exists(fs::path("try") / chapter))
+    throw std::runtime_error("there is no try/" + chapter + "; make try-" + chapter + " makes it");
+  std::vector<std::string> lines(exercises.size());
+  std::vector<char> done(exercises.size());
+  parallel_for(exercises.size(), [&](std::size_t i) {
+    const Exercise &exercise = exercises[i];
+    const std::string indent(16, ' ');
+    Verdict verdict{false, exercise.work().string() + " is not there; make try-" + chapter +
+                               " makes it and leaves the others alone"};
+    if (fs::exists(exercise.work())) verdict = verdict_of(exercise);
+    done[i] = verdict.done;
+    const bool begun =
+        !fs::exists(exercise.work()) || read_text(exercise.work()) != start_of(exercise);
+    lines[i] = padded(exercise.name(), 7) + padded(verdict.done ? "done"
+                                                   : begun      ? "not yet"
+                                                                : "to do",
+                                                   9);
+    if (verdict.done)
+      lines[i] += exercise.title + "\n";
+    else
+      lines[i] += docs::join(docs::split(verdict.said, "\n"), "\n" + indent) + "\n";
+  });
+  for (const std::string &line : lines) output << line;
+  const auto count = std::count(done.begin(), done.end(), char{1});
+  output << "chapter " << chapter << ": " << count << " of " << exercises.size()
+         << " done; the book: " << done_in_book() << "\n"
+         << std::flush;
+  return static_cast<std::size_t>(count) == exercises.size();
+}
+
+int check(const std::string &chapter, std::ostream &output) {
+  const auto newest = [&] {
+    fs::file_time_type time{};
+    for (const auto &entry : fs::directory_iterator(fs::path("try") / chapter)) {
+      std::error_code gone;  // an editor may have moved it
+      const fs::file_time_type of = fs::last_write_time(entry.path(), gone);
+      if (!gone) time = std::max(time, of);
+    }
+    return time;
+  };
+  while (!check_once(chapter, output) && !environment("WATCH", "").empty()) {
+    const auto before = newest();
+    output << "waiting for a save in try/" << chapter << "; Ctrl-C ends it\n" << std::flush;
+    while (newest() == before) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+  return 0;
+}
+
+int progress(std::ostream &output) {
+  std::size_t done = 0, all = 0;
+  for (const std::string &chapter : chapters_with_exercises()) {
+    const std::vector<Exercise> exercises = of_chapter(chapter);
+    std::string marks;
+    std::size_t here = 0;
+    for (const Exercise &exercise : exercises) {
+      const bool there = fs::exists(exercise.work());
+      const bool is_done = there && verdict_of(exercise).done;
+      here += is_done;
+      marks += "  " + std::to_string(exercise.number) +
+               (is_done ? " done"
+                : there ? " begun"
+                        : " -");
+    }
+    output << padded(exercises[0].step, 24) << here << " of " << exercises.size() << marks << "\n";
+    done += here;
+    all += exercises.size();
+  }
+  output << "the book: " << done << " of " << all << "\n";
+  return 0;
+}
+
+int answer(const std::string &name, std::ostream &output) {
+  const std::size_t dash = name.find('-');
+  for (const Exercise &exercise : of_chapter(name.substr(0, dash))) {
+    if (exercise.name() != name) continue;
+    output << name << ", " << exercise.kind << ": " << exercise.title << "\n\n";
+    if (exercise.asks()) {
+      for (const auto &[question, right] :
+           Judge(exercise, folder_of(exercise) / std::to_string(exercise.number)).right_answers())
+        output << question << " = " << right << "\n";
+      output << "\n";
+    }
+    const fs::path patch = exercise.folder() / "answer.patch";
+    if (fs::exists(exercise.folder() / "answer.txt"))
+      output << read_text(exercise.folder() / "answer.txt");
+    if (fs::exists(patch))
+      output << read_text(patch);
+    else if (!exercise.asks())
+      output << "\nThe answer is " << exercise.source().string() << " itself: diff "
+             << exercise.work().string() << " " << exercise.source().string() << "\n";
+    return 0;
+  }
+  throw std::runtime_error("chapter " + name.substr(0, dash) + " has exercises 1 to " +
+                           std::to_string(of_chapter(name.substr(0, dash)).size()));
+}
+
+}  // namespace
+
+int exercise_command(const std::string &command, std::ostream &output) {
+  const std::size_t dash = command.find('-');
+  const std::string what = command.substr(0, dash);
+  const std::string of = dash == std::string::npos ? "" : command.substr(dash + 1);
+  if (what == "try") return make_copies(of, output);
+  if (what == "check") return check(of, output);
+  if (what == "answer") return answer(of, output);
+  if (command == "progress") return progress(output);
+  throw std::runtime_error("allowed are try-NN, check-NN, answer-NN-K and progress");
+}

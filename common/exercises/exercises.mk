@@ -1,0 +1,17 @@
+# The exercises at the chapters' ends; the Makefile includes this.
+#? Exercises
+#?   make try-06                 files for the exercises of chapter 06, to work in: try/06
+#?   make check-06               which of them are done, and what the others lack; WATCH=1: at each save
+#?   make answer-06-2            the answer to the second, and its reasoning
+#?   make progress               what is done in all chapters
+.PHONY: exercises progress
+EXERCISES := $(call sources,common/exercises,%/main.cpp %/watch.cpp)
+# Behind the bar: what the reader's programs are linked with.
+build/host/bin/exercises: $(call objects,$(EXERCISES) common/exercises/main.cpp common/pages/values.cpp \
+		common/program/ladder.cpp common/testing/process.cpp) | $(call objects,$(EMULATOR) $(INTERFACE) \
+		common/program/program.cpp common/program/no_gpu.cpp common/exercises/watch.cpp)
+	@mkdir -p $(@D)
+	$(say)$(CXX) -pthread $^ -o $@
+exercises: ; @+$(MAKE) $(JOBS) --no-print-directory QUIET=1 build/host/bin/exercises
+try-% check-% answer-%: exercises ; @CXX="$(CXX)" WATCH="$(WATCH)" build/host/bin/exercises $@
+progress: exercises ; @CXX="$(CXX)" build/host/bin/exercises $@

@@ -1,0 +1,266 @@
+// Every exercise can be done and can be missed: what the reader begins with fails its check, the answer
+// passes it, and wrong answers fail with words that name what is wrong. And what a reader sees of the
+// commands, with work that does not compile, end, or do what a GPU allows.
+//
+// STEPS_ONLY  how the names of the steps begin whose exercises are judged: 06, or 3 for Part IV
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "common/exercises/judge.h"
+#include "common/pages/values.h"
+#include "common/testing/copies.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+const fs::path kFolder = "build/exercises-tested";
+
+bool contains(const std::string &text, const std::string &part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// The files of an exercise whose names begin so, in order.
+std::vector<fs::path> files(const Exercise &exercise, const std::string &begin) {
+  std::vector<fs::path> found;
+  for (const auto &entry : fs::directory_iterator(exercise.folder()))
+    if (entry.path().filename().string().starts_with(begin)) found.push_back(entry.path());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+/// The words after 'Says: ' that a wrong answer must be told, without line breaks.
+std::string words_to_say(const fs::path &wrong) {
+  for (const std::string &line : lines_of(read_text(wrong)))
+    if (line.starts_with("Says: ")) return line.substr(6);
+  return "";
+}
+
+/// An exercise's judge, and files for it to judge.
+struct Trial {
+  const Exercise &exercise;
+  fs::path folder = kFolder / exercise.name();
+  Judge judge{exercise, folder};
+
+  /// The verdict on this text, written into a file of this name.
+  Verdict operator()(const std::string &name, const std::string &text) {
+    fs::create_directories(folder);
+    const fs::path work = folder / (name + exercise.work().extension().string());
+    std::ofstream(work) << text;
+    return judge.judge(work);
+  }
+};
+
+/// What the reader would write if these are the answers.
+std::string filled(const std::map<std::string, std::string> &answers) {
+  std::string text;
+  for (const auto &[name, value] : answers) text += name + " = " + value + "\n";
+  return text;
+}
+
+/// What is wrong with an exercise, or nothing.
+std::string complaint(const Exercise &exercise) {
+  Trial trial{exercise};
+  const fs::path answer = exercise.folder() / "answer.patch";
+  const bool has_answer_patch = fs::exists(answer);
+  if (!has_answer_patch && !fs::exists(exercise.folder() / "answer.txt"))
+    return "neither answer.patch nor answer.txt";
+
+  if (trial("start", start_of(exercise)).done) return "the start passes";
+  const std::string start = exercise.asks() ? "" : source_at_start(exercise);
+  std::map<std::string, std::string> answers;
+  if (exercise.asks()) {
+    answers = trial.judge.right_answers();
+    if (const std::string wrong = trial.judge.wrong_arithmetic(); !wrong.empty()) return wrong;
+  }
+  const std::string right = exercise.asks()    ? filled(answers)
+                            : has_answer_patch ? patched(start, answer)
+                                               : read_text(exercise.source());
+  if (const Verdict verdict = trial("answer", right); !verdict.done)
+    return "the answer fails: " + verdict.said;
+
+  const std::vector<fs::path> wrongs = files(exercise, "wrong-");
+  if (wrongs.size() < 2) return "fewer than two wrong answers";
+  for (const fs::path &wrong : wrongs) {
+    const std::string name = wrong.stem(), words = words_to_say(wrong);
+    if (words.empty()) return name + " has no 'Says: '";
+    std::string text;
+    if (exercise.asks()) {
+      std::map<std::string, std::string> all = answers;
+      for (const std::string &line : lines_of(read_text(wrong)))
+        if (const std::size_t equals = line.find(" = "); equals != std::string::npos) {
+          const std::string question = line.substr(0, equals);
+          if (!all.contains(question)) return name + ": there is no question " + question;
+          all[question] = line.substr(equals + 3);
+        }
+      text = filled(all);
+    } else {
+      text = patched(start, wrong);
+    }
+    const Verdict verdict = trial(name, text);
+    if (verdict.done) return name + " passes";
+    if (!contains(verdict.said, words)) return name + " is told: " + verdict.said;
+    if (std::count(verdict.said.begin(), verdict.said.end(), '\n') > 1)
+      return name + " is told more than two lines: " + verdict.said;
+  }
+  return "";
+}
+
+/// The exercises of all chapters, or of those that STEPS_ONLY asks for.
+std::vector<Exercise> all_exercises() {
+  std::vector<Exercise> all;
+  for (const std::string &chapter : chapters_with_exercises())
+    for (const Exercise &exercise : exercises_of(chapter))
+      if (exercise.step.starts_with(environment("STEPS_ONLY", ""))) all.push_back(exercise);
+  return all;
+}
+
+/// Replaces the one `find` of a file.
+void edit(const fs::path &file, const std::string &find, const std::string &replace) {
+  std::string text = read_text(file);
+  const std::size_t at = text.find(find);
+  REQUIRE(at != std::string::npos);
+  REQUIRE(text.find(find, at + 1) == std::string::npos);
+  std::ofstream(file) << text.replace(at, find.size(), replace);
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("exercises");
+
+TEST_CASE(
+    "exercises: the start fails, the answer passes, and wrong answers are told what is wrong") {
+  const std::vector<Exercise> exercises = all_exercises();
+  std::vector<Job> jobs;
+  for (const Exercise &exercise : exercises)
+    jobs.push_back({exercise.name(), [&exercise] { return complaint(exercise); }, ""});
+  do_all(jobs);
+}
+
+TEST_CASE("exercises: a chapter says how to begin, and every folder is an item of it") {
+  for (const std::string &chapter : chapters_with_exercises()) {
+    const std::vector<Exercise> exercises = exercises_of(chapter);
+    REQUIRE(!exercises.empty());
+    CAPTURE(exercises[0].step);
+    const fs::path folder = exercises[0].folder().parent_path();
+    const std::string text = read_text(folder.parent_path() / "README.md");
+    for (const char *command : {"make try-", "make check-", "make answer-"})
+      CHECK(contains(text, command + chapter));
+    const auto folders = std::distance(fs::directory_iterator(folder), fs::directory_iterator());
+    CHECK(folders == static_cast<std::ptrdiff_t>(exercises.size()));
+    for (const Exercise &exercise : exercises) {
+      const std::vector<std::string> kinds = {"Predict", "Find", "Break", "Extend", "Blank page"};
+      CHECK(std::find(kinds.begin(), kinds.end(), exercise.kind) != kinds.end());
+    }
+  }
+}
+
+TEST_CASE("exercises: a file `exercise` is taken at its word, or refused by line") {
+  const auto parsed =
+      parse_statements("# a comment\nask n How\n  many?\nis 2\nmiss 3 | No.\n", "e");
+  REQUIRE(parsed.size() == 3);
+  CHECK(parsed[0].words == "n How many?");
+  CHECK(parsed[2].words == "3");
+  CHECK(parsed[2].message == "No.");
+  CHECK(parsed[2].line == 5);
+  CHECK_THROWS_WITH(parse_statements("run a work\nwalk b\n", "e"),
+                    doctest::Contains("e:2: 'walk'; allowed are ask"));
+  CHECK_THROWS_WITH(parse_statements("demand 1 < 2\n", "e"), doctest::Contains("| MESSAGE"));
+}
+
+TEST_CASE("exercises: numbers are judged to the digits that were written") {
+  Exercise exercise{"02-loop-inverted", 1, "Predict", "T", "", {}};
+  const auto verdict = [&](const std::string &it, const std::string &written) {
+    exercise.statements =
+        parse_statements("ask n N?\nis " + it + "\nmiss [it] * 2 | Twice.\n", "e");
+    Trial trial{exercise, kFolder / "numbers"};
+    return trial("n", "n = " + written + "\n");
+  };
+  CHECK(verdict("2.228224", "2.228").done);
+  CHECK(verdict("2.228224", "2.2").done);
+  CHECK_FALSE(verdict("2.228224", "2").done);  // one digit is no prediction
+  CHECK_FALSE(verdict("2.228224", "2.229").done);
+  CHECK(verdict("86016", "86,016").done);
+  CHECK_FALSE(verdict("86016", "86000").done);
+  CHECK(verdict("4", "4").done);
+  CHECK(verdict("2.228224", "4.456").said == "n = 4.456: the emulator counts less\nTwice.");
+  CHECK(verdict("4", "3").said == "n = 3: the emulator counts more");
+  CHECK(verdict("4", "many").said == "n = many: a number is wanted");
+  CHECK(contains(verdict("4", "").said, "nothing is written yet"));
+}
+
+TEST_CASE("exercises: what a reader sees") {
+  // A repository of their own, but for what is built.
+  const fs::path here = fs::current_path(), root = kFolder / "reader";
+  fs::remove_all(root);
+  fs::create_directories(root / "build");
+  for (const char *part : {"steps", "common", "reference", "build/host", "build/exercises"})
+    fs::create_symlink(here / part, root / part);
+  const auto make = [&](const std::string &command, const std::string &seconds = "20") {
+    return run_command("cd " + shell_word(root) + " && EXERCISE_SECONDS=" + seconds +
+                       " build/host/bin/exercises " + command);
+  };
+  const auto line_of = [&](const char *file, const std::string &text) {
+    const std::vector<std::string> lines = lines_of(read_text(root / file));
+    const auto line = std::find_if(lines.begin(), lines.end(),
+                                   [&](const std::string &of) { return contains(of, text); });
+    return std::to_string(line - lines.begin() + 1);
+  };
+
+  // What is missing says which command makes it.
+  CHECK(make("check-02").status == 2);
+  CHECK(contains(make("check-02").err, "there is no try/02; make try-02 makes it"));
+  CHECK(contains(make("check-99").err, "chapters with exercises are "));
+  CHECK(contains(make("answer-02-9").err, "chapter 02 has exercises 1 to 4"));
+  CHECK(make("try-02").status == 0);
+
+  // Nothing of the reader's is overwritten.
+  const std::string barrier = "    __syncthreads();  // Q, K and V are there for all warps\n";
+  edit(root / "try/02/2.cu", barrier, barrier + "    smen.K(0, 0);\n");
+  const std::string mine = read_text(root / "try/02/2.cu");
+  fs::remove(root / "try/02/1.txt");
+  fs::remove(root / "try/02/4.cu");
+  const Finished some = make("check-02");
+  CHECK(some.status == 0);
+  CHECK(contains(some.out, "try/02/4.cu is not there; make try-02 makes it"));
+  CHECK(contains(some.out, "2.cu:" + line_of("try/02/2.cu", "smen") + ": "));
+  CHECK(contains(some.out, "does not compile: "));
+  CHECK(contains(some.out, "`smen.K(0, 0);`"));
+  CHECK(make("try-02").status == 0);
+  CHECK(read_text(root / "try/02/2.cu") == mine);
+  const Finished again = make("try-02");
+  CHECK(again.status == 2);
+  CHECK(contains(again.err, "To start one afresh: mv try/02/1.txt "));
+
+  // What does not end, what crashes, and who waits for whom.
+  const std::string scores = "      float s[keys_per_lane] = {};\n";
+  edit(root / "try/02/2.cu", "    smen.K(0, 0);\n", "");
+  edit(root / "try/02/2.cu", barrier, "    for (volatile int i = 0; i < 1; i = 0) {}\n" + barrier);
+  edit(root / "try/02/3.cu", scores, scores + "      s[0] = Br / (seqlen % Bc);\n");
+  edit(root / "try/02/4.cu", "  // Write: the state",
+       "  if (lane == 0) __syncwarp(1); else __syncthreads();\n  //");
+  const Finished faults = make("check-02", "0.5");
+  CHECK(contains(faults.out, "no end after 0.5 s; a thread is at 2.cu:" +
+                                 line_of("try/02/2.cu", "volatile int")));
+  CHECK(contains(faults.out, "3.cu:" + line_of("try/02/3.cu", "seqlen % Bc") +
+                                 ": it crashes, dividing a whole number by 0"));
+  CHECK(contains(faults.out, "chapter 02: 0 of 4 done; the book: 0 of "));
+
+  // The answer is done, and counted.
+  CHECK(make("answer-02-2").status == 0);
+  CHECK(contains(make("answer-02-2").out, "+      const float alpha = "));
+  CHECK(contains(make("answer-02-1").out, "read32 = 1.114"));
+  const Exercise exercise = exercises_of("02")[1];
+  std::ofstream(root / "try/02/2.cu")
+      << patched(source_at_start(exercise), exercise.folder() / "answer.patch");
+  CHECK(contains(make("check-02").out, "chapter 02: 1 of 4 done; the book: 1 of "));
+  CHECK(contains(make("progress").out, "1 of 4  1 begun  2 done  3 begun  4 begun"));
+}
+
+TEST_SUITE_END();

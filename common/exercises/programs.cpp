@@ -1,0 +1,267 @@
+#include "common/exercises/programs.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+
+#include "common/pages/values.h"
+#include "common/program/ladder.h"
+#include "common/testing/process.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// --- what all programs share ---------------------------------------------------------------------
+
+const fs::path kFolder = "build/exercises";
+
+/// The compiler, optimising as much as is least to wait for: a run of steps 00 to 03 takes longer
+/// than their compilation, a run of the others does not. (At fixed addresses, which the watch names. The
+/// precompiled header is of use only to a compiler with the same options.)
+std::string compiler(bool slow_to_run) {
+  return environment("CXX", "g++") +
+         " -std=c++20 -w -g1 -fno-pie -fstack-clash-protection -pthread " +
+         (slow_to_run ? "-O1" : "-O0");
+}
+
+bool older(const fs::path &file, const fs::path &than) {
+  return !fs::exists(file) || fs::last_write_time(file) < fs::last_write_time(than);
+}
+
+/// A folder that has kernel.h and all that it includes, precompiled: most of a step's compilation.
+/// (g++ looks for NAME.gch where it looks for NAME. Another compiler passes it by.)
+fs::path precompile(bool slow_to_run) {
+  const fs::path folder = kFolder / (slow_to_run ? "slow-to-run" : "quick-to-run");
+  const fs::path header = "common/kernel/kernel.h", to = folder / header;
+  const fs::path made = to.string() + ".gch";
+  bool stale = !fs::exists(made);
+  for (const char *common : {"common", "reference"})
+    for (const auto &entry : fs::recursive_directory_iterator(common))
+      if (const std::string extension = entry.path().extension();
+          extension == ".h" || extension == ".def")
+        stale = stale || older(made, entry.path());
+  if (!stale) return folder;
+  fs::create_directories(to.parent_path());
+  // Of a second header that includes it, when a precompiled one can be used no more.
+  std::ofstream(to) << "#include_next <" << header.string() << ">\n";
+  run_command(compiler(slow_to_run) + " -I. -x c++-header " + header.string() + " -o " +
+              made.string());
+  return folder;
+}
+
+/// What every program is linked with, as one object without debug information: half of a link's time.
+fs::path link_common() {
+  const fs::path all = kFolder / "common.o";
+  fs::create_directories(kFolder);
+  bool stale = !fs::exists(all);
+  std::string objects = " build/host/common/exercises/watch.o";
+  for (const char *folder : {"common/emulator", "common/program", "reference"})
+    for (const auto &entry : fs::directory_iterator(fs::path("build/host") / folder))
+      if (const std::string object = entry.path();
+          object.ends_with(".o") && !object.ends_with("_test.o")) {
+        objects += " " + object;
+        stale = stale || older(all, entry.path());
+      }
+  if (!stale) return all;
+  const std::string line =
+      environment("CXX", "g++") + " -r -nostdlib -Wl,-S -o " + all.string() + objects;
+  if (const Finished finished = run_command(line); finished.status != 0)
+    throw std::runtime_error(line + "\n" + finished.err);
+  return all;
+}
+
+struct Shared {
+  fs::path folder, objects;
+};
+
+const Shared &shared(bool slow_to_run) {
+  static std::mutex mutex;
+  static std::map<bool, Shared> made;
+  const std::lock_guard lock(mutex);
+  if (!made.contains(slow_to_run)) made[slow_to_run] = {precompile(slow_to_run), link_common()};
+  return made[slow_to_run];
+}
+
+/// The first error of a compiler, at the line of the source that caused it: an error within a template
+/// of common/ names that line beside it.
+std::string first_error(const std::string &said, const fs::path &source) {
+  std::string cause;  // the line of the source that a template is required from
+  const std::string at_source = source.string() + ":";
+  for (const std::string &line : lines_of(said)) {
+    const bool here = line.starts_with(at_source);
+    const std::string number =
+        here
+            ? line.substr(at_source.size(),
+                          line.find_first_not_of("0123456789", at_source.size()) - at_source.size())
+            : cause;
+    if (here && line.find("required from") != std::string::npos) cause = number;
+    const std::size_t error = line.find("error: ");
+    if (error == std::string::npos) continue;
+    if (number.empty()) return line;
+    return at_source + number + ": " + line.substr(error + 7) + " `" +
+           source_line(source, static_cast<unsigned>(std::atoi(number.c_str()))) + "`";
+  }
+  return docs::trim(said.substr(0, said.find('\n')));
+}
+
+// --- how a run ends ------------------------------------------------------------------------------
+
+struct Ending {
+  const char *word, *said;  // and what the emulator says then
+};
+const Ending kEndings[] = {
+    {"race", " races in "},
+    {"nobody-wrote", "memory that nobody wrote"},
+    {"not-landed", "may still be writing"},
+    {"still-read", "may still be reading"},
+    {"deadlock", "wait for ever"},
+    {"out-of-bounds", "out of bounds"},
+    {"out-of-bounds", "outside of every allocation"},
+    {"out-of-bounds", "past the end of"},
+    {"out-of-bounds", "of a tensor that has"},
+    {"out-of-bounds", "elements, and the tile has"},
+    {"no-fence", "no wgmma_fence"},
+    {"no-fence", "no fence_proxy_async"},
+    {"misaligned", "not a multiple of"},
+    {"refused", "refused"},
+};
+
+/// The lines of a program's source that these addresses are in, innermost first.
+std::vector<unsigned> lines_at(const Build &what, const std::string &addresses) {
+  const Finished finished =
+      run_command("addr2line -i -e " + shell_word(what.program) + " " + addresses);
+  std::vector<unsigned> lines;
+  const std::string name = what.source.filename().string() + ":";
+  for (const std::string &line : lines_of(finished.out))
+    if (const std::size_t at = line.rfind("/" + name);
+        at != std::string::npos || line.starts_with(name))
+      if (const int number = std::atoi(line.c_str() + line.rfind(':') + 1); number > 0)
+        lines.push_back(static_cast<unsigned>(number));
+  return lines;
+}
+
+/// What the watch says: "watch: endless 0x4012a4 0x4011b0", a line for each thread.
+void explain_watch(const Build &what, const std::string &said, Outcome &outcome) {
+  for (const std::string &line : lines_of(said)) {
+    if (!line.starts_with("watch: ")) continue;
+    const std::size_t addresses = line.find(" 0x");
+    const std::string kind = line.substr(7, addresses - 7);
+    const std::vector<unsigned> lines =
+        lines_at(what, addresses == std::string::npos ? "" : line.substr(addresses));
+    if (outcome.word.empty()) outcome.word = kind == "endless" ? "endless" : "crash";
+    if (!lines.empty()) outcome.line = lines[0];
+    const std::string at =
+        lines.empty() ? "" : what.source.filename().string() + ":" + std::to_string(lines[0]);
+    if (kind == "endless")
+      outcome.said = "no end after " + std::string(environment("EXERCISE_SECONDS", "10")) + " s" +
+                     (at.empty() ? "" : "; a thread is at " + at + " still, and the others wait");
+    else
+      outcome.said = (at.empty() ? "the kernel" : at + ": it") + " crashes" +
+                     (kind == "crash-division" ? ", dividing a whole number by 0"
+                      : kind == "crash-memory" ? ", at an address that is no memory"
+                                               : "");
+    if (!lines.empty()) return;
+  }
+}
+
+Outcome explain(const Build &what, const Finished &finished) {
+  Outcome outcome;
+  static const std::string emulator = "emulator: ";
+  for (const std::string &line : lines_of(finished.err)) {
+    if (!line.starts_with(emulator)) continue;
+    outcome.word = "other";
+    outcome.said = line.substr(emulator.size());
+    for (const Ending &ending : kEndings)
+      if (outcome.said.find(ending.said) != std::string::npos) {
+        outcome.word = ending.word;
+        break;
+      }
+    // "2.cu:80: block (0,0,0) ..."
+    const std::string name = what.source.filename().string() + ":";
+    if (outcome.said.starts_with(name))
+      outcome.line = static_cast<unsigned>(std::atoi(outcome.said.c_str() + name.size()));
+    return outcome;
+  }
+  explain_watch(what, finished.err, outcome);
+  if (!outcome.word.empty()) return outcome;
+  for (const std::string &line : lines_of(finished.out)) {
+    if (line.ends_with(": passed")) outcome.word = "passed";
+    if (line.ends_with(": WRONG")) outcome.word = "wrong", outcome.said = "WRONG";
+    if (line.find("elements are not finite") != std::string::npos) outcome.word = "not-finite";
+    if (line.starts_with("  ") && finished.status != 0) outcome.said += "; " + docs::trim(line);
+  }
+  if (finished.status == 0 && outcome.word == "passed") return outcome;
+  if (outcome.word.empty() || outcome.word == "passed") {
+    outcome.word = finished.status == 2 || finished.status == 3 ? "refused" : "other";
+    outcome.said = docs::trim(finished.err.substr(0, finished.err.find('\n')));
+  }
+  return outcome;
+}
+
+}  // namespace
+
+const std::vector<std::string> &ending_words() {
+  static const std::vector<std::string> words = [] {
+    std::vector<std::string> all = {"passed", "wrong", "not-finite"};
+    for (const Ending &ending : kEndings)
+      if (std::find(all.begin(), all.end(), ending.word) == all.end()) all.push_back(ending.word);
+    all.insert(all.end(), {"endless", "crash", "other"});
+    return all;
+  }();
+  return words;
+}
+
+std::string source_line(const fs::path &source, unsigned line) {
+  const std::vector<std::string> lines = lines_of(read_text(source));
+  return line == 0 || line > lines.size() ? "" : docs::trim(lines[line - 1]);
+}
+
+std::string build(const Build &what) {
+  const bool slow_to_run = what.step < "04";
+  const Shared &with = shared(slow_to_run);
+  if (fs::exists(what.program) && !older(what.program, what.source) &&
+      !older(what.program, with.objects))
+    return "";
+  const auto step = std::find_if(ladder().begin(), ladder().end(),
+                                 [&](const LadderStep &of) { return of.name == what.step; });
+  if (step == ladder().end()) throw std::runtime_error("no such step: " + what.step);
+  fs::create_directories(what.program.parent_path());
+  const fs::path unit = what.program.string() + ".cpp";
+  std::ofstream out(unit);
+  // First what is precompiled, or it is not used; what tells the programs apart comes after it.
+  out << "#include \"common/kernel/kernel.h\"\n"
+      << "#define STEP_NAME \"" << what.step << ":" << what.source.stem().string() << "\"\n"
+      << "#define STEP_NEEDS \"" << step->needs << "\"\n"
+      << "#define STEP_TAKES \"" << step->takes << "\"\n"
+      << "#line 1 \"" << what.source.string() << "\"\n"
+      << read_text(what.source);
+  out.close();
+  const Finished finished = run_command(
+      compiler(slow_to_run) + " -no-pie -fdiagnostics-color=never -I" + with.folder.string() +
+      " -I. " + shell_word(unit) + " " + with.objects.string() + " -o " + shell_word(what.program));
+  if (finished.status == 0) return "";
+  fs::remove(what.program);
+  return first_error(finished.err, what.source);
+}
+
+Outcome run(const Build &what, const std::string &options, bool counts) {
+  const fs::path csv = what.program.string() + ".csv";
+  fs::remove(csv);
+  const Finished finished =
+      run_command(shell_word(fs::absolute(what.program)) + " --device cpu " + options +
+                  (counts ? " --profile-csv " + shell_word(csv) : " --check-only"));
+  Outcome outcome = explain(what, finished);
+  bool header = true;
+  for (const std::string &row : lines_of(read_text(csv))) {
+    // step,source,batch,...,line,"counter",value; the options may hold commas, the counter, too.
+    const std::size_t last = row.rfind("\","), first = row.rfind("\"", last - 1);
+    if (!std::exchange(header, false))
+      outcome.counts[static_cast<unsigned>(std::atoi(row.c_str() + row.rfind(',', first - 2) + 1))]
+                    [row.substr(first + 1, last - first - 1)] += std::atof(row.c_str() + last + 2);
+  }
+  return outcome;
+}
