@@ -185,7 +185,6 @@ power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIAN
 regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE ; @$(call measure,sass.sh) $*
 bench-emulator: every-step ; @common/measure/bench-emulator.sh $(NUMBERS)
-
 #? Write
 #?   make docs                   the measured numbers into README.md and the chapters
 #?   make plot                   the figures from plots/results; your own GPU's into build/plots
