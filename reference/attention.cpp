@@ -7,6 +7,14 @@
 #include "reference/parallel.h"
 
 namespace reference {
+namespace {
+
+/// The scale of the head that a row belongs to, of heads of so many rows.
+double scale_of(const std::vector<float> &scales, std::size_t row, int rows) {
+  return scales.empty() ? 1 : scales[row / rows];
+}
+
+}  // namespace
 
 int position_of(const Shape &shape, int batch, int query) {
   return shape.length_k(batch) - shape.length_q(batch) + query;
@@ -97,9 +105,13 @@ KeyValues key_values(const Inputs &inputs, Place place, int first, int end) {
   KeyValues head{first, {}, {}};
   head.K.resize(n);
   head.V.resize(n);
+  const std::size_t of_head = first_key(inputs.shape, place);
+  const double K_scale = scale_of(inputs.scales.K, of_head, inputs.shape.seqlen_k);
+  const auto V_scale =
+      static_cast<float>(scale_of(inputs.scales.V, of_head, inputs.shape.seqlen_k));
   for (std::size_t i = 0; i < n; i++) {
-    head.K[i] = element_to_float(inputs.type, inputs.K[from + i]);
-    head.V[i] = element_to_float(inputs.type, inputs.V[from + i]);
+    head.K[i] = element_to_float(inputs.type, inputs.K[from + i]) * K_scale;
+    head.V[i] = element_to_float(inputs.type, inputs.V[from + i]) * V_scale;
   }
   for (int j = first; j < end; j++)
     if (is_rotated_here(inputs.shape, place.batch, j)) rotate(inputs, j, &head.K[(j - first) * d]);
@@ -120,7 +132,9 @@ Row attention_row(const Inputs &inputs, const KeyValues &head, Place place) {
   const int n = row.keys.count();
   if (n == 0) return row;
   std::vector<double> &q = row.query;
-  for (int k = 0; k < d; k++) q[k] = element_to_float(inputs.type, inputs.Q[query * d + k]);
+  const double Q_scale = scale_of(inputs.scales.Q, query, shape.seqlen_q);
+  for (int k = 0; k < d; k++)
+    q[k] = element_to_float(inputs.type, inputs.Q[query * d + k]) * Q_scale;
   rotate(inputs, position_of(shape, place.batch, place.row), q.data());
 
   // Four keys at a time, since a sum alone waits for each of its additions. The last ones may be the

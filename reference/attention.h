@@ -104,6 +104,12 @@ struct Rotation {
 };
 Rotation rotation_of(const Shape &shape);
 
+/// By what the elements of each head are multiplied, where they are fp8; empty: by nothing.
+struct Scales {
+  std::vector<float> Q;     // [batch, heads]
+  std::vector<float> K, V;  // [batch, kv_heads]
+};
+
 /// What goes in, as the bits of elements of a type.
 struct Inputs {
   Shape shape;
@@ -111,6 +117,7 @@ struct Inputs {
   Elements Q;     // [batch, heads, seqlen_q, head_dim]
   Elements K, V;  // [batch, kv_heads, seqlen_k, head_dim]
   Rotation rotation = {};
+  Scales scales = {};
 };
 
 /// The columns of pair c.

@@ -1,4 +1,4 @@
-// fp16 and bf16 on the host: the element types of Q, K, V and O wherever no CUDA header is at hand
+// fp16, bf16 and e4m3 on the host: the element types of Q, K, V and O wherever no CUDA header is at hand
 // (the reference, the program, the emulator). Round to nearest even, as the GPU does.
 #pragma once
 
@@ -16,6 +16,13 @@ struct half {
 struct bf16 {
   std::uint16_t bits;
 };
+
+/// 8 bits, "fp8": 4 of exponent, 3 of mantissa. There is no infinity, and all ones are NaN: the largest
+/// is 448 (Micikevicius et al. 2022, 'FP8 Formats for Deep Learning').
+struct e4m3 {
+  std::uint8_t bits;
+};
+constexpr float kLargestE4m3 = 448;
 
 /// The value of an fp16 number, exactly.
 inline float half_to_float(half h) {
@@ -60,6 +67,36 @@ inline bf16 float_to_bf16(float value) {
   return bf16{static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
 }
 
+/// The value of an e4m3 number, exactly.
+inline float e4m3_to_float(e4m3 e) {
+  const std::uint32_t magnitude = e.bits & 0x7fu;
+  // As in half_to_float: 20 more mantissa bits, a bias larger by 120.
+  float value = std::bit_cast<float>(magnitude << 20) * 0x1p120f;
+  if (magnitude == 0x7fu) value = std::bit_cast<float>(0x7fc00000u);
+  const std::uint32_t sign = (e.bits & 0x80u) << 24;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | sign);
+}
+
+/// The nearest e4m3 number, ties to even; the largest for what is beyond it (PTX ISA 'cvt',
+/// .satfinite).
+inline e4m3 float_to_e4m3(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = bits >> 24 & 0x80u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  std::uint32_t result;
+  if (magnitude > 0x7f800000u) {
+    result = 0x7f;  // NaN
+  } else if (magnitude >= 0x43e00000u) {
+    result = 0x7e;  // at least 448
+  } else if (magnitude < 0x3c800000u) {
+    // Below 2^-6: adding 2^14 leaves the result's 3 mantissa bits, rounded, at the bottom.
+    result = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) - 0x46800000u;
+  } else {
+    result = (magnitude - 0x3c000000u + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
+  }
+  return e4m3{static_cast<std::uint8_t>(sign | result)};
+}
+
 /// A double in fp32, made odd in its last bit when inexact: rounding that to fewer bits gives what
 /// rounding the double once would, and not twice.
 inline float round_to_odd(double value) {
@@ -83,8 +120,18 @@ inline bf16 double_to_bf16(double value) {
 
 /// The value of an element of a type, and the element nearest to a value.
 inline float element_to_float(Type type, std::uint16_t bits) {
-  return type == Type::kFp16 ? half_to_float(half{bits}) : bf16_to_float(bf16{bits});
+  switch (type) {
+    case Type::kFp16: return half_to_float(half{bits});
+    case Type::kBf16: return bf16_to_float(bf16{bits});
+    case Type::kFp8: break;
+  }
+  return e4m3_to_float(e4m3{static_cast<std::uint8_t>(bits)});
 }
 inline std::uint16_t float_to_element(Type type, float value) {
-  return type == Type::kFp16 ? float_to_half(value).bits : float_to_bf16(value).bits;
+  switch (type) {
+    case Type::kFp16: return float_to_half(value).bits;
+    case Type::kBf16: return float_to_bf16(value).bits;
+    case Type::kFp8: break;
+  }
+  return float_to_e4m3(value).bits;
 }

@@ -63,7 +63,8 @@ struct Matrix {
 };
 
 /// Draws the keys and values of one head, and the queries of all heads that share them.
-void make_group(Family family, const Matrix &Q, const Matrix &K, const Matrix &V, Random &random) {
+void make_group(Family family, const Matrix &Q, const Matrix &K, const Matrix &V, bool to_quantise,
+                Random &random) {
   const auto normal = [&](int) { return random.normal(); };
   for (int i = 0; i < std::max(Q.rows, K.rows); i++)
     for (const Matrix &matrix : {Q, K, V})
@@ -73,14 +74,15 @@ void make_group(Family family, const Matrix &Q, const Matrix &K, const Matrix &V
     case Family::kRising: {
       // q . k_j / sqrt(d) climbs from -10240 by 60: column 0 brings the depth, column 1 the climb,
       // the others a little noise. All are multiples of 1 / 16 and the sum stays below 2^18, so that
-      // fp32 adds them exactly, in any order.
+      // fp32 adds them exactly, in any order. What fp8's tensor cores keep of a sum, 13 bits, would not
+      // tell scores apart at such a depth: there it is 80.
       const float root = std::sqrt(static_cast<float>(K.d));
       for (int i = 0; i < Q.rows; i++)
         Q.fill(i, [&](int k) { return k == 0 ? 256 : k == 1 ? 8 : random.sign(); });
       for (int j = 0; j < K.rows; j++) {
         const float climb = 60 * static_cast<float>(j) / static_cast<float>(K.rows);
         K.fill(j, [&](int k) {
-          return k == 0   ? std::round(-40 * root)
+          return k == 0   ? (to_quantise ? std::round(-1.25f * root) / 4 : std::round(-40 * root))
                  : k == 1 ? std::round(climb * root / 8 * 4) / 4
                           : std::round(4 * random.normal()) / 16;
         });
@@ -104,13 +106,17 @@ void make_group(Family family, const Matrix &Q, const Matrix &K, const Matrix &V
       // exactly in fp32, and keys whose scores are equal stay equal. In kEnds it keeps scores below
       // 2^12; in kHuge they reach 2^35, where one unit in the last place is hundreds.
       using Magnitudes = std::array<float, 4>;
-      const Magnitudes of_Q = {65504, 1, 0x1p-14f, 0x1p-24f};
-      const Magnitudes of_K = family == Family::kEnds
+      const bool fp8_ends = to_quantise && family == Family::kEnds;
+      const Magnitudes of_Q = fp8_ends ? Magnitudes{kLargestE4m3, 1, 0x1p-6f, 0x1p-9f}
+                                       : Magnitudes{65504, 1, 0x1p-14f, 0x1p-24f};
+      const Magnitudes of_K = fp8_ends ? Magnitudes{0.5f, 0x1p-3f, 0x1p-9f, 0x1p-10f / kLargestE4m3}
+                              : family == Family::kEnds
                                   ? Magnitudes{0x1p-10f, 0x1p-12f, 0x1p-14f, 0x1p-24f}
                                   : Magnitudes{0x1p15f, 1, 0x1p-14f, 0x1p-24f};
       // bf16 reaches as far as fp32, in which values are summed: there must be room for the sum.
-      const Magnitudes of_V =
-          V.type == Type::kFp16 ? of_Q : Magnitudes{0x1p100f, 1, 0x1p-126f, 0x1p-133f};
+      const Magnitudes of_V = to_quantise || V.type == Type::kFp16
+                                  ? of_Q
+                                  : Magnitudes{0x1p100f, 1, 0x1p-126f, 0x1p-133f};
       for (const auto &[matrix, ends] : {std::pair{Q, of_Q}, {K, of_K}, {V, of_V}})
         for (int i = 0; i < matrix.rows; i++) {
           const float end = ends[random.below(4)];
@@ -132,7 +138,9 @@ const std::vector<std::string> &family_names() {
   return names;
 }
 
-Inputs make_inputs(Family family, const Shape &shape, Type type, std::uint64_t seed) {
+namespace {
+
+Inputs draw(Family family, const Shape &shape, Type type, bool to_quantise, std::uint64_t seed) {
   const int d = shape.head_dim, groups = shape.batch * shape.kv_heads;
   const int queries = shape.heads / shape.kv_heads * shape.seqlen_q;  // that share a key
   const std::size_t of_Q = static_cast<std::size_t>(queries) * d;
@@ -144,8 +152,42 @@ Inputs make_inputs(Family family, const Shape &shape, Type type, std::uint64_t s
     Random random(seed * 1000003 + group);
     make_group(family, {&inputs.Q[group * of_Q], queries, d, type},
                {&inputs.K[group * of_K], shape.seqlen_k, d, type},
-               {&inputs.V[group * of_K], shape.seqlen_k, d, type}, random);
+               {&inputs.V[group * of_K], shape.seqlen_k, d, type}, to_quantise, random);
   });
+  return inputs;
+}
+
+/// From bf16 to fp8, in place, heads of so many elements. Returns each head's scale, by which its
+/// elements are divided: its largest element is 448 then.
+std::vector<float> quantise(Elements &elements, std::size_t of_head) {
+  std::vector<float> scales(elements.size() / of_head);
+  parallel_for(scales.size(), [&](std::size_t head) {
+    std::uint16_t *const first = &elements[head * of_head];
+    float largest = 0;
+    for (std::size_t i = 0; i < of_head; i++)
+      largest = std::max(largest, std::abs(element_to_float(Type::kBf16, first[i])));
+    scales[head] = largest == 0 ? 1 : largest / kLargestE4m3;
+    for (std::size_t i = 0; i < of_head; i++)
+      first[i] =
+          float_to_element(Type::kFp8, element_to_float(Type::kBf16, first[i]) / scales[head]);
+  });
+  return scales;
+}
+
+}  // namespace
+
+Inputs make_inputs_to_quantise(Family family, const Shape &shape, std::uint64_t seed) {
+  return draw(family, shape, Type::kBf16, true, seed);
+}
+
+Inputs make_inputs(Family family, const Shape &shape, Type type, std::uint64_t seed) {
+  if (type != Type::kFp8) return draw(family, shape, type, false, seed);
+  Inputs inputs = make_inputs_to_quantise(family, shape, seed);
+  const auto d = static_cast<std::size_t>(shape.head_dim);
+  inputs.type = type;
+  inputs.scales.Q = quantise(inputs.Q, shape.seqlen_q * d);
+  inputs.scales.K = quantise(inputs.K, shape.seqlen_k * d);
+  inputs.scales.V = quantise(inputs.V, shape.seqlen_k * d);
   return inputs;
 }
 

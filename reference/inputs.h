@@ -21,7 +21,11 @@ enum class Family {
 /// The families' names, in the order of the enumeration, as --inputs takes them.
 const std::vector<std::string> &family_names();
 
-/// Draws inputs. The same seed gives the same numbers, but for the last bit of the math library.
+/// Draws inputs. The same seed gives the same numbers, but for the last bit of the math library. Those
+/// in fp8 are drawn in bf16 and then quantised: a head's scale makes its largest element 448.
 Inputs make_inputs(Family family, const Shape &shape, Type type, std::uint64_t seed);
+
+/// What the inputs in fp8 are before they are quantised, in bf16.
+Inputs make_inputs_to_quantise(Family family, const Shape &shape, std::uint64_t seed);
 
 }  // namespace reference

@@ -28,10 +28,15 @@ struct Rounding {
 };
 
 Rounding rounding_of(Type type) {
-  return type == Type::kFp16 ? Rounding{0x1p-11, 0x1p-25} : Rounding{0x1p-8, 0x1p-134};
+  switch (type) {
+    case Type::kFp16: return {0x1p-11, 0x1p-25};
+    case Type::kBf16: return {0x1p-8, 0x1p-134};
+    case Type::kFp8: break;
+  }
+  return {0x1p-4, 0x1p-10};
 }
 
-/// The value of the type's element that is nearest to a value.
+/// The value of the type's element, fp16 or bf16, that is nearest to a value.
 double nearest(Type type, double value) {
   return element_to_float(
       type, type == Type::kFp16 ? double_to_half(value).bits : double_to_bf16(value).bits);
@@ -120,6 +125,18 @@ void add_rotation(const Inputs &inputs, const KeyValues &head, Place place, cons
     }
 }
 
+/// The largest product of q . k, or sum of products up to a multiple of 32 of them: what the tensor cores
+/// cut off is small beside this.
+double largest_term(const double *q, const double *k, int d) {
+  double sum = 0, largest = 0;
+  for (int c = 0; c < d; c++) {
+    sum += q[c] * k[c];
+    largest = std::max(largest, std::abs(q[c] * k[c]));
+    if (c % 32 == 31) largest = std::max(largest, std::abs(sum));
+  }
+  return largest;
+}
+
 std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Place place) {
   const Row row = attention_row(inputs, head, place);
   const int d = inputs.shape.head_dim;
@@ -130,15 +147,21 @@ std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Pl
   const Rounding rounding = rounding_of(inputs.type);
   const std::vector<bool> fully = keys_that_count_fully(row.weights);
   const double largest = *std::max_element(row.weights.begin(), row.weights.end());
-  const double fp32 = 0x1p-23 * (d + static_cast<double>(row.weights.size()) / 16);
+  const double n = static_cast<double>(row.weights.size());
+  const bool fp8 = inputs.type == Type::kFp8;
+  const double sums = 0x1p-23 * (d + n / 16) + (fp8 ? 0x1p-13 * n / 32 : 0);
   for (std::size_t j = 0; j < row.weights.size(); j++) {
     const double w = row.weights[j];
     const double a = std::max(rounding.u * w, rounding.f * largest);
     const double b = 0x1p-24 * std::min(std::abs(row.scores[j]), 0x1p14) * w;
-    const double e = fp32 * w + std::min(w, 0x1p-118 * largest);
+    const std::size_t key =
+        static_cast<std::size_t>(row.keys[static_cast<int>(j)] - head.first) * d;
+    const double score = !fp8 ? 0
+                              : 0x1p-13 * std::sqrt(33 * d / 32.0) / std::sqrt(d) *
+                                    largest_term(row.query.data(), &head.K[key], d);
+    const double e = (sums + score) * w + std::min(w, 0x1p-118 * largest);
     const double squares = (a * a + b * b) * (fully[j] ? 1 : 1 / 3.0) + e * e;
-    const int number = row.keys[static_cast<int>(j)];
-    const float *v = &head.V[static_cast<std::size_t>(number - head.first) * d];
+    const float *v = &head.V[key];
     for (int k = 0; k < d; k++) {
       const double value = v[k];
       elements[k].c_squared += squares * value * value;
@@ -189,7 +212,8 @@ double bound_of_mean_square(const std::vector<double> &means, double n) {
 Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> &places) {
   const Shape &shape = inputs.shape;
   const int d = shape.head_dim;
-  const Rounding rounding = rounding_of(inputs.type);
+  const Type type = output_type(inputs.type);
+  const Rounding rounding = rounding_of(type);
   std::vector<std::vector<Element>> rows(places.size());
   const std::vector<std::size_t> cuts = cuts_by_head(shape, places);
   parallel_for(cuts.size() - 1, [&](std::size_t run) {
@@ -213,7 +237,7 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
     double *const columns = &column_sums[first_key(shape, place) / shape.seqlen_k * d];
     for (int k = 0; k < d; k++) {
       const Element &element = rows[i][k];
-      const double output = element_to_float(inputs.type, O[first + k]);
+      const double output = element_to_float(type, O[first + k]);
       const double error = std::abs(output - element.expected);
       const double before_rounding =
           std::min(deviations * std::sqrt(element.c_squared + element.r_squared), element.at_most);

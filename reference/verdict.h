@@ -21,6 +21,18 @@
 //     min(w_j, 2^-118 max_i w_i): a power below fp32's smallest normal number, 2^-126, is 0 (PTX ISA,
 //     ex2.approx.ftz), and so is a factor below it by which a P of up to 2^8 is rescaled.
 //
+// In fp8 P is e4m3 (u = 2^-4, f = 2^-10) and O bf16. An element of Q, K or V is its code times its head's
+// scale. And the tensor cores add less exactly: one wgmma aligns its 32 products and the sum so far to
+// the largest of these 33 exponents, cuts each off 13 bits below that, and the new sum off to 13 bits of
+// mantissa, all toward zero (MMA-Sim, Xie et al. 2025, arXiv 2511.10909, bit by bit as an H100 does; the
+// "14 bits" of DeepSeek-V3's report, section 3.3.2, and the FP22 of SageAttention2, section 3.2). So e_j
+// has two terms more, by the same model of rounded sums:
+//
+//   - P V: 2^-13 N / 32 w_j, once for every 32 keys. (The sum so far is cut off toward zero each time,
+//     so these errors add up. Those of the 32 products have the signs of V, and do not.)
+//   - Q K^T: a score is off by 2^-13 sqrt(33 d / 32) g_j / sqrt(d), with g_j the largest of its products
+//     and of its sums of the first 32, 64 ... of them: d / 32 times 33 terms are cut off.
+//
 // A kernel whose P stays in fp32 errs less. The error of o before its own rounding is x = sum_j x_j
 // with |x_j| <= (a_j + b_j + e_j) |v_j|, and mostly far less than the sum of these:
 //

@@ -1,5 +1,6 @@
 // What of a block is asynchronous: operations under way, mbarriers, named barriers, warpgroups, TMA.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -446,11 +447,11 @@ void Block::access_tensor(const TmaTransfer &transfer, bool store, SiteId site,
           where);
 }
 
-/// A load counts once, and so do its bytes: that it lands in several blocks costs the L2 nothing.
-void Block::count_load(const TmaTransfer &transfer, const Where &where) {
+/// A load counts once, its bytes in each block where they land, as ncu counts them.
+void Block::count_load(const TmaTransfer &transfer, const Where &where, int blocks) {
   if (!settings.profile) return;
   requests_.count(site_of(where), kTmaLoads, 1);
-  requests_.count(site_of(where), kTmaLoadBytes, bytes_of(transfer));
+  requests_.count(site_of(where), kTmaLoadBytes, blocks * bytes_of(transfer));
 }
 
 void Block::tma_load(const TmaTransfer &transfer, const void *barrier, const Where &where) {
@@ -466,7 +467,7 @@ void Block::tma_load_multicast(const TmaTransfer &transfer, const void *barrier,
     fail("TMA load to the blocks " + std::to_string(blocks) + ", as bits, of a cluster that has " +
              std::to_string(ctas_.size()),
          where);
-  count_load(transfer, where);
+  count_load(transfer, where, std::popcount(blocks));
   if (settings.profile) {
     requests_.count(site_of(where), kMulticasts, 1);
     requests_.count(site_of(where), kMulticastBytes, bytes_of(transfer));

@@ -259,7 +259,7 @@ bool Block::meet(const Collective &what, unsigned warp_index, std::uint32_t memb
       flush(warp_index);
     else
       requests_.meet(warp_index, lanes, site_of(threads_[running_].where));
-    count_each_place(warp_index, lanes, what.counter);
+    if (what.counter != kCounters) count_each_place(warp_index, lanes, what.counter);
   }
   warp.waiting &= ~lanes;
   for (unsigned lane = 0; lane < 32; lane++)
@@ -561,7 +561,7 @@ void Block::load_rows(const std::array<const void *, 32> &rows, int count, const
 void Block::store_rows(const std::array<const void *, 32> &rows, const Where &where) {
   const unsigned first_thread = running_ / 32 * 32;
   const SiteId site = site_of(where);
-  Request request{Kind::kSharedStore, 16, kAllLanes, {}};
+  Request request{Kind::kStmatrix, 16, kAllLanes, {}};
   for (unsigned i = 0; i < 32; i++) {
     const std::size_t offset = shared_offset(rows[i]);
     const std::string error =

@@ -205,7 +205,7 @@ class Block {
   bool is_fenced(const BarrierState &barrier) const {
     return barrier.fenced && clocks_.knows(running_, barrier.thread, barrier.fenced);
   }
-  void count_load(const TmaTransfer &transfer, const Where &where);
+  void count_load(const TmaTransfer &transfer, const Where &where, int blocks = 1);
   void begin_load(Cta &to, const TmaTransfer &transfer, std::size_t barrier, const Where &where);
   void note_remote(BarrierState &barrier, bool copy, SiteId site);
   void go_on_if_ended(BarrierState &barrier);

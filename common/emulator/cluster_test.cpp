@@ -462,7 +462,7 @@ TEST_CASE("cluster: a load to several blocks counts once, and so do its bytes") 
   CHECK(counts[emulator::kMulticasts] == kClusters * kBlocks * kTiles);
   CHECK(counts[emulator::kMulticastBytes] == kClusters * kTiles * kBytes);
   CHECK(counts[emulator::kTmaLoads] == counts[emulator::kMulticasts]);
-  CHECK(counts[emulator::kTmaLoadBytes] == counts[emulator::kMulticastBytes]);
+  CHECK(counts[emulator::kTmaLoadBytes] == kBlocks * counts[emulator::kMulticastBytes]);
   CHECK(counts[emulator::kClusterBarriers] == kClusters * kBlocks * kWarps * 2);
   REQUIRE(profile.blocks.size() == kClusters * kBlocks);
   for (const emulator::BlockRow &block : profile.blocks)

@@ -22,6 +22,7 @@ const KindInfo &info(Kind kind) {
        kSharedLoadIdeal},
       {"shared stores", "shared W", true, kSharedStoreRequests, kSharedStoreWavefronts,
        kSharedStoreIdeal},
+      {"stmatrix", "stmatrix", true, emulator::kStmatrix, kStmatrixWavefronts, kStmatrixIdeal},
       {"cp.async", "cp.async", true, kCopyRequests, kCopyWavefronts, kCopyIdeal},
       {"global loads", "global R", false, kGlobalLoadRequests, kGlobalLoadSectors, kCounters},
       {"global stores", "global W", false, kGlobalStoreRequests, kGlobalStoreSectors, kCounters},

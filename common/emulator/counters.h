@@ -54,7 +54,8 @@ enum class Kind : std::uint8_t {
   kSharedLoad,
   kLdmatrix,  // a load of shared memory by rows
   kSharedStore,
-  kCopy,  // a cp.async's store to shared memory
+  kStmatrix,  // no shared store by ncu's counters, either
+  kCopy,      // a cp.async's store to shared memory
   kGlobalLoad,
   kGlobalStore,
   kKinds,

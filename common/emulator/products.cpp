@@ -1,6 +1,8 @@
 #include "common/emulator/products.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "common/emulator/sites.h"
@@ -15,8 +17,22 @@ std::size_t bytes_from(const void *begin, const void *end) {
   return reinterpret_cast<std::uintptr_t>(end) - reinterpret_cast<std::uintptr_t>(begin);
 }
 
+/// The value of each e4m3 number.
+const std::vector<float> float_of_e4m3 = [] {
+  std::vector<float> values(256);
+  for (std::size_t bits = 0; bits < values.size(); bits++)
+    values[bits] = e4m3_to_float(e4m3{static_cast<std::uint8_t>(bits)});
+  return values;
+}();
+
+/// The value of the lowest of the elements in a register, or in memory.
 float value_of(std::uint32_t bits, Element element) {
-  return element == Element::kBf16 ? low_of<bf16>(bits) : low_of<half>(bits);
+  switch (element) {
+    case Element::kHalf: return low_of<half>(bits);
+    case Element::kBf16: return low_of<bf16>(bits);
+    case Element::kE4m3: break;
+  }
+  return float_of_e4m3[bits & 0xff];
 }
 
 }  // namespace
@@ -36,11 +52,11 @@ std::size_t address_of(const SharedOperand &operand, const Descriptor &descripto
     return row / 8 * descriptor.stride + row % 8 * 128;
   };
   const auto l = static_cast<unsigned>(line), t = static_cast<unsigned>(term);
-  constexpr unsigned kBytes = 2;
+  const unsigned bytes = size_of(operand.element);
   const unsigned linear =
       descriptor.start + (operand.k_major
-                              ? in_groups_of_8(l) + t * kBytes
-                              : in_groups_of_8(t) + l / 64 * descriptor.leading + l % 64 * kBytes);
+                              ? in_groups_of_8(l) + t * bytes
+                              : in_groups_of_8(t) + l / 64 * descriptor.leading + l % 64 * bytes);
   return linear ^ (linear >> 7 & 7) << 4;
 }
 
@@ -55,7 +71,8 @@ std::string misfit(const SharedOperand &operand, char name, int lines, const std
   if (tile % kAtom)
     return what + "the tile begins at byte " + std::to_string(tile) +
            " of shared memory, which is not a multiple of " + std::to_string(kAtom);
-  const int rows = operand.k_major ? lines : kTerms, cols = operand.k_major ? kTerms : lines;
+  const int terms = terms_of(operand.element);
+  const int rows = operand.k_major ? lines : terms, cols = operand.k_major ? terms : lines;
   if (operand.row < 0 || operand.col < 0 || operand.row + rows > operand.rows ||
       operand.col + cols > operand.cols)
     return what + std::to_string(rows) + " x " + std::to_string(cols) +
@@ -71,8 +88,8 @@ std::string misfit(const SharedOperand &operand, char name, int lines, const std
   for_each_chunk(operand, 0, lines, [&](int line, int term, std::size_t address) {
     const int row = operand.row + (operand.k_major ? line : term);
     const int col = operand.col + (operand.k_major ? term : line);
-    // Eight elements that the tile does not have in 16 bytes are not in one row of an atom either.
-    if (address == tile + operand.offset(row, col) && col % kChunk == 0) return;
+    // A chunk that the tile does not have in 16 bytes is not in one row of an atom either.
+    if (address == tile + operand.offset(row, col) && col % chunk_of(operand.element) == 0) return;
     if (found.empty())
       found = what + "its descriptor leads to byte " + std::to_string(address) +
               " of shared memory for row " + std::to_string(row) + ", column " +
@@ -85,23 +102,30 @@ std::string misfit(const SharedOperand &operand, char name, int lines, const std
 void read_operand(const SharedOperand &operand, int begin, int end, const std::byte *shared,
                   float *values) {
   const int lines = end - begin;
-  // From one of the 8 elements to the next, in `values`.
+  // From one element of a chunk to the next, in `values`.
   const int step = operand.k_major ? lines : 1;
+  const int size = size_of(operand.element), chunk = chunk_of(operand.element);
   for_each_chunk(operand, begin, end, [&](int line, int term, std::size_t address) {
-    std::uint16_t elements[kChunk];
-    std::memcpy(elements, shared + address, sizeof elements);
+    std::byte elements[16 + sizeof(std::uint32_t)] = {};
+    std::memcpy(elements, shared + address, 16);
     float *to = values + term * lines + line - begin;
-    for (int i = 0; i < kChunk; i++) to[i * step] = value_of(elements[i], operand.element);
+    for (int i = 0; i < chunk; i++) {
+      std::uint32_t bits;
+      std::memcpy(&bits, elements + i * size, sizeof bits);
+      to[i * step] = value_of(bits, operand.element);
+    }
   });
 }
 
 // --- the product ---------------------------------------------------------------------------------
 
 void read_operand(const std::uint32_t *registers, Element element, unsigned lane, float *values) {
+  const auto size = static_cast<unsigned>(size_of(element)), of_register = 4 / size;
   for (unsigned r = 0; r < 4; r++) {
-    const unsigned row = lane / 4 + 8 * (r % 2), term = lane % 4 * 2 + 8 * (r / 2);
-    values[term * 16 + row] = value_of(registers[r] & 0xffff, element);
-    values[(term + 1) * 16 + row] = value_of(registers[r] >> 16, element);
+    const unsigned row = lane / 4 + 8 * (r % 2);
+    const unsigned term = lane % 4 * of_register + 4 * of_register * (r / 2);
+    for (unsigned i = 0; i < of_register; i++)
+      values[(term + i) * 16 + row] = value_of(registers[r] >> 8 * size * i, element);
   }
 }
 
@@ -115,7 +139,7 @@ void multiply(const float *A, const float *B, int columns, float *D) {
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; r++)
         std::memcpy(sums[r], D + (row + r) * columns + column, sizeof sums[r]);
-      for (int term = 0; term < kTerms; term++) {
+      for (int term = 0; term < terms_of(Element::kHalf); term++) {
         Four b[kVectors];
         std::memcpy(b, B + term * columns + column, sizeof b);
 #pragma GCC unroll 4  // else the sums are not kept in registers
@@ -129,23 +153,96 @@ void multiply(const float *A, const float *B, int columns, float *D) {
     }
 }
 
+namespace {
+
+/// A float's exponent; of zero, one that is smaller than all others.
+int exponent_of(float value) {
+  return static_cast<int>(std::bit_cast<std::uint32_t>(value) >> 23 & 0xff) - 127;
+}
+
+/// An e4m3 number's exponent: those of the subnormal ones are that of the smallest normal one.
+int exponent_of_e4m3(float value) {
+  constexpr int kOfZero = -150, kSmallest = -6;
+  return value == 0 ? kOfZero : std::max(exponent_of(value), kSmallest);
+}
+
+}  // namespace
+
+void multiply_e4m3(const float *A, const float *B, int columns, float *D) {
+  constexpr int kTerms = terms_of(Element::kE4m3), kBits = 13, kWidth = 4;
+  using Floats = float __attribute__((vector_size(4 * kWidth)));
+  using Ints = int __attribute__((vector_size(4 * kWidth)));
+  std::vector<int> exponents(static_cast<std::size_t>(kTerms) * columns);
+  bool finite = true;
+  for (int i = 0; i < kTerms * columns; i++) {
+    exponents[i] = exponent_of_e4m3(B[i]);
+    finite = finite && std::isfinite(B[i]);
+  }
+  for (int i = 0; i < kTerms * 16; i++) finite = finite && std::isfinite(A[i]);
+  for (int i = 0; i < 16 * columns; i++) finite = finite && std::isfinite(D[i]);
+  for (int row = 0; row < 16; row++)
+    for (int column = 0; column < columns; column += kWidth) {
+      float *const d = D + row * columns + column;
+      Floats sum;
+      std::memcpy(&sum, d, sizeof sum);
+      if (!finite) {  // so is what comes out
+        for (int term = 0; term < kTerms; term++)
+          for (int i = 0; i < kWidth; i++)
+            sum[i] += A[term * 16 + row] * B[term * columns + column + i];
+        std::memcpy(d, &sum, sizeof sum);
+        continue;
+      }
+      Ints largest;
+      for (int i = 0; i < kWidth; i++) largest[i] = std::max(exponent_of(sum[i]), -100);
+      for (int term = 0; term < kTerms; term++) {
+        Ints exponent;
+        std::memcpy(&exponent, &exponents[term * columns + column], sizeof exponent);
+        exponent += exponent_of_e4m3(A[term * 16 + row]);
+        largest = exponent > largest ? exponent : largest;
+      }
+      // 2^n as a float is n + 127 in its bits of exponent. A cast to whole numbers cuts off.
+      const Ints up = (kBits - largest + 127) << 23, down = (largest - kBits + 127) << 23;
+      Floats scale, back;
+      std::memcpy(&scale, &up, sizeof scale);
+      std::memcpy(&back, &down, sizeof back);
+      Ints whole = __builtin_convertvector(sum * scale, Ints);
+      for (int term = 0; term < kTerms; term++) {
+        Floats b;
+        std::memcpy(&b, B + term * columns + column, sizeof b);
+        whole += __builtin_convertvector(A[term * 16 + row] * b * scale, Ints);
+      }
+      sum = __builtin_convertvector(whole, Floats) * back;
+      Ints bits;
+      std::memcpy(&bits, &sum, sizeof bits);
+      bits &= ~((1 << (23 - kBits)) - 1);
+      std::memcpy(d, &bits, sizeof bits);
+    }
+}
+
 // --- products under way --------------------------------------------------------------------------
 
 namespace {
 
 std::string name_of(Element element) {
-  return element == Element::kBf16 ? "bf16" : "fp16";
+  switch (element) {
+    case Element::kHalf: return "fp16";
+    case Element::kBf16: return "bf16";
+    case Element::kE4m3: break;
+  }
+  return "e4m3";
 }
 
 }  // namespace
 
 void land(const Product &product, const std::byte *shared) {
   const int columns = product.common.columns;
-  std::vector<float> B(static_cast<std::size_t>(kTerms * columns)), D(B.size());
+  const bool e4m3 = product.common.element == Element::kE4m3;
+  std::vector<float> B(static_cast<std::size_t>(terms_of(product.common.element) * columns));
+  std::vector<float> D(static_cast<std::size_t>(16 * columns));
   read_operand(product.common.B, 0, columns, shared, B.data());
   for (unsigned warp = 0; warp < kWarpsOfGroup; warp++) {
     const Product::Lane *lanes = &product.lanes[32 * warp];
-    float A[kTerms * 16];
+    float A[kMostTerms * 16];
     if (!product.common.a) read_operand(product.common.A, 16 * warp, 16 * warp + 16, shared, A);
     for (unsigned lane = 0; lane < 32; lane++) {
       if (product.common.a)
@@ -154,7 +251,7 @@ void land(const Product &product, const std::byte *shared) {
         D[row_of(lane, i) * columns + column_of(lane, i)] =
             product.common.add ? lanes[lane].d[i] : 0;
     }
-    multiply(A, B.data(), columns, D.data());
+    (e4m3 ? multiply_e4m3 : multiply)(A, B.data(), columns, D.data());
     for (unsigned lane = 0; lane < 32; lane++)
       for (int i = 0; i < columns / 2; i++)
         lanes[lane].d[i] = D[row_of(lane, i) * columns + column_of(lane, i)];
@@ -187,7 +284,8 @@ std::string Products::check(unsigned warpgroup,
   lane = 0;
   if ((!first.a && first.A.element != first.element) || first.B.element != first.element)
     return "wgmma of " + name_of(first.element) + " with a tile of " +
-           name_of(first.element == Element::kBf16 ? Element::kHalf : Element::kBf16);
+           name_of(!first.a && first.A.element != first.element ? first.A.element
+                                                                : first.B.element);
   std::string error;
   if (!first.a) error = misfit(first.A, 'A', 64, shared, shared_bytes);
   if (error.empty()) error = misfit(first.B, 'B', first.columns, shared, shared_bytes);

@@ -14,7 +14,7 @@
 namespace emulator {
 
 /// The types of an operand's elements.
-enum class Element : std::uint8_t { kHalf, kBf16 };
+enum class Element : std::uint8_t { kHalf, kBf16, kE4m3 };
 
 /// A matrix descriptor in its parts, in bytes (PTX ISA, 'Matrix descriptor').
 struct Descriptor {
@@ -40,24 +40,35 @@ struct SharedOperand {
   int row, col;                             // where in the tile the operand begins
 };
 
-/// So many elements follow each other in memory wherever the swizzle has put them: 16 bytes.
-constexpr int kChunk = 8;
+/// An element's bytes.
+constexpr int size_of(Element element) {
+  return element == Element::kE4m3 ? 1 : 2;
+}
 
-/// The sum of a product has 16 terms.
-constexpr int kTerms = 16;
+/// So many elements follow each other in memory wherever the swizzle has put them: 16 bytes, a chunk.
+constexpr int chunk_of(Element element) {
+  return 16 / size_of(element);
+}
 
-/// Where in shared memory, from its beginning, the tensor cores find 8 elements. K-major: row `line` (of
-/// A or of D's columns), terms from `term` on; MN-major: D's columns from `line` on, one term.
+/// The sum of a product has so many terms: 32 bytes.
+constexpr int terms_of(Element element) {
+  return 32 / size_of(element);
+}
+constexpr int kMostTerms = 32;
+
+/// Where in shared memory, from its beginning, the tensor cores find a chunk. K-major: row `line` (of A
+/// or of D's columns), terms from `term` on; MN-major: D's columns from `line` on, one term.
 std::size_t address_of(const SharedOperand &operand, const Descriptor &descriptor, int line,
                        int term);
 
-/// Calls visit(line, term, address) for each 8 elements of lines [begin, end).
+/// Calls visit(line, term, address) for each chunk of lines [begin, end).
 template <class Visit>
 void for_each_chunk(const SharedOperand &operand, int begin, int end, Visit visit) {
   const Descriptor descriptor(operand.descriptor);
-  const int lines = operand.k_major ? 1 : kChunk, terms = operand.k_major ? kChunk : 1;
+  const int chunk = chunk_of(operand.element);
+  const int lines = operand.k_major ? 1 : chunk, terms = operand.k_major ? chunk : 1;
   for (int line = begin; line < end; line += lines)
-    for (int term = 0; term < kTerms; term += terms)
+    for (int term = 0; term < terms_of(operand.element); term += terms)
       visit(line, term, address_of(operand, descriptor, line, term));
 }
 
@@ -70,11 +81,17 @@ std::string misfit(const SharedOperand &operand, char name, int lines, const std
 void read_operand(const SharedOperand &operand, int begin, int end, const std::byte *shared,
                   float *values);
 
-/// The same of the 16 rows of A that a warp has in registers: what this lane has of them, as in `mma`.
+/// The same of the 16 rows of A that a warp has in registers: what this lane has of them (kernel/wgmma.h).
 void read_operand(const std::uint32_t *registers, Element element, unsigned lane, float *values);
 
-/// D += A B: 16 rows, of one warp. A and B are by terms, D is by rows; columns is a multiple of 8.
+/// D += A B: 16 rows, of one warp. A and B are by terms, 16 of them, D is by rows; columns is a multiple of
+/// 8.
 void multiply(const float *A, const float *B, int columns, float *D);
+
+/// The same of e4m3, 32 terms. An H100 aligns the products and the sum so far to the largest of their
+/// exponents (a product's is the sum of its factors'), cuts them off 13 bits below that, adds them and cuts
+/// the sum off to 13 bits of mantissa, all toward zero (MMA-Sim, Xie et al. 2025, arXiv 2511.10909).
+void multiply_e4m3(const float *A, const float *B, int columns, float *D);
 
 /// Where in a warp's 16 rows of D, and in which column, element i of a lane is (PTX ISA, 'Register
 /// Fragments for wgmma.m64nNk16').

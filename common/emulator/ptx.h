@@ -5,6 +5,8 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -42,7 +44,7 @@ template <int N, bool Transposed, class T>
     const T *row;  // null: not all within its tile, which is no error in a lane that is not read
     const Where *where;
     Vector<std::uint32_t, N> result;
-  } lane{row.left() >= 8 ? row.pointer() : nullptr, &where, {}};
+  } lane{row.left() * sizeof(T) >= 16 ? row.pointer() : nullptr, &where, {}};
   constexpr const char *kName = N == 2       ? "ldmatrix.x2.trans"
                                 : Transposed ? "ldmatrix.x4.trans"
                                              : "ldmatrix.x4";
@@ -55,7 +57,9 @@ template <int N, bool Transposed, class T>
           const int g = i / 4, t = i % 4;
           for (int n = 0; n < N; n++) {
             const auto element = [&](int r, int c) {
-              return static_cast<const T *>(rows[8 * n + r])[c].bits;
+              std::uint16_t bits;
+              std::memcpy(&bits, static_cast<const std::byte *>(rows[8 * n + r]) + 2 * c, 2);
+              return bits;
             };
             static_cast<Lane *>(lanes[i])->result[n] =
                 Transposed ? pair_of(element(2 * t, g), element(2 * t + 1, g))
@@ -134,7 +138,7 @@ void stmatrix_x4(const Reference<T> &row, const Vector<std::uint32_t, 4> &r,
     const Where *where;
   } lane{row.left() >= 8 ? row.pointer() : nullptr, &r, &where};
   static constexpr emulator::Collective kCollective{
-      "stmatrix.x4", emulator::kStmatrix, true, false, [](void **lanes) {
+      "stmatrix.x4", emulator::kCounters, true, false, [](void **lanes) {
         std::array<const void *, 32> rows;
         for (int i = 0; i < 32; i++) rows[i] = static_cast<Lane *>(lanes[i])->row;
         emulator::store_rows(rows, *static_cast<Lane *>(lanes[0])->where);
@@ -179,6 +183,14 @@ void cp_async_wait() {
 
 [[gnu::noinline]] inline std::uint32_t cvt_rn_bf16x2(float low, float high) {
   return emulator::pair_of(float_to_bf16(low).bits, float_to_bf16(high).bits);
+}
+
+[[gnu::noinline]] inline std::uint16_t cvt_rn_e4m3x2(float low, float high) {
+  return static_cast<std::uint16_t>(float_to_e4m3(low).bits | float_to_e4m3(high).bits << 8);
+}
+
+inline std::uint32_t pack_here(std::uint16_t low, std::uint16_t high) {
+  return emulator::pair_of(low, high);
 }
 
 inline float ex2(float x, Where where = Where::current()) {

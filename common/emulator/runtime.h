@@ -15,6 +15,9 @@
 
 namespace emulator {
 
+/// Accesses are tracked in units of two bytes, the smallest that a kernel here uses.
+constexpr std::size_t kUnit = 2;
+
 using Where = std::source_location;
 
 struct Dim3 {
@@ -79,7 +82,7 @@ void count(Counter counter, const Where &where);
 /// An instruction that lanes of a warp execute together.
 struct Collective {
   const char *name;
-  Counter counter;
+  Counter counter;  // or kCounters: counted elsewhere
   bool aligned;  // of all 32 lanes at one place (PTX ISA, '.aligned'); else of those a mask names
   bool orders;   // what a lane did before it happens before what any of them does after it
   // Given each lane's operands and results, null for a lane that takes no part.

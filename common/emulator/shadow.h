@@ -13,12 +13,10 @@
 #include <vector>
 
 #include "common/emulator/clocks.h"
+#include "common/emulator/runtime.h"
 #include "common/emulator/sites.h"
 
 namespace emulator {
-
-/// Accesses are tracked in units of two bytes, the smallest that a kernel here uses.
-constexpr std::size_t kUnit = 2;
 
 /// What one cp.async copies, and its alignment.
 constexpr int kCopyBytes = 16;

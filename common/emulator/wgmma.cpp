@@ -54,8 +54,8 @@ void start(void **lanes) {
         bytes.push_back(piece);
     reads[warp] = begin_async_read(bytes, warpgroup * kWarpsOfGroup + warp, first.where);
   }
-  // Shared memory gives the warpgroup its operands once, 128 bytes in a wavefront: 16 elements of 2 bytes
-  // in each of A's 64 rows, if these are there, and of B's. (The H200's count; no swizzle that is
+  // Shared memory gives the warpgroup its operands once, 128 bytes in a wavefront: 32 bytes in each of A's
+  // 64 rows, if these are there, and of B's. (The H200's count; no swizzle that is
   // described as it is has conflicts.)
   block.count_wgmma(((first.product.a ? 0 : 64) + first.product.columns) * 32 / 128, first.where);
   Product &product = block.products().start(warpgroup, products, first.where);

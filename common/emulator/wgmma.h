@@ -44,8 +44,10 @@ namespace emulator {
 
 template <class T>
 constexpr Element element_type() {
-  static_assert(std::is_same_v<T, half> || std::is_same_v<T, bf16>);
-  return std::is_same_v<T, bf16> ? Element::kBf16 : Element::kHalf;
+  if constexpr (std::is_same_v<T, bf16>) return Element::kBf16;
+  if constexpr (std::is_same_v<T, e4m3>) return Element::kE4m3;
+  static_assert(std::is_same_v<T, half> || std::is_same_v<T, bf16> || std::is_same_v<T, e4m3>);
+  return Element::kHalf;
 }
 
 template <class T, int Rows, int d>
@@ -117,9 +119,19 @@ void wgmma(Accumulator<N> &D, const KMajor &A, const KMajor &B, bool add,
       {N, emulator::element_type<T>(), add, nullptr, A, B, D.data(), &D.state()}, where);
 }
 
+template <class T, int N>
+void wgmma(Accumulator<N> &D, const FragmentA &A, const KMajor &B, bool add,
+           Where where = Where::current()) {
+  static_assert(std::is_same_v<T, e4m3>);
+  emulator::start_product(
+      {N, emulator::element_type<T>(), add, A.value, {}, B, D.data(), &D.state()}, where);
+}
+
 template <class T = half, int N>
 void wgmma(Accumulator<N> &D, const FragmentA &A, const MNMajor &B, bool add,
            Where where = Where::current()) {
+  static_assert(!std::is_same_v<T, e4m3>,
+                "8-bit operands are K-major: the sum runs along their rows");
   emulator::start_product(
       {N, emulator::element_type<T>(), add, A.value, {}, B, D.data(), &D.state()}, where);
 }

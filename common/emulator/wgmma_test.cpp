@@ -113,7 +113,7 @@ int misplaced() {
     const auto *shared = static_cast<const std::byte *>(emulator::shared_memory());
     const auto find = [&](const emulator::SharedOperand &operand, int lines) {
       emulator::for_each_chunk(operand, 0, lines, [&](int line, int term, std::size_t address) {
-        for (int i = 0; i < emulator::kChunk; i++) {
+        for (int i = 0; i < emulator::chunk_of(operand.element); i++) {
           const int row = operand.row + (operand.k_major ? line : term);
           const int col = operand.col + (operand.k_major ? term : line) + i;
           const auto *found = reinterpret_cast<const half *>(shared + address) + i;

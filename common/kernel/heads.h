@@ -11,6 +11,11 @@ __device__ __forceinline__ StridedMatrix<T> head_of(Void *tensor, const Strides 
   return {static_cast<T *>(tensor) + offset, rows, d, strides.row};
 }
 
+/// The number that an array of all heads, [batch, heads], holds for one of them.
+__device__ __forceinline__ float of_head(const float *array, int head) {
+  return Matrix<const float>{array, 1, head + 1}(0, head);
+}
+
 /// The number that an array of the batch holds for element b, if there is such an array.
 __device__ __forceinline__ int of_batch(const int *array, const Problem &problem, int b,
                                         int otherwise) {

@@ -18,8 +18,10 @@ using FragmentC = Vector<float, 4>;
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
-using bf16 = __nv_bfloat16;  // as the emulator calls it
+using bf16 = __nv_bfloat16;  // as the emulator calls them
+using e4m3 = __nv_fp8_e4m3;
 
 namespace ptx {
 __device__ __forceinline__ unsigned shared_address(const void *pointer) {
@@ -43,7 +45,7 @@ __device__ __forceinline__ void mma(FragmentC &c, const FragmentA &a, const Frag
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/// Four 8 x 8 matrices of fp16 or bf16 from shared memory. Lanes 8 i to 8 i + 7 name the rows of matrix i,
+/// Four 8 x 8 matrices of fp16 or bf16, or of pairs of e4m3, from shared memory. Lanes 8 i to 8 i + 7 name the rows of matrix i,
 /// 16 bytes each, aligned. Lane 4 g + t receives row g, columns 2t and 2t + 1 of each matrix
 /// (PTX ISA 'ldmatrix').
 template <class T>
@@ -127,6 +129,21 @@ __device__ __forceinline__ std::uint32_t cvt_rn_f16x2(float low, float high) {
 __device__ __forceinline__ std::uint32_t cvt_rn_bf16x2(float low, float high) {
   std::uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+/// Two floats, rounded to e4m3, `low` in the lower byte; 448 for what is larger ('.satfinite'). Volatile, as
+/// the next is: nvcc leaves the two on their sides of a wgmma_wait.
+__device__ __forceinline__ std::uint16_t cvt_rn_e4m3x2(float low, float high) {
+  std::uint16_t r;
+  asm volatile("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+/// Two halves of a register, put together here and not before: the product before may read the register.
+__device__ __forceinline__ std::uint32_t pack_here(std::uint16_t low, std::uint16_t high) {
+  std::uint32_t r;
+  asm volatile("mov.b32 %0, {%1, %2};" : "=r"(r) : "h"(low), "h"(high) : "memory");
   return r;
 }
 

@@ -6,10 +6,11 @@
 constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
 
 /// Online softmax, lazily: S becomes P, relative to m. m may stay below the maximum, by at most the
-/// threshold. Else l, and O by the caller, are multiplied by alpha: returns whether.
+/// threshold. Else l, and O by the caller, are multiplied by alpha: returns whether. With `rise` m stays
+/// below the maximum by that much at least, and P's largest is 2^rise or more.
 template <int Bc>
 __device__ __forceinline__ bool softmax(Accumulator<Bc> &s, float (&m)[2], float (&l)[2],
-                                        float (&alpha)[2], float scale_log2) {
+                                        float (&alpha)[2], float scale_log2, float rise = 0) {
   float m_lane[2] = {-INFINITY, -INFINITY};  // of this lane's scores
 #pragma unroll
   for (int i = 0; i < s.size; i++) m_lane[i / 2 % 2] = fmaxf(m_lane[i / 2 % 2], s(i));
@@ -21,7 +22,7 @@ __device__ __forceinline__ bool softmax(Accumulator<Bc> &s, float (&m)[2], float
       float m_new = m_lane[r];
       for (int mask = 1; mask < 4; mask *= 2)
         m_new = fmaxf(m_new, __shfl_xor_sync(kAllLanes, m_new, mask));
-      m_new = fmaxf(m[r], m_new * scale_log2);
+      m_new = fmaxf(m[r], m_new * scale_log2 - rise);
       alpha[r] = ex2(m[r] - m_new);  // 2^-inf = 0 for the first tile
       m[r] = m_new;
       l[r] *= alpha[r];
@@ -31,6 +32,20 @@ __device__ __forceinline__ bool softmax(Accumulator<Bc> &s, float (&m)[2], float
   for (int i = 0; i < s.size; i++)
     l[i / 2 % 2] += s(i) = ex2(fmaf(s(i), scale_log2, -m[i / 2 % 2]));
   return must_rescale;
+}
+
+/// O, row by row, times alpha.
+template <int d>
+__device__ __forceinline__ void rescale(Accumulator<d> &o, const float (&alpha)[2]) {
+#pragma unroll
+  for (int i = 0; i < o.size; i++) o(i) *= alpha[i / 2 % 2];
+}
+
+/// P, rounded to e4m3, neighbours in pairs.
+template <int Bc>
+__device__ __forceinline__ void to_pairs(std::uint16_t (&pairs)[Bc / 4], Accumulator<Bc> &s) {
+#pragma unroll
+  for (int i = 0; i < s.size; i += 2) pairs[i / 2] = cvt_rn_e4m3x2(s(i), s(i + 1));
 }
 
 /// P, rounded: two neighbouring blocks of 8 columns are A of one product.

@@ -14,6 +14,11 @@ struct Strides {
   std::int64_t batch, head, row;
 };
 
+/// By what the elements of each head are multiplied: [batch, heads] of Q, [batch, kv_heads] of K and V.
+struct HeadScales {
+  const float *Q, *K, *V;
+};
+
 /// One forward pass of attention: O = softmax(Q K^T / sqrt(head_dim)) V for each of batch * heads
 /// independent heads. A step takes the plain problem, and of the rest what its header's 'Takes'
 /// names. Plain: fp16, dense [batch, heads, seqlen, head_dim], as many keys as queries and as many
@@ -25,7 +30,8 @@ struct Problem {
   void *workspace;  // what Step::workspace_bytes asked for
   void *stream;     // a cudaStream_t; null, the default stream, but for a library's caller
   Strides Q_strides, K_strides, V_strides, O_strides;
-  Type type;  // of the elements of Q, K, V and O
+  Type type;          // of the elements of Q, K, V and O
+  HeadScales scales;  // where the type is fp8
   int batch, heads;
   int kv_heads;  // divides heads: query heads h, for one h / (heads / kv_heads), share a head of K, V
   int seqlen_q, seqlen_k, head_dim;

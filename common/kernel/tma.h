@@ -61,7 +61,7 @@ TensorMap tensor_map(const void *data, const Strides &strides, int batch, int he
       encode(&result.map,
              std::is_same_v<T, half>   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
              : std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                       : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                                       : CU_TENSOR_MAP_DATA_TYPE_UINT8,  // e4m3
              5, const_cast<void *>(data), sizes, steps, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

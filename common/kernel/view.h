@@ -44,10 +44,14 @@ class Reference {
   Reference(const Reference &) = default;
 
   operator Value() const {
+    static_assert(!std::is_same_v<Value, e4m3>,
+                  "load or store several: single bytes are not tracked");
     emulator::check_load(checked(), sizeof(T), where_);
     return *pointer_;
   }
   const Reference &operator=(Value value) const {
+    static_assert(!std::is_same_v<Value, e4m3>,
+                  "load or store several: single bytes are not tracked");
     emulator::check_store(checked(), sizeof(T), &value, where_);
     *pointer_ = value;
     return *this;

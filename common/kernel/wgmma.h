@@ -22,7 +22,7 @@ class Accumulator {
 /// An operand in shared memory, as the tensor cores are told of it: where it begins, how far its swizzle
 /// atoms (8 rows of 128 bytes) are apart, and how they are swizzled (PTX ISA, 'Matrix descriptor').
 /// K-major: the dimension that is summed over lies along the rows of the tile, as in Q and K; MN-major:
-/// down its columns, as in V.
+/// down its columns, as in V, for types of 16 bits only.
 struct KMajor {
   std::uint64_t descriptor;
 };
@@ -40,7 +40,7 @@ __device__ __forceinline__ std::uint64_t descriptor(const void *tile, int offset
 }
 }  // namespace ptx
 
-/// The part of a tile that begins at this row, a multiple of 8, and column, a multiple of 16 (32 bytes).
+/// The part of a tile that begins at this row, a multiple of 8, and column, a multiple of 32 bytes.
 template <class T, int Rows, int d>
 __device__ __forceinline__ KMajor k_major(const TmaTile<Rows, d, T> &tile, int row, int col) {
   using Layout = Slabs<Rows, d, T>;
@@ -97,6 +97,7 @@ namespace ptx {
   TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", " TEN(6) ", " TEN(7)
 #define UP_TO_88 UP_TO_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define UP_TO_96 UP_TO_80 ", " TEN(8) ", %90, %91, %92, %93, %94, %95"
+#define UP_TO_112 UP_TO_80 ", " TEN(8) ", " TEN(9) ", " TEN(10) ", %110, %111"
 #define UP_TO_128                                         \
   UP_TO_80 ", " TEN(8) ", " TEN(9) ", " TEN(10) ", " TEN( \
       11) ", %120, %121, %122, %123, %124, %125, %126, %127"
@@ -109,6 +110,7 @@ namespace ptx {
 #define FIRST_80 FIRST_64, EIGHT(64), EIGHT(72)
 #define FIRST_88 FIRST_80, EIGHT(80)
 #define FIRST_96 FIRST_88, EIGHT(88)
+#define FIRST_112 FIRST_96, EIGHT(96), EIGHT(104)
 #define FIRST_128 FIRST_96, EIGHT(96), EIGHT(104), EIGHT(112), EIGHT(120)
 
 // p: whether to add to what the accumulators hold. The two ones: A and B are not negated.
@@ -118,30 +120,37 @@ namespace ptx {
                : __VA_ARGS__)
 
 // With A in shared memory, then in registers. n: N; r: N / 2; then the numbers from r on.
-#define WGMMA_OF(n, r, r1, r2, r3, r4, r5)                                                      \
-  template <class T>                                                                            \
-  __device__ __forceinline__ void wgmma(Accumulator<n> &d, std::uint64_t a, std::uint64_t b,    \
-                                        int add) {                                              \
-    if constexpr (std::is_same_v<T, bf16>)                                                      \
-      WGMMA("m64n" #n "k16.f32.bf16.bf16", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1, 0, 0",   \
-            FIRST_##r                                                                           \
-            : "l"(a), "l"(b), "r"(add));                                                        \
-    else                                                                                        \
-      WGMMA("m64n" #n "k16.f32.f16.f16", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1, 0, 0",     \
-            FIRST_##r                                                                           \
-            : "l"(a), "l"(b), "r"(add));                                                        \
-  }                                                                                             \
-  template <class T>                                                                            \
-  __device__ __forceinline__ void wgmma(Accumulator<n> &d, const FragmentA &a, std::uint64_t b, \
-                                        int add) {                                              \
-    if constexpr (std::is_same_v<T, bf16>)                                                      \
-      WGMMA("m64n" #n "k16.f32.bf16.bf16", UP_TO_##r, r5,                                       \
-            "{%" #r ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", p, 1, 1, 1", FIRST_##r          \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                    \
-    else                                                                                        \
-      WGMMA("m64n" #n "k16.f32.f16.f16", UP_TO_##r, r5,                                         \
-            "{%" #r ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", p, 1, 1, 1", FIRST_##r          \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                    \
+#define WGMMA_OF(n, r, r1, r2, r3, r4, r5)                                                        \
+  template <class T>                                                                              \
+  __device__ __forceinline__ void wgmma(Accumulator<n> &d, std::uint64_t a, std::uint64_t b,      \
+                                        int add) {                                                \
+    if constexpr (std::is_same_v<T, bf16>)                                                        \
+      WGMMA("m64n" #n "k16.f32.bf16.bf16", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1, 0, 0",     \
+            FIRST_##r                                                                             \
+            : "l"(a), "l"(b), "r"(add));                                                          \
+    else if constexpr (std::is_same_v<T, e4m3>)                                                   \
+      WGMMA("m64n" #n "k32.f32.e4m3.e4m3", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1", FIRST_##r \
+            : "l"(a), "l"(b), "r"(add));                                                          \
+    else                                                                                          \
+      WGMMA("m64n" #n "k16.f32.f16.f16", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1, 0, 0",       \
+            FIRST_##r                                                                             \
+            : "l"(a), "l"(b), "r"(add));                                                          \
+  }                                                                                               \
+  template <class T>                                                                              \
+  __device__ __forceinline__ void wgmma(Accumulator<n> &d, const FragmentA &a, std::uint64_t b,   \
+                                        int add) {                                                \
+    if constexpr (std::is_same_v<T, bf16>)                                                        \
+      WGMMA("m64n" #n "k16.f32.bf16.bf16", UP_TO_##r, r5,                                         \
+            "{%" #r ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", p, 1, 1, 1", FIRST_##r            \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
+    else if constexpr (std::is_same_v<T, e4m3>)                                                   \
+      WGMMA("m64n" #n "k32.f32.e4m3.e4m3", UP_TO_##r, r5,                                         \
+            "{%" #r ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", p, 1, 1", FIRST_##r               \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
+    else                                                                                          \
+      WGMMA("m64n" #n "k16.f32.f16.f16", UP_TO_##r, r5,                                           \
+            "{%" #r ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", p, 1, 1, 1", FIRST_##r            \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
   }
 
 WGMMA_OF(64, 32, 33, 34, 35, 36, 37)
@@ -150,6 +159,7 @@ WGMMA_OF(128, 64, 65, 66, 67, 68, 69)
 WGMMA_OF(160, 80, 81, 82, 83, 84, 85)
 WGMMA_OF(176, 88, 89, 90, 91, 92, 93)
 WGMMA_OF(192, 96, 97, 98, 99, 100, 101)
+WGMMA_OF(224, 112, 113, 114, 115, 116, 117)
 WGMMA_OF(256, 128, 129, 130, 131, 132, 133)
 
 #undef TEN
@@ -159,6 +169,7 @@ WGMMA_OF(256, 128, 129, 130, 131, 132, 133)
 #undef UP_TO_80
 #undef UP_TO_88
 #undef UP_TO_96
+#undef UP_TO_112
 #undef UP_TO_128
 #undef EIGHT
 #undef FIRST_32
@@ -167,14 +178,16 @@ WGMMA_OF(256, 128, 129, 130, 131, 132, 133)
 #undef FIRST_80
 #undef FIRST_88
 #undef FIRST_96
+#undef FIRST_112
 #undef FIRST_128
 #undef WGMMA
 #undef WGMMA_OF
 
 }  // namespace ptx
 
-/// Starts D = A B^T (+ D), for a warpgroup: 64 x N of fp32, A 64 rows and B N rows of 16 elements of type T,
-/// fp16 or bf16, both in shared memory (PTX ISA 'wgmma.mma_async', m64nNk16).
+/// Starts D = A B^T (+ D), for a warpgroup: 64 x N of fp32, A 64 rows and B N rows of 32 bytes: 16 elements
+/// of fp16 or bf16, or 32 of e4m3, both in shared memory (PTX ISA 'wgmma.mma_async', m64nNk16 and
+/// m64nNk32).
 template <class T = half, int N>
 __device__ __forceinline__ void wgmma(Accumulator<N> &D, KMajor A, KMajor B, bool add) {
   ptx::wgmma<T>(D, A.descriptor, B.descriptor, add);
@@ -184,6 +197,17 @@ __device__ __forceinline__ void wgmma(Accumulator<N> &D, KMajor A, KMajor B, boo
 /// elements in shared memory. A stays as it is until the wait.
 template <class T = half, int N>
 __device__ __forceinline__ void wgmma(Accumulator<N> &D, const FragmentA &A, MNMajor B, bool add) {
+  static_assert(!std::is_same_v<T, e4m3>,
+                "8-bit operands are K-major: the sum runs along their rows");
+  ptx::wgmma<T>(D, A, B.descriptor, add);
+}
+
+/// Starts D = A B^T (+ D) for e4m3: A, 64 x 32, in registers, B N rows of 32 elements in shared memory. With
+/// g = lane / 4 and t = lane % 4 the registers hold, of a warp's 16 rows, rows g, g + 8, g, g + 8; columns
+/// 4t to 4t + 3, the last two 16 further on ('Register Fragments for wgmma.m64nNk32').
+template <class T, int N>
+__device__ __forceinline__ void wgmma(Accumulator<N> &D, const FragmentA &A, KMajor B, bool add) {
+  static_assert(std::is_same_v<T, e4m3>);
   ptx::wgmma<T>(D, A, B.descriptor, add);
 }
 

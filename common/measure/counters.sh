@@ -38,6 +38,8 @@ problems="
 29 --kv-heads 2 --seqlen-k 517 --batch 1 --heads 16 --seqlen 1 --head-dim 128
 38 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 38 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
+39 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
+39 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 "
 large_problems="
 20 --causal $large
@@ -45,6 +47,8 @@ large_problems="
 24 --rope halves $large
 26 --kv-heads 8 --seqlen-k 16384 --batch 16 --heads 64 --seqlen 1 --head-dim 128
 38 --causal $large
+39 $large
+39 --causal $large
 "
 
 # counted STEP: the options of each problem that is counted. (No output is no failure.)

@@ -3,7 +3,8 @@
 FlashAttention-2 and cuDNN are backends of scaled_dot_product_attention, and so is 'efficient', which is
 measured at the head dims that the others are not made for. What scaled_dot_product_attention cannot say
 (windows, packed sequences) goes to the function under its FlashAttention-2. 'flash-attention-3-bf16' is
-the wheel fa3-fwd, if it is installed: it has no fp16 kernels, so it has bf16 inputs at every problem.
+the wheel fa3-fwd, if it is installed: it has no fp16 kernels, so it has bf16 inputs at every problem
+but fp8's, where 'flash-attention-3-fp8' has e4m3, with a scale per head as the steps have.
 'pytorch-materialised' is the textbook's two products with a softmax between them, each a kernel: the
 fp16 scores cross HBM four times, written by the first product, read and written by the softmax, read by
 the second. (The scale is the first product's alpha. As a division of its own it would make six
@@ -15,8 +16,8 @@ the peers' rows say it in the same words.
 
 Times are taken as the steps' programs take them: each launch between two events, all queued before the
 first is waited for; launches of less than a millisecond behind a kernel that holds the GPU until all are
-queued, of a tenth of one ten at a time. A peer begins on a GPU that has been idle for a moment, as a
-step does, whose program draws its inputs first: after a busy GPU, power holds the clock down sooner.
+queued, of a tenth of one ten at a time. A peer begins on a GPU that has been idle, as a step does, whose
+program draws its inputs and checks the answer first: after a busy GPU, power holds the clock down sooner.
 Each launch reads what the one before has read: what fits in the L2 cache, such as a short KV cache, comes
 from there, for steps and peers alike.
 """
@@ -74,6 +75,10 @@ class Problem:
         return torch.bfloat16 if self.said.get("type") == "bf16" else torch.float16
 
     @property
+    def is_fp8(self):
+        return self.said.get("type") == "fp8"
+
+    @property
     def lengths(self):
         """Of each sequence, its queries and its keys."""
         if "lengths" not in self.said:
@@ -114,7 +119,9 @@ class Problem:
         return [new(self.batch, h, n, d) for n, h in zip(rows, heads)]
 
     def takes_only(self, *names):
-        """Raises NotMade if the problem says anything but these options."""
+        """Raises NotMade if the problem says anything but these options, or is fp8's."""
+        if self.is_fp8:
+            raise NotMade("not made for fp8")
         if other := set(self.said) - {"type", "layout", *names}:
             raise NotMade(f"not made for {' '.join(sorted(other))}")
 
@@ -196,6 +203,19 @@ def flash_attention_3(p):
     return lambda: fa3.flash_attn_func(q, k, v, **how)
 
 
+def flash_attention_3_fp8(p):
+    if not fa3 or not p.is_fp8:
+        raise NotMade("fa3-fwd is not installed, or these are 16 bits")
+
+    def quantised(x):  # the largest of each head becomes e4m3's largest
+        scale = x.abs().amax(dim=(2, 3)) / 448
+        return (x / scale[:, :, None, None]).to(torch.float8_e4m3fn).transpose(1, 2), scale
+
+    (q, of_q), (k, of_k), (v, of_v) = (quantised(x) for x in p.tensors(torch.float32))
+    return lambda: fa3.flash_attn_func(q, k, v, causal="causal" in p.said, q_descale=of_q,
+                                       k_descale=of_k, v_descale=of_v)
+
+
 def efficient(p):
     if p.head_dim in (64, 128):
         raise NotMade("head dims 64 and 128 are the others'")
@@ -208,7 +228,8 @@ PEERS = {
     "cudnn": backend(SDPBackend.CUDNN_ATTENTION),
 }
 OF_PLAIN = {"pytorch-materialised": materialised}
-OF_MODELS = {"flash-attention-3-bf16": flash_attention_3, "efficient": efficient}
+OF_MODELS = {"flash-attention-3-bf16": flash_attention_3,
+             "flash-attention-3-fp8": flash_attention_3_fp8, "efficient": efficient}
 
 
 class Product(Problem):
@@ -256,7 +277,7 @@ def measure(problem, peers, iters):
         what = f"{name} at {shape} {problem.options}"
         try:
             run = of(problem)
-            time.sleep(0.25)
+            time.sleep(1 if problem.operations() > 1e12 else 0.25)  # short launches meet no limit
             times = milliseconds(run, iters)
         except NotMade:
             continue

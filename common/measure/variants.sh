@@ -47,6 +47,9 @@ case $n in
     measured=("--batch 4 --head-dim "{64,192,256})
     ;;
   29) also_checked=--causal measured=("--causal --batch 8") ;;
+  36) measured=("" "--seqlen 1024" "--head-dim 64") ;;
+  38) also_checked=--causal measured=("--causal" "--causal --seqlen 1024" "--head-dim 64" "--causal --head-dim 64") ;;
+  39) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 1024") ;;
 esac
 
 for program in "${programs[@]}"; do

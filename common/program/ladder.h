@@ -10,14 +10,15 @@ struct LadderStep {
   std::string name;   // "05-tensor-cores"
   std::string needs;  // "sm_80": the oldest GPU; "sm_90a": that one alone
   std::string why;    // "cp.async, mma.m16n8k16": the instructions that need it
-  std::string takes;  // "--causal --kv-heads": what it takes beyond the plain problem
+  std::string
+      takes;  // "--causal --kv-heads": what it takes beyond the plain problem; "fp8" is a type
 };
 using Ladder = std::vector<LadderStep>;
 
 /// All steps, in order.
 const Ladder &ladder();
 
-/// Whether a list of options, "--causal --kv-heads", has this one, "--causal".
+/// Whether a list of options, "--causal --type fp8", has this one, "--causal", or this type, "fp8".
 bool takes(const std::string &list, const std::string &option);
 
 /// The end of a refusal: "steps 20 to 23 take it", or "no step takes it yet".

@@ -33,6 +33,28 @@ std::vector<std::string> head_dim_names(const Step &step) {
   return names;
 }
 
+/// The types that a step takes, the first of them by default: "--type" is all but fp8, "--type fp8" that
+/// alone.
+std::vector<std::string> types_of(const Step &step) {
+  if (takes(step.takes, "fp8")) return {"fp8"};
+  if (takes(step.takes, "--type")) return {"fp16", "bf16"};
+  return {"fp16"};
+}
+
+Type type_named(const std::string &name) {
+  const auto &names = type_names();
+  return static_cast<Type>(std::find(names.begin(), names.end(), name) - names.begin());
+}
+
+/// A type that the step takes, or a UsageError that names those, and who takes fp8.
+Type type_of(const Step &step, const Ladder &ladder, const std::string &option,
+             const std::string &text) {
+  const std::vector<std::string> types = types_of(step);
+  if (std::find(types.begin(), types.end(), text) != types.end()) return type_named(text);
+  throw UsageError(option + " " + text + ": allowed are " + join(types, ", ") +
+                   (text == "fp8" ? "; " + who_takes(ladder, text) : ""));
+}
+
 /// A whole number from `least` to `most`, or nothing.
 std::optional<std::uint64_t> whole_number(const std::string &text, std::uint64_t least,
                                           std::uint64_t most) {
@@ -107,7 +129,7 @@ struct Entry {
 };
 
 /// All options. What is read goes into `to`.
-std::vector<Entry> option_table(const Step &step, Options &to) {
+std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options &to) {
   const DefaultShape cpu = default_shape(step, false), gpu = default_shape(step, true);
   const auto defaults = [](int on_cpu, int on_gpu) {
     return "default " + std::to_string(on_cpu) + " on the emulator, " + std::to_string(on_gpu) +
@@ -151,9 +173,13 @@ std::vector<Entry> option_table(const Step &step, Options &to) {
        [&to](Text option, Text text) { to.window = positive(option, text); }, true},
       {"sinks", "N", "with --window: it sees the first N keys, too",
        [&to](Text option, Text text) { to.sinks = positive(option, text); }, true},
-      {"type", join(type_names(), "|"), "of the elements of Q, K, V and O; default fp16",
-       [&to](Text option, Text text) {
-         to.type = static_cast<Type>(choice(option, text, type_names()));
+      {"type", join(types_of(step), "|"),
+       types_of(step).front() == "fp8"
+           ? "of the elements of Q, K and V: e4m3, with a scale for each head; O is\nbf16; default "
+             "fp8"
+           : "of the elements of Q, K, V and O; default fp16",
+       [&to, &step, &ladder](Text option, Text text) {
+         to.type = type_of(step, ladder, option, text);
        },
        true},
       {"layout", join(layout_names(), "|"),
@@ -257,7 +283,7 @@ void check_together(const Options &options) {
 }  // namespace
 
 const std::vector<std::string> &type_names() {
-  static const std::vector<std::string> names = {"fp16", "bf16"};
+  static const std::vector<std::string> names = {"fp16", "bf16", "fp8"};
   return names;
 }
 
@@ -284,7 +310,8 @@ DefaultShape default_shape(const Step &step, bool gpu) {
 
 Options parse_options(int argc, char **argv, const Step &step, const Ladder &ladder) {
   Options options;
-  const std::vector<Entry> entries = option_table(step, options);
+  options.type = type_named(types_of(step).front());
+  const std::vector<Entry> entries = option_table(step, ladder, options);
   constexpr int kFirst = 1000;  // beyond all characters, which getopt keeps for short options
   std::vector<option> table;
   for (const Entry &entry : entries)
@@ -330,7 +357,7 @@ std::string help_text(const std::string &program, const Step &step) {
                      "\n";
   constexpr std::size_t kColumn = 25;
   Options unread;
-  for (const Entry &entry : option_table(step, unread)) {
+  for (const Entry &entry : option_table(step, ladder(), unread)) {
     if (entry.beyond_plain && !takes(step.takes, "--" + entry.name)) continue;
     std::string left = "  --" + entry.name + (entry.value.empty() ? "" : " " + entry.value);
     if (left.size() >= kColumn) left += "\n" + std::string(kColumn, ' ');
@@ -362,7 +389,7 @@ std::string describe_text(const Step &step) {
       {"takes", step.takes},
       {"tile", std::to_string(step.tile)},
       {"head-dims", join(head_dim_names(step), " ")},
-      {"types", takes(step.takes, "--type") ? join(type_names(), " ") : type_names()[0]},
+      {"types", join(types_of(step), " ")},
       {"inputs", join(reference::family_names(), " ")},
       {"gpu", shape(true)},
       {"emulator", shape(false)},

@@ -10,7 +10,7 @@
 #include "common/program/options.h"
 #include "reference/attention.h"
 
-/// What a gap holds: every element 0xffff, NaN as fp16 and as bf16. Devices fill new memory so.
+/// What a gap holds: every element 0xffff, NaN as fp16, as bf16 and as fp8. Devices fill new memory so.
 constexpr std::uint16_t kPoison = 0xffff;
 
 /// A tensor in a buffer.

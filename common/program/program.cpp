@@ -53,7 +53,9 @@ void check_fits(const Problem &problem, const reference::Shape &shape, const Opt
   if (problem.page_size)  // some pages of the pool are not used
     of_K = 1.25 * problem.batch * shape.seqlen_k * (problem.kv_heads + gaps);
   const double of_new = static_cast<double>(problem.batch) * problem.kv_heads * problem.seqlen_new;
-  double bytes = 2 * (of_Q + of_K + of_new) * problem.head_dim * sizeof(std::uint16_t);
+  const double element = problem.type == Type::kFp8 ? 1 : 2;  // of Q, K and V, in bytes
+  double bytes =
+      (element * (of_Q + 2 * (of_K + of_new)) + sizeof(std::uint16_t) * of_Q) * problem.head_dim;
   if (problem.rope != Rope::kNone)  // cosines and sines
     bytes += static_cast<double>(problem.seqlen_k) * problem.head_dim * sizeof(float);
   const Step &step = device.step();
@@ -95,6 +97,14 @@ T *upload(Device &device, const std::vector<T, Allocator> &values) {
   return static_cast<T *>(memory);
 }
 
+/// A copy of elements of 8 bits, the lower half of each of these.
+std::byte *upload_bytes(Device &device, const reference::Elements &elements) {
+  std::vector<std::byte, reference::Unset<std::byte>> bytes(elements.size());
+  std::transform(elements.begin(), elements.end(), bytes.begin(),
+                 [](std::uint16_t bits) { return static_cast<std::byte>(bits); });
+  return upload(device, bytes);
+}
+
 /// Makes the rows of K and V that the step has to store NaN: a launch that does not store them is found
 /// out, also if one before it did.
 void forget_new_rows(Device &device, const Placement &placement, const reference::Shape &shape,
@@ -119,9 +129,10 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
     const Tensor &tensor;
     const reference::Elements &values;
     std::size_t elements;
-    std::uint16_t *first = nullptr;
+    std::byte *first = nullptr;
   };
-  std::uint16_t *memory = nullptr;
+  const std::size_t element = inputs.type == Type::kFp8 ? 1 : 2;  // bytes
+  std::byte *memory = nullptr;
   reference::Elements buffer;
   Part parts[] = {{placement.Q, inputs.Q, placement.Q_elements},
                   {placement.K, inputs.K, placement.K_elements},
@@ -130,9 +141,10 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
     if (parts[i].elements) buffer = poisoned(parts[i].elements);
     scatter(parts[i].tensor, parts[i].values, buffer);
     if (i + 1 < std::size(parts) && parts[i + 1].elements == 0) continue;  // the next one joins it
-    memory = upload(device, buffer);
+    memory = element == 1 ? upload_bytes(device, buffer)
+                          : reinterpret_cast<std::byte *>(upload(device, buffer));
     for (std::size_t j = 0; j <= i; j++)
-      if (!parts[j].first) parts[j].first = memory + parts[j].tensor.first;
+      if (!parts[j].first) parts[j].first = memory + parts[j].tensor.first * element;
   }
   problem.Q = parts[0].first;
   problem.K = parts[1].first;
@@ -155,6 +167,8 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
     problem.V_new_strides = problem.K_new_strides;
     forget_new_rows(device, placement, inputs.shape, problem);
   }
+  problem.scales = {upload(device, inputs.scales.Q), upload(device, inputs.scales.K),
+                    upload(device, inputs.scales.V)};
   problem.rope_cos = upload(device, inputs.rotation.cos);
   problem.rope_sin = upload(device, inputs.rotation.sin);
   const Step &step = device.step();
@@ -188,8 +202,8 @@ void time_launches(Device &device, const std::function<void()> &launch, const Op
   // Where a key serves few queries, reading it takes longer than computing with it.
   const reference::Shape &shape = result.shape;
   if (std::int64_t{shape.seqlen_q} * (shape.heads / shape.kv_heads) > 128) return;
-  const double bytes =
-      2.0 * sizeof(std::uint16_t) * shape.head_dim * shape.kv_heads * reference::keys_read(shape);
+  const double element = options.type == Type::kFp8 ? 1 : 2;
+  const double bytes = 2 * element * shape.head_dim * shape.kv_heads * reference::keys_read(shape);
   std::printf("bandwidth %.4g TB/s of K and V\n", bytes / *result.median_ms / 1e9);
 }
 

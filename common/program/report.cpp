@@ -109,15 +109,15 @@ void print_totals(const emulator::Profile &profile) {
   if (total[kMma] || total[kLdmatrix] || total[kCopyRequests])
     std::printf("  %llu mma, %llu ldmatrix, %llu cp.async (warp-wide)\n", count(kMma),
                 count(kLdmatrix), count(kCopyRequests));
-  if (total[kWgmma] || total[kStmatrix])
-    std::printf("  %llu wgmma, %llu stmatrix (warp-wide)\n", count(kWgmma), count(kStmatrix));
+  if (total[kWgmma]) std::printf("  %llu wgmma (warp-wide)\n", count(kWgmma));
   if (total[kTmaLoads] || total[kTmaStores])
     std::printf("  TMA: %llu loads, %.3f MB, and %llu stores, %.3f MB\n", count(kTmaLoads),
                 1e-6 * static_cast<double>(total[kTmaLoadBytes]), count(kTmaStores),
                 1e-6 * static_cast<double>(total[kTmaStoreBytes]));
   if (total[kMulticasts])
     std::printf(
-        "  of these loads %llu to several blocks, %.3f MB; %llu cluster barriers (warp-wide)\n",
+        "  of these loads %llu to several blocks, %.3f MB read; %llu cluster barriers "
+        "(warp-wide)\n",
         count(kMulticasts), 1e-6 * static_cast<double>(total[kMulticastBytes]),
         count(kClusterBarriers));
   if (total[kMbarrierArrivals] || total[kNamedBarriers])
@@ -165,8 +165,8 @@ std::vector<std::string> profile_rows(const Result &result, const emulator::Prof
     if (const auto counter = static_cast<Counter>(i); total[i] || !is_optional(counter))
       add(0, name(counter), total[i]);
   add(0, "shared wavefronts, ideal",
-      total[kSharedLoadIdeal] + total[kSharedStoreIdeal] + total[kCopyIdeal] +
-          total[kWgmmaWavefronts]);
+      total[kSharedLoadIdeal] + total[kSharedStoreIdeal] + total[kStmatrixIdeal] +
+          total[kCopyIdeal] + total[kWgmmaWavefronts]);
   add(0, "global bytes read", 32 * total[kGlobalLoadSectors]);
   add(0, "global bytes written", 32 * total[kGlobalStoreSectors]);
   add(0, "unique global bytes read", profile.unique_read_bytes);
@@ -181,7 +181,8 @@ std::vector<std::string> trace_rows(const emulator::Profile &profile) {
   std::vector<std::string> rows;
   const auto operation = [](emulator::Kind kind) {
     switch (kind) {
-      case emulator::Kind::kSharedStore: return ",store,";
+      case emulator::Kind::kSharedStore:
+      case emulator::Kind::kStmatrix: return ",store,";
       case emulator::Kind::kLdmatrix: return ",ldmatrix,";
       case emulator::Kind::kCopy: return ",cp.async,";
       default: return ",load,";

@@ -128,6 +128,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       wgmma_commit();
     };
     const auto start_pv = [&](bool add) {
+      mbarrier_wait(smem.V.full[v.stage], v.parity);
       wgmma_fence();
 #pragma unroll
       for (int key = 0; key < Bc; key += 16)
@@ -152,7 +153,6 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       ring_release(smem.K, k);
       softmax(s, m, l, alpha, scale_log2);
       round<T>(p, s);
-      mbarrier_wait(smem.V.full[v.stage], v.parity);
 
       for (int j = key_tiles - 1; j > 0; j--) {
         my_turn();
@@ -162,13 +162,8 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
         wgmma_wait<1>(s);
         ring_release(smem.K, k);
         const bool must_rescale = softmax(s, m, l, alpha, scale_log2);
-        RingPosition<stages> used_v = v;
-        v.next();
-        // Here the next V is awaited for a reason: without the branches of this wait, nvcc 13.0 moves
-        // the wait for P V up, in front of most of the exponentials.
-        mbarrier_wait(smem.V.full[v.stage], v.parity);
         wgmma_wait<0>(o);
-        ring_release(smem.V, used_v);
+        ring_release(smem.V, v);
         round<T>(p, s);
         if (must_rescale) {
 #pragma unroll

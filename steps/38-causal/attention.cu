@@ -4,26 +4,26 @@
 // Takes       --causal, --type
 // Before      step 36: all tiles of Q take as long, and each block knows its own beforehand.
 // Bottleneck  Half of the scores would be hidden work, and fixed shares of tiles that differ are unequal.
-// Change      The loop over K and V ends at the diagonal, where one tile is masked. Of the heads that fit
-//             L2 the longest tiles come first, and a block's producer draws the next from a counter.
-// Prediction  In bf16 at 8192 0.98 times step 36, 615 to 625 TFLOP/s; at 1024 0.87 times full attention.
+// Change      The loop over K and V ends at the diagonal, where tiles are masked. Of the heads that fit L2
+//             the longest tiles come first, and a block's producer draws the next from a counter. And at
+//             head dim 64, where O takes half of the registers, a third warpgroup computes.
+// Prediction  In bf16 0.98 times full attention at 8192, 0.87 times at 1024.
 #include <algorithm>
+#include <cfloat>
 
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
 
 namespace {
 
-constexpr int consumers = 2;        // warpgroups that compute, with 64 rows of Q each
-constexpr int Br = consumers * 64;  // rows of Q in a tile
-constexpr int Bc = 128;             // rows of K and V in a tile
-constexpr int stages = 2;           // of K and of V: one is filled while the other is read
-
-static_assert(Br == Bc, "of a row tile's keys only the last tile crosses the diagonal");
+template <int d>
+constexpr int warpgroups = d == 64 ? 3 : 2;  // that compute, with 64 rows of Q each
+constexpr int Bc = 128;                      // rows of K and V in a tile
+constexpr int stages = 2;                    // of K and of V: one is filled while the other is read
 
 template <class T, int d>
 struct SharedStorage {
-  Ring<TmaTile<64, d, T>, stages> Q[consumers];
+  Ring<TmaTile<64, d, T>, stages> Q[warpgroups<d>];
   Ring<TmaTile<Bc, d, T>, stages> K, V;
   Tile<int, 1, stages> tile;  // which one Q is of
 };
@@ -32,21 +32,21 @@ struct SharedStorage {
 /// see the most keys, then the rows before them; then of the next heads.
 struct Order {
   int heads, all_heads, row_tiles, side;  // all_heads: of the whole batch
+  int Br, seqlen;                         // Br: rows of a tile
+  bool causal;
 
   __device__ int tiles() const { return all_heads * row_tiles; }
 };
 struct Place {
-  int row, head, b;
+  int row, head, b, key_tiles;
   __device__ Place(int tile, const Order &order) {
     const int section = tile / (order.side * order.row_tiles) * order.side;  // its first head
     const int here = min(order.side, order.all_heads - section);
     const int in_section = tile - section * order.row_tiles;
-    row = (order.row_tiles - 1 - in_section / here) * Br;
+    row = (order.row_tiles - 1 - in_section / here) * order.Br;
     head = (section + in_section % here) % order.heads;
     b = (section + in_section % here) / order.heads;
-  }
-  __device__ int key_tiles(bool causal, int seqlen) const {
-    return (causal ? row + Br : seqlen) / Bc;
+    key_tiles = (order.causal ? min(row + order.Br + Bc - 1, order.seqlen) : order.seqlen) / Bc;
   }
 };
 
@@ -58,10 +58,11 @@ __device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
 }
 
 template <class T, int d>
-__global__ void __launch_bounds__((consumers + 1) * 128, 1)
+__global__ void __launch_bounds__((warpgroups<d> + 1) * 128, 1)
     attention(const __grid_constant__ TensorMap map_Q, const __grid_constant__ TensorMap map_K,
               const __grid_constant__ TensorMap map_V, const __grid_constant__ TensorMap map_O,
-              Order order, unsigned *counter, int seqlen, bool causal, float scale_log2) {
+              Order order, unsigned *counter, float scale_log2) {
+  constexpr int consumers = warpgroups<d>;
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warpgroup = warp_index() / 4, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
   RingPosition<stages> q, k, v;
 
   if (warpgroup == consumers) {
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<consumers == 2 ? 40 : 32>();
     if (threadIdx.x == consumers * 128) {
       // In the order in which the consumers ask: each V after the next K. After the last tile, Q and K
       // are those of the last tile again: there is no other, and the products are not used.
@@ -91,22 +92,22 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       int tile = blockIdx.x;
       Place at(tile, order);
       load_q(at, tile);
-      ring_load(smem.K, k, map_K, (at.key_tiles(causal, seqlen) - 1) * Bc, at.head, at.b);
+      ring_load(smem.K, k, map_K, (at.key_tiles - 1) * Bc, at.head, at.b);
       while (tile < tiles) {
-        for (int j = at.key_tiles(causal, seqlen) - 1; j > 0; j--) {
+        for (int j = at.key_tiles - 1; j > 0; j--) {
           ring_load(smem.K, k, map_K, (j - 1) * Bc, at.head, at.b);
           ring_load(smem.V, v, map_V, j * Bc, at.head, at.b);
         }
         tile = draw_tile(counter, tiles);
         const Place next(min(tile, tiles - 1), order);
         load_q(next, tile);
-        ring_load(smem.K, k, map_K, (next.key_tiles(causal, seqlen) - 1) * Bc, next.head, next.b);
+        ring_load(smem.K, k, map_K, (next.key_tiles - 1) * Bc, next.head, next.b);
         ring_load(smem.V, v, map_V, 0, at.head, at.b);
         at = next;
       }
     }
   } else {
-    setmaxnreg_inc<232>();
+    setmaxnreg_inc<consumers == 2 ? 232 : 160>();
     auto &Q = smem.Q[warpgroup];
     Accumulator<Bc> s;
     Accumulator<d> o;
@@ -121,17 +122,16 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       wgmma_commit();
     };
     const auto start_pv = [&](bool add) {
+      mbarrier_wait(smem.V.full[v.stage], v.parity);
       wgmma_fence();
 #pragma unroll
       for (int key = 0; key < Bc; key += 16)
         wgmma<T>(o, p[key / 16], mn_major(smem.V.tile[v.stage], key, 0), add || key > 0);
       wgmma_commit();
     };
-    // Ping-pong (step 34): a warpgroup's products start when the other's have been started.
-    const auto my_turn = [&] { named_barrier_sync(1 + warpgroup, consumers * 128); };
-    const auto next_turn = [&] {
-      named_barrier_arrive(1 + (warpgroup + 1) % consumers, consumers * 128);
-    };
+    // Ping-pong (step 34): a warpgroup's products start when those of the one before have been started.
+    const auto my_turn = [&] { named_barrier_sync(1 + warpgroup, 2 * 128); };
+    const auto next_turn = [&] { named_barrier_arrive(1 + (warpgroup + 1) % consumers, 2 * 128); };
     if (warpgroup == consumers - 1) next_turn();
 
     const auto wait_for_q = [&] {
@@ -145,34 +145,31 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
     wgmma_wait<0>(s);
     while (tile < tiles) {
       const Place at(tile, order);
-      const int key_tiles = at.key_tiles(causal, seqlen);
-      float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, alpha[2];
+      float m[2] = {-FLT_MAX, -FLT_MAX}, l[2] = {}, alpha[2];
       ring_release(smem.K, k);
-      if (causal) {
-        const int row = warp_index() * 16 + lane / 4, col = lane % 4 * 2;  // of the tile's square
+      const int first_row = at.row + warpgroup * 64;
+      const auto mask_keys = [&](int j) {  // scores of the tile j of keys
+        const int row = first_row + warp_index() % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < s.size; i++)
-          if (i / 4 * 8 + col + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
-      }
+          if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
+      };
+      if (order.causal) mask_keys(at.key_tiles - 1);
       softmax(s, m, l, alpha, scale_log2);
       to_fragments<T>(p, s);
-      mbarrier_wait(smem.V.full[v.stage], v.parity);
 
-      for (int j = key_tiles - 1; j > 0; j--) {
+      for (int j = at.key_tiles - 1; j > 0; j--) {
         my_turn();
         start_qk();
-        start_pv(j < key_tiles - 1);
+        start_pv(j < at.key_tiles - 1);
         next_turn();
         wgmma_wait<1>(s);
         ring_release(smem.K, k);
+        // Three warpgroups' rows are more than a tile of keys: of some the last two cross the diagonal.
+        if (consumers == 3 && order.causal && j * Bc > first_row) mask_keys(j - 1);
         const bool must_rescale = softmax(s, m, l, alpha, scale_log2);
-        RingPosition<stages> used_v = v;
-        v.next();
-        // Here the next V is awaited for a reason: without the branches of this wait, nvcc 13.0 moves
-        // the wait for P V up, in front of most of the exponentials.
-        mbarrier_wait(smem.V.full[v.stage], v.parity);
         wgmma_wait<0>(o);
-        ring_release(smem.V, used_v);
+        ring_release(smem.V, v);
         to_fragments<T>(p, s);
         if (must_rescale) {
 #pragma unroll
@@ -184,7 +181,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       q.next();
       tile = wait_for_q();
       my_turn();
-      start_pv(key_tiles > 1);
+      start_pv(at.key_tiles > 1);
       start_qk();  // of the next tile
       next_turn();
       for (int r = 0; r < 2; r++) {
@@ -206,7 +203,8 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       fence_proxy_async();
       named_barrier_sync(1 + consumers + warpgroup, 128);  // all of O is there, for the copy engine
       if (threadIdx.x % 128 == 0) {
-        tma_store(map_O, at.row + warpgroup * 64, at.head, at.b, Q.tile[used.stage]);
+        if (first_row < order.seqlen)  // the last tile may have fewer rows
+          tma_store(map_O, first_row, at.head, at.b, Q.tile[used.stage]);
         tma_store_commit();
         tma_store_wait_read<0>();
         mbarrier_arrive(Q.empty[used.stage]);
@@ -221,18 +219,19 @@ void run(const Problem &p) {
   const auto map = [&](const void *tensor, const Strides &strides, int rows, int tile_rows) {
     return tensor_map<T>(tensor, strides, p.batch, p.heads, rows, d, tile_rows);
   };
+  constexpr int Br = warpgroups<d> * 64;
   // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
   const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);
-  Order order{p.heads, p.heads * p.batch, p.seqlen_q / Br, 1};
+  Order order{p.heads, p.heads * p.batch, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
   if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, order.all_heads);
-  constexpr int threads = (consumers + 1) * 128;
+  constexpr int threads = (warpgroups<d> + 1) * 128;
   const int blocks = std::min(order.all_heads * order.row_tiles,
                               resident_blocks<SharedStorage<T, d>>(attention<T, d>, threads));
   launch<SharedStorage<T, d>>(
       attention<T, d>, dim3(blocks), dim3(threads), map(p.Q, p.Q_strides, p.seqlen_q, 64),
       map(p.K, p.K_strides, p.seqlen_k, Bc), map(p.V, p.V_strides, p.seqlen_k, Bc),
       map(p.O, p.O_strides, p.seqlen_q, 64), order, static_cast<unsigned *>(p.workspace),
-      p.seqlen_k, p.causal, 1.44269504f / sqrtf(d));
+      1.44269504f / sqrtf(d));
 }
 
 template <class T>
@@ -243,7 +242,7 @@ void run(const Problem &p) {
 }  // namespace
 
 EXPORT_STEP({
-    .tile = Br,
+    .tile = Bc,
     .default_batch = 16,
     .launch = [](const Problem &p) { p.type == Type::kBf16 ? run<bf16>(p) : run<half>(p); },
     .workspace_bytes = [](const Problem &) { return sizeof(unsigned); },
