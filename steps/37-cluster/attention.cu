@@ -3,7 +3,7 @@
 // Needs       sm_90a: TMA, wgmma, clusters
 // Takes       --type
 // Before      step 36: each block loads all of K and V for its 128 rows of Q.
-// Bottleneck  Of L2 a block wants 64 KB per tile: 4.8 TB/s in all at 610 TFLOP/s. Its neighbour, on the
+// Bottleneck  Of L2 a block wants 64 KB per tile: some 5 TB/s in all at its speed. Its neighbour, on the
 //             same head, wants the same bytes.
 // Change      Clusters of two blocks with neighbouring tiles of Q. Half of each tile comes by each block's
 //             multicast, and a tile is empty when the warps of both blocks have read it.
