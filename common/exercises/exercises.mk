@@ -13,5 +13,9 @@ build/host/bin/exercises: $(call objects,$(EXERCISES) common/exercises/main.cpp 
 	@mkdir -p $(@D)
 	$(say)$(CXX) -pthread $^ -o $@
 exercises: ; @+$(MAKE) $(JOBS) --no-print-directory QUIET=1 build/host/bin/exercises
-try-% check-% answer-%: exercises ; @CXX="$(CXX)" WATCH="$(WATCH)" build/host/bin/exercises $@
-progress: exercises ; @CXX="$(CXX)" build/host/bin/exercises $@
+judge = @CXX="$(CXX)" WATCH="$(WATCH)" build/host/bin/exercises $@
+# A rule each: pattern rules of several targets are done once for all of them.
+try-%: exercises ; $(judge)
+check-%: exercises ; $(judge)
+answer-%: exercises ; $(judge)
+progress: exercises ; $(judge)
