@@ -69,20 +69,21 @@ void abandon_atomics() {
 }
 
 Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<void()> &thread,
-             unsigned cluster)
+             const LaunchAttributes &attributes)
     : grid_(grid),
       dim_(dim),
       block_size_(dim.x * dim.y * dim.z),
-      size_(block_size_ * cluster),
+      size_(block_size_ * attributes.cluster),
       entry_(thread),
       shared_bytes_(shared_bytes),
+      beside_(attributes.beside),
       clocks_(size_),
       copies_(size_),
       products_(clocks_.warps()),
       requests_(clocks_.warps()),
       threads_(size_),
       warps_(clocks_.warps()) {
-  for (unsigned rank = 0; rank < cluster; rank++)
+  for (unsigned rank = 0; rank < attributes.cluster; rank++)
     ctas_.push_back({{allocate_shared(shared_bytes), std::free},
                      SharedShadow(shared_bytes, clocks_.warps()),
                      {},
@@ -121,6 +122,7 @@ void Block::run(std::uint64_t number) {
   readers_.assign(warps_.size(), 0);
   stores_.assign(size_, {});
   tma_agent_ = 0;
+  waits_.clear();
   std::fill(warps_.begin(), warps_.end(), Warp{});
   ready_.clear();
   live_ = size_;
@@ -503,6 +505,14 @@ void Block::access(const void *address, int bytes, const void *value, bool store
                   caller);
 }
 
+/// Whether the running thread has waited for the launch before, or knows of one that has: what it wrote is
+/// then visible to the whole grid.
+bool Block::knows_launch_before() const {
+  return std::any_of(waits_.begin(), waits_.end(), [&](const auto &wait) {
+    return clocks_.knows(running_, wait.first, wait.second);
+  });
+}
+
 void Block::access_global(const Access &access, const Where &where) {
   thread_local Allocation *last = nullptr;
   thread_local std::uint64_t last_launch = 0;
@@ -514,6 +524,11 @@ void Block::access_global(const Access &access, const Where &where) {
   }
   if (!last || static_cast<std::size_t>(byte - last->memory) + access.bytes > last->bytes)
     fail(std::string(access.store ? "store" : "load") + " outside of every allocation", where);
+  if (beside_ && !knows_launch_before() &&
+      last->shadow.races_with_launch_before(static_cast<std::size_t>(byte - last->memory), access))
+    fail(std::string(access.store ? "store" : "load") +
+             " of what the launch before may still be using: no griddepcontrol_wait",
+         where);
   if (access.store)
     if (const std::string error = copies_.check_store(byte, access.bytes); !error.empty())
       fail(error, where);

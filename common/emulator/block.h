@@ -44,7 +44,7 @@ struct Abandoned {};
 class Block {
  public:
   Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<void()> &thread,
-        unsigned cluster);
+        const LaunchAttributes &attributes);
 
   /// Runs the block with this number to its end, or the cluster that begins with it. Throws KernelError.
   void run(std::uint64_t number);
@@ -88,6 +88,7 @@ class Block {
   void mbarrier_wait(const void *address, int parity, const Where &where);
   void named_barrier(int id, int threads, bool sync, const Where &where);
   void set_registers(int registers, bool more, const Where &where);
+  void wait_for_launch_before() { waits_.push_back({running_, clocks_.now()}); }
   unsigned cluster_rank() const { return rank_of(running_); }
   void cluster_barrier(const Where &where);
   void mbarrier_arrive_at(const void *address, int rank, const Where &where);
@@ -221,12 +222,14 @@ class Block {
   void report(const std::string &line, const std::string &what);
   std::size_t shared_offset(const void *address) const;
   void access_global(const Access &access, const Where &where);
+  bool knows_launch_before() const;
 
   const SignalStack signal_stack_;
   const Dim3 grid_, dim_;
   const unsigned block_size_, size_;  // threads of a block; of all that are run together
   const std::function<void()> &entry_;
   const std::size_t shared_bytes_;
+  const bool beside_;  // the launch before
   Clocks clocks_;
   std::vector<Cta> ctas_;  // by rank in the cluster
   Cta *cta_ = nullptr;     // the running thread's
@@ -242,6 +245,7 @@ class Block {
   std::vector<unsigned> readers_;  // by warp: the agent that reads for it, 0 if none has
   std::vector<Stores> stores_;     // by thread
   unsigned tma_agent_ = 0;         // of all stores; 0: there were none
+  std::vector<std::pair<unsigned, Time>> waits_;  // for the launch before: which thread, and when
   Requests requests_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;

@@ -590,6 +590,70 @@ TEST_CASE("emulator: blocks that are there together can wait for each other") {
   CHECK(meet(257, false) == "launch refused: 257 blocks at once; at most 256 are allowed");
 }
 
+TEST_CASE("emulator: a launch beside the one before waits for what that touched") {
+  const Setup setup;
+  const Global<float> memory(64);
+  const Matrix<float> m{memory.data, 1, 64};
+  // The launch before writes elements 0 and 1, and reads 8.
+  const auto error_beside = [&](const Kernel &kernel) {
+    CHECK(error_of<void>(dim3(2), dim3(32), [&] {
+            if (is_thread(0)) m(0, int(blockIdx.x)) = 1.0f;
+            read(m(0, 8));
+          }) == "");
+    return error_of_work([&] {
+      launch_beside<Numbers>(
+          +[](const Kernel *body) { (*body)(); }, dim3(2), dim3(64), &kernel);
+    });
+  };
+  const auto check_too_early = [&](const char *access, unsigned thread, const Kernel &kernel) {
+    const std::string error = error_beside(kernel);
+    CHECK(error ==
+          error_in_thread(at, thread,
+                          std::string(access) + " of what the launch before may still be using: no "
+                                                "griddepcontrol_wait"));
+  };
+  const auto in_block_0 = [](int thread) { return blockIdx.x == 0 && is_thread(thread); };
+  check_too_early("load", 5, [&] {
+    if (in_block_0(5)) at = __LINE__, read(m(0, 1));
+  });
+  check_too_early("store", 5, [&] {
+    if (in_block_0(5)) at = __LINE__, m(0, 8) = 2.0f;
+  });
+  check_too_early("load", 5, [&] {
+    if (in_block_0(5)) at = __LINE__, read(m(0, 0));
+    griddepcontrol_wait();
+  });
+  std::string error = error_beside([&] {
+    read(m(0, 8));  // neither writes it
+    if (in_block_0(5)) m(0, 20) = 2.0f;
+    griddepcontrol_wait();
+    read(m(0, 1));
+    if (in_block_0(0)) m(0, 0) = 2.0f;
+  });
+  CHECK(error == "");
+  // One thread waits for all that meet it afterwards, and for no others.
+  error = error_beside([&] {
+    if (is_thread(0)) griddepcontrol_wait();
+    __syncthreads();
+    read(m(0, 1));
+  });
+  CHECK(error == "");
+  check_too_early("load", 40, [&] {
+    if (is_thread(0)) griddepcontrol_wait();
+    __syncwarp();
+    if (in_block_0(40)) at = __LINE__, read(m(0, 1));
+  });
+  // A launch that is not beside another needs no wait; of two before it the last is meant.
+  error = error_of<void>(dim3(1), dim3(1), [&] { read(m(0, 1)); });
+  CHECK(error == "");
+  CHECK(error_beside([&] {}) == "");
+  const Kernel late = [&] { read(m(0, 1)); };
+  CHECK(error_of_work([&] {
+          launch_beside<Numbers>(
+              +[](const Kernel *body) { (*body)(); }, dim3(1), dim3(1), &late);
+        }) == "");
+}
+
 TEST_CASE("emulator: two warps of a block race in global memory without a __syncthreads") {
   const Setup setup;
   const Global<float> memory(64);

@@ -29,8 +29,8 @@ std::string Allocation::check(std::size_t offset, const Access &access) {
   return shadow.check(offset, access);
 }
 
-void Allocation::begin_launch(bool profile) {
-  shadow.begin_launch();
+void Allocation::begin_launch(bool profile, bool beside) {
+  shadow.begin_launch(beside);
   sectors.assign(profile ? (bytes + 31) / 32 : 0, 0);
 }
 
@@ -62,8 +62,8 @@ Allocation *find_allocation(const void *address) {
   return nullptr;
 }
 
-void begin_launch(bool profile) {
-  for (const auto &allocation : allocations()) allocation->begin_launch(profile);
+void begin_launch(bool profile, bool beside) {
+  for (const auto &allocation : allocations()) allocation->begin_launch(profile, beside);
 }
 
 void count_unique_bytes(std::uint64_t &read, std::uint64_t &written) {

@@ -18,7 +18,7 @@ struct Allocation {
 
   static constexpr std::size_t kMaxTracked = std::size_t{1} << 28;
 
-  void begin_launch(bool profile);
+  void begin_launch(bool profile, bool beside);
 
   /// Says with what an access of this allocation races, or returns nothing and remembers it.
   std::string check(std::size_t offset, const Access &access);
@@ -28,7 +28,7 @@ struct Allocation {
 Allocation *find_allocation(const void *address);
 
 /// Calls begin_launch on all, and adds up their sectors after a launch.
-void begin_launch(bool profile);
+void begin_launch(bool profile, bool beside);
 void count_unique_bytes(std::uint64_t &read, std::uint64_t &written);
 
 }  // namespace emulator

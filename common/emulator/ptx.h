@@ -207,3 +207,9 @@ inline float ex2(float x, Where where = Where::current()) {
   return emulator::atomic(
       counter.checked(), [](unsigned before) { return before; }, counter.where());
 }
+
+/// On the emulator a launch follows the one before. What that touched is refused until this.
+inline void griddepcontrol_launch_dependents() {}
+inline void griddepcontrol_wait() {
+  emulator::wait_for_launch_before();
+}

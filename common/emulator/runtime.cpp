@@ -64,7 +64,8 @@ void check_cluster(Dim3 grid, Dim3 block, unsigned cluster) {
 }  // namespace
 
 void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread,
-         bool together, unsigned cluster) {
+         const LaunchAttributes &attributes) {
+  const auto [together, cluster, beside] = attributes;
   check_limits(grid, block, shared_bytes);
   check_cluster(grid, block, cluster);
   const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
@@ -73,7 +74,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
     throw KernelError("launch refused: " + std::to_string(blocks) + " blocks at once; at most " +
                       std::to_string(kMostTogether) + " are allowed");
   launch_number++;
-  begin_launch(settings.profile);
+  begin_launch(settings.profile, beside);
   begin_time();
   begin_atomics();
   const OverflowHandler overflow_handler;
@@ -88,7 +89,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   const auto work = [&] {
     std::uint64_t number = 0;
     try {
-      Block worker(grid, block, shared_bytes, thread, cluster);
+      Block worker(grid, block, shared_bytes, thread, attributes);
       while (!stop && (number = next.fetch_add(cluster)) < blocks) {
         worker.run(number);
         if (settings.profile)
@@ -257,6 +258,10 @@ void tma_store_wait_read(int groups) {
 
 void block_barrier(const Where &where) {
   Block::current->block_barrier(where);
+}
+
+void wait_for_launch_before() {
+  Block::current->wait_for_launch_before();
 }
 
 unsigned cluster_rank() {

@@ -55,12 +55,18 @@ extern Settings settings;
 /// Counts the launches; what a thread remembers of one is stale in the next.
 extern std::uint64_t launch_number;
 
+/// What cudaLaunchAttribute says of a launch.
+struct LaunchAttributes {
+  bool together =
+      false;  // each block has a thread of the host to itself: they can wait for each other
+  unsigned cluster = 1;  // so many blocks that follow each other in x run on one thread of the host
+  bool beside = false;   // it may begin before the launch before has ended
+};
+
 /// Runs one kernel: every thread of every block calls `thread`. Blocks are spread over the host's
-/// cores, in the order of their numbers; or `together`: each has a thread of the host to itself, so
-/// that they can wait for each other. So many that follow each other in x are a `cluster`, and run on one
-/// thread of the host. Throws KernelError, also for a launch that a GPU refuses.
+/// cores, in the order of their numbers. Throws KernelError, also for a launch that a GPU refuses.
 void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread,
-         bool together = false, unsigned cluster = 1);
+         const LaunchAttributes &attributes = {});
 
 /// The counts of all launches since the last call, which begins a new profile.
 Profile take_profile();
@@ -192,6 +198,11 @@ void tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsign
 void tma_store(const TmaTransfer &transfer, const Where &where);
 void tma_store_commit();
 void tma_store_wait_read(int groups);
+
+// --- launches that begin early -----------------------------------------------------------------
+
+/// griddepcontrol.wait.
+void wait_for_launch_before();
 
 // --- clusters ----------------------------------------------------------------------------------
 

@@ -387,9 +387,21 @@ void SharedShadow::end_async_read(const AsyncRead &read, unsigned agent, Time no
 
 // --- global memory -----------------------------------------------------------------------------
 
-void GlobalShadow::begin_launch() {
+void GlobalShadow::begin_launch(bool beside) {
+  before_.assign(beside ? units_.size() : 0, 0);
+  for (std::size_t unit = 0; unit < before_.size(); unit++)
+    before_[unit] =
+        static_cast<std::uint8_t>((units_[unit].read != 0) | (units_[unit].write != 0) << 1);
   std::fill(units_.begin(), units_.end(), Unit{});
   sets_.clear();
+}
+
+bool GlobalShadow::races_with_launch_before(std::size_t offset, const Access &access) const {
+  if (before_.empty()) return false;
+  const auto unit = before_.begin() + static_cast<std::ptrdiff_t>(offset / kUnit);
+  return std::any_of(unit, unit + access.bytes / kUnit, [&](std::uint8_t touched) {
+    return touched & 2 || (touched && access.store);
+  });
 }
 
 std::string GlobalShadow::check(std::size_t offset, const Access &access) {

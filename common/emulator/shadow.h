@@ -151,7 +151,12 @@ class SharedShadow {
 class GlobalShadow {
  public:
   void resize(std::size_t bytes) { units_.resize((bytes + kUnit - 1) / kUnit); }
-  void begin_launch();
+  /// `beside` the launch before: what that has touched is remembered.
+  void begin_launch(bool beside);
+
+  /// Whether an access would race with the launch before, if nobody waited for that.
+  bool races_with_launch_before(std::size_t offset, const Access &access) const;
+
   std::string check(std::size_t offset, const Access &access);
 
   /// These bytes were stored as the stamp says, by an agent.
@@ -174,7 +179,8 @@ class GlobalShadow {
   std::string race_with_loads(Read before, const Access &access);
 
   std::vector<Unit> units_;
-  std::mutex mutex_;  // guards sets_
+  std::vector<std::uint8_t> before_;  // by unit, of the launch before: bit 0 read, bit 1 written
+  std::mutex mutex_;                  // guards sets_
   std::deque<ReadSet> sets_;
 };
 

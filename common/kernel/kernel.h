@@ -122,6 +122,20 @@ void launch_clusters(int blocks, void (*kernel)(Parameters...), dim3 grid, dim3 
              "kernel launch");
 }
 
+/// The same launch, which may begin while the kernel before it in the stream still runs, from where that
+/// allows it. What that writes is there after griddepcontrol_wait (CUDA C++ Programming Guide,
+/// 'Programmatic Dependent Launch').
+template <class SharedStorage, class... Parameters, class... Arguments>
+void launch_beside(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
+  allow_shared_memory(reinterpret_cast<const void *>(kernel), sizeof(SharedStorage));
+  cudaLaunchAttribute beside;
+  beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  beside.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{grid, block, sizeof(SharedStorage), nullptr, &beside, 1};
+  cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...),
+             "kernel launch");
+}
+
 /// The thread's warp within its block. Shuffled, so that nvcc knows that it is one number for all
 /// lanes and computes what follows from it once per warp, in uniform registers.
 __device__ __forceinline__ int warp_index() {
@@ -180,17 +194,22 @@ void launch_on(void *, void (*kernel)(Parameters...), dim3 grid, dim3 block,
 
 template <class SharedStorage, class... Parameters, class... Arguments>
 void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
-  emulator::run(
-      grid, block, sizeof(SharedStorage), [=] { kernel(static_cast<Parameters>(arguments)...); },
-      true);
+  emulator::run(grid, block, sizeof(SharedStorage),
+                [=] { kernel(static_cast<Parameters>(arguments)...); }, {.together = true});
 }
 
 template <class SharedStorage, class... Parameters, class... Arguments>
 void launch_clusters(int blocks, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                      Arguments... arguments) {
-  emulator::run(
-      grid, block, sizeof(SharedStorage), [=] { kernel(static_cast<Parameters>(arguments)...); },
-      false, static_cast<unsigned>(blocks));
+  emulator::run(grid, block, sizeof(SharedStorage),
+                [=] { kernel(static_cast<Parameters>(arguments)...); },
+                {.cluster = static_cast<unsigned>(blocks)});
+}
+
+template <class SharedStorage, class... Parameters, class... Arguments>
+void launch_beside(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
+  emulator::run(grid, block, sizeof(SharedStorage),
+                [=] { kernel(static_cast<Parameters>(arguments)...); }, {.beside = true});
 }
 
 #define BACKEND_STEP cpu_step

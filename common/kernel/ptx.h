@@ -167,6 +167,17 @@ __device__ __forceinline__ unsigned atomic_read(unsigned &counter) {
   return value;
 }
 
+/// Lets a kernel that is launched beside this one begin, once all blocks have said so or ended (PTX ISA
+/// 'griddepcontrol', .launch_dependents).
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/// Waits until the kernel beside which this one was launched has ended, and sees what it wrote (.wait).
+__device__ __forceinline__ void griddepcontrol_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 #else
 
 #include "common/emulator/ptx.h"
