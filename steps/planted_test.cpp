@@ -33,6 +33,7 @@ const char *const kNoMemory = "outside of every allocation";
 const char *const kStillWriting = "may still be writing: no cp_async_wait for its group yet";
 const char *const kStillReading = "may still be reading: no cp_async_wait for its group yet";
 const char *const kMisaligned = "an address that is not a multiple of";
+const char *const kLaunchBefore = "of what the launch before may still be using";
 const char *const kForEver = "threads wait for ever in";
 const char *const kOtherInstruction = "lanes of one warp wait in different instructions";
 // Of Hopper's instructions. '|' stands between reports of which the order of threads decides.
@@ -801,31 +802,33 @@ const Plant kPlants[] = {
      "--heads 2"},
     {"39", "keys in their order", "return place / 4 * 2 + place % 4 / 2 * 8 + place % 2;",
      "return place;", kWrong, "normal one-hot"},
-    {"39", "blocks of scores in their order", "pack_here(pairs[i], pairs[i + 2])",
-     "pack_here(pairs[i], pairs[i + 1])", kWrong},
+    {"39", "blocks of scores in their order", "pack_here(pair(i), pair(i + 4))",
+     "pack_here(pair(i), pair(i + 2))", kWrong},
     {"39", "columns of V exchanged", "store(out(col + i, group * 16), keys[i])",
      "store(out(col + (i ^ 1), group * 16), keys[i])", kWrong},
     {"39", "P beyond the largest e4m3 number", "constexpr float rise = 4; ",
      "constexpr float rise = 12; ", kWrong},
     {"39", "P below the smallest e4m3 number", "constexpr float rise = 4; ",
      "constexpr float rise = -6; ", kWrong},
-    {"39", "keys after the last seen", "if (order.causal || order.seqlen % Bc)",
-     "if (order.causal)", kWrong},
-    {"39", "V after the last key read", "if (key < seqlen) {", "if (key <= seqlen) {", kOutside},
-    {"39", "V after the last key not zero", "Vector<e4m3, 16> keys[4] = {};",
-     "Vector<e4m3, 16> keys[4];\n  for (auto &k : keys) k = "
-     "std::bit_cast<Vector<e4m3, 16>>(std::array<std::uint8_t, 16>{0x7f});",
-     kNotWritten},
-    {"39", "one tile on the diagonal masked", "if (order.causal && j * Bc > first_row)",
-     "if (order.causal && j < 0)", kWrong, "normal", "--causal"},
+    {"39", "no mask", "if (order.causal && j == own_tiles - 1)",
+     "if (order.causal && j == own_tiles)", kWrong, "normal", "--causal"},
+    {"39", "own tiles of the warpgroup before", "order.causal ? first_row + 64 : order.seqlen",
+     "order.causal ? first_row : order.seqlen", kNotWritten, "normal", "--causal"},
+    {"39", "own tiles of the warpgroup behind", "order.causal ? first_row + 64 : order.seqlen",
+     "order.causal ? first_row + 128 : order.seqlen", kForEver, "normal", "--causal"},
+    {"39", "a tile passed before all lanes have seen it full",
+     "__syncwarp();  // all lanes have seen", "// all lanes have seen", kForEver, "normal",
+     "--seqlen 640 --causal"},
     {"39", "O stored where there are no rows", "if (first_row < order.seqlen) tma_store(",
      "tma_store(", kBeforeTheTensor, "normal", "--seqlen 128"},
-    {"39", "V a tile of keys further on", "ring_load(smem.V, v, map_V, j * d,",
-     "ring_load(smem.V, v, map_V, j * Bc,", kWrong},
-    {"39", "the last V of the next tile's head", "ring_load(smem.V, v, map_V, 0, at.head, at.b)",
-     "ring_load(smem.V, v, map_V, 0, next.head, next.b)", kWrong, "normal", kPersistent},
-    {"39", "Q's place released before all lanes have its scales", "ring_release(Q, used_q);", "",
-     kForEver, "normal", "--heads 40 --seqlen 128"},
+    {"39", "V from its other end", "ring_load(smem.V, v, map_V, j * d,",
+     "ring_load(smem.V, v, map_V, (at.key_tiles - 1 - j) * d,", kWrong},
+    {"39", "V before it is transposed", "griddepcontrol_wait();  // V^T is there", "",
+     kLaunchBefore},
+    {"39", "Q not waited for by all lanes before it is released",
+     "named_barrier_sync(1 + warpgroup, 128);  // O's", "// O's", kRace, "normal", kPersistent},
+    {"39", "Q never released", "ring_release(Q, q);", "q.next();", kForEver, "normal",
+     "--heads 40 --seqlen 128"},
 };
 
 std::string step_name(const std::string &number) {
@@ -1041,7 +1044,8 @@ const std::vector<std::string> kHopperBarriers = {
     "fence_proxy_async(",    "named_barrier_sync(",
     "named_barrier_arrive(", "tma_store_commit(",
     "tma_store_wait_read<",  "ring_release(",
-    "cluster_sync(",         "mbarrier_arrive_at("};
+    "cluster_sync(",         "mbarrier_arrive_at(",
+    "griddepcontrol_wait("};
 
 /// Calls that a step can do without, and why.
 struct Spare {
@@ -1090,7 +1094,7 @@ std::string failures_without(const Copy &copy, bool many) {
   if (takes("--rope")) options += " --rope halves";
   if (takes("--splits") && !many) options = "--seqlen 4 --seqlen-k 1500 --splits 3";
   std::vector<std::string> shapes = {options};
-  if (step >= "36") shapes = {kPersistent, kPersistentShort};
+  if (step >= "36") shapes = {kPersistent, kPersistentShort, "--seqlen 1024"};
   if (help.tile > 128) shapes = {kPersistent};
   for (const int seed : {1, 2}) {  // one head: a barrier is of one block
     std::string said;              // in shapes in which the call is not missed

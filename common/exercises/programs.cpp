@@ -119,6 +119,7 @@ const Ending kEndings[] = {
     {"not-landed", "may still be writing"},
     {"still-read", "may still be reading"},
     {"deadlock", "wait for ever"},
+    {"too-early", "of what the launch before may still be using"},
     {"out-of-bounds", "out of bounds"},
     {"out-of-bounds", "outside of every allocation"},
     {"out-of-bounds", "past the end of"},

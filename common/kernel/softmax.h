@@ -41,13 +41,6 @@ __device__ __forceinline__ void rescale(Accumulator<d> &o, const float (&alpha)[
   for (int i = 0; i < o.size; i++) o(i) *= alpha[i / 2 % 2];
 }
 
-/// P, rounded to e4m3, neighbours in pairs.
-template <int Bc>
-__device__ __forceinline__ void to_pairs(std::uint16_t (&pairs)[Bc / 4], Accumulator<Bc> &s) {
-#pragma unroll
-  for (int i = 0; i < s.size; i += 2) pairs[i / 2] = cvt_rn_e4m3x2(s(i), s(i + 1));
-}
-
 /// P, rounded: two neighbouring blocks of 8 columns are A of one product.
 template <class T, int Bc>
 __device__ __forceinline__ void to_fragments(FragmentA (&p)[Bc / 16], Accumulator<Bc> &s) {

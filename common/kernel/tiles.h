@@ -46,18 +46,13 @@ __device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
   return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
 }
 
-/// Hides the scores of the keys from seqlen on, and with a causal mask those of later keys than the row.
-/// The tile's keys begin at `key`, the warp's 16 rows at `row`.
+/// Hides the scores of the keys after each row. The tile's keys begin at `key`, the warp's 16 rows at `row`.
 template <int Bc>
-__device__ __forceinline__ void mask_keys(Accumulator<Bc> &s, int key, int row,
-                                          const Order &order) {
-  const int lane = threadIdx.x % 32;
-  int last[2] = {order.seqlen - 1, order.seqlen - 1};
-  if (order.causal)
-    for (int r = 0; r < 2; r++) last[r] = min(last[r], row + lane / 4 + r * 8);
+__device__ __forceinline__ void mask_keys(Accumulator<Bc> &s, int key, int row) {
+  const int lane = threadIdx.x % 32, last = row + lane / 4 - lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < s.size; i++)
-    if (key + i / 4 * 8 + lane % 4 * 2 + i % 2 > last[i / 2 % 2]) s(i) = -INFINITY;
+    if (key + i / 4 * 8 + i % 2 > last + i / 2 % 2 * 8) s(i) = -INFINITY;
 }
 
 /// A warp's 16 rows of O, each times its factor, to a tile in shared memory.
