@@ -71,6 +71,8 @@ std::string complaint(const Exercise &exercise) {
   const bool has_answer_patch = fs::exists(answer);
   if (!has_answer_patch && !fs::exists(exercise.folder() / "answer.txt"))
     return "neither answer.patch nor answer.txt";
+  if (!exercise.asks() && !has_answer_patch && !exercise.headers().empty())
+    return "no answer.patch: the step is several files, and the work is one";
 
   if (trial("start", start_of(exercise)).done) return "the start passes";
   const std::string start = exercise.asks() ? "" : source_at_start(exercise);
@@ -81,7 +83,7 @@ std::string complaint(const Exercise &exercise) {
   }
   const std::string right = exercise.asks()    ? filled(answers)
                             : has_answer_patch ? patched(start, answer)
-                                               : read_text(exercise.source());
+                                               : source_of_step(exercise);
   if (const Verdict verdict = trial("answer", right); !verdict.done)
     return "the answer fails: " + verdict.said;
 

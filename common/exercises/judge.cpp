@@ -85,7 +85,7 @@ const Build &Judge::built(const std::string &program) {
     what.source = folder_ / (program + ".cu");
     what.program = folder_ / program;
     const fs::path patch = exercise_.folder() / (program + ".patch");
-    const std::string step = read_text(exercise_.source());
+    const std::string step = source_of_step(exercise_);
     const std::string source = program == "step" ? step : patched(step, patch);
     fs::create_directories(folder_);
     if (!fs::exists(what.source) || read_text(what.source) != source)
