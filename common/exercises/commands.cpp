@@ -149,25 +149,20 @@ bool check_once(const std::string &chapter, std::ostream &output) {
 
 int check(const std::string &chapter, std::ostream &output) {
   const std::vector<Exercise> exercises = of_chapter(chapter);
-  using Time = fs::file_time_type;
-  // Of each file. One that is gone has none: an editor may be about to put another there.
-  const auto times = [&] {
-    std::vector<std::optional<Time>> all;
-    for (const Exercise &exercise : exercises) {
-      std::error_code gone;
-      const Time time = fs::last_write_time(exercise.work(), gone);
-      all.push_back(gone ? std::optional<Time>() : time);
-    }
+  // Of each file, and not its time: a copy that is put back has an old one.
+  const auto texts = [&] {
+    std::vector<std::string> all;
+    for (const Exercise &exercise : exercises) all.push_back(read_text(exercise.work()));
     return all;
   };
   for (;;) {
-    const auto before = times();  // a save while it is judged counts
+    const std::vector<std::string> judged = texts();  // a save in the meantime is one, too
     if (check_once(chapter, output) || environment("WATCH", "").empty()) return 0;
     output << "waiting for a save in try/" << chapter << "; Ctrl-C ends it\n" << std::flush;
     const auto saved = [&] {
-      const auto now = times();
-      for (std::size_t i = 0; i < now.size(); i++)
-        if (now[i] && now[i] != before[i]) return true;
+      const std::vector<std::string> now = texts();
+      for (std::size_t i = 0; i < now.size(); i++)  // one that is gone may be about to be replaced
+        if (!now[i].empty() && now[i] != judged[i]) return true;
       return false;
     };
     while (!saved()) std::this_thread::sleep_for(std::chrono::milliseconds(200));

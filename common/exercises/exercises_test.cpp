@@ -4,12 +4,15 @@
 //
 // STEPS_ONLY  how the names of the steps begin whose exercises are judged: 06, or 3 for Part IV
 #include <doctest/doctest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/exercises/judge.h"
@@ -123,6 +126,16 @@ std::vector<Exercise> all_exercises() {
   return all;
 }
 
+/// A reader's repository, a folder of this name, which has only what is built with this one in common.
+fs::path repository(const std::string &name) {
+  const fs::path here = fs::current_path(), root = kFolder / name;
+  fs::remove_all(root);
+  fs::create_directories(root / "build");
+  for (const char *part : {"steps", "common", "reference", "build/host", "build/exercises"})
+    fs::create_symlink(here / part, root / part);
+  return root;
+}
+
 /// Replaces the one `find` of a file.
 void edit(const fs::path &file, const std::string &find, const std::string &replace) {
   std::string text = read_text(file);
@@ -198,12 +211,7 @@ TEST_CASE("exercises: numbers are judged to the digits that were written") {
 }
 
 TEST_CASE("exercises: what a reader sees") {
-  // A repository of their own, but for what is built.
-  const fs::path here = fs::current_path(), root = kFolder / "reader";
-  fs::remove_all(root);
-  fs::create_directories(root / "build");
-  for (const char *part : {"steps", "common", "reference", "build/host", "build/exercises"})
-    fs::create_symlink(here / part, root / part);
+  const fs::path root = repository("reader");
   const auto make = [&](const std::string &command, const std::string &seconds = "20") {
     return run_command("cd " + shell_word(root) + " && EXERCISE_SECONDS=" + seconds +
                        " build/host/bin/exercises " + command);
@@ -263,6 +271,37 @@ TEST_CASE("exercises: what a reader sees") {
       << patched(source_at_start(exercise), exercise.folder() / "answer.patch");
   CHECK(contains(make("check-02").out, "chapter 02: 1 of 4 done; the book: 1 of "));
   CHECK(contains(make("progress").out, "1 of 4  1 begun  2 done  3 begun  4 begun"));
+}
+
+TEST_CASE("exercises: with WATCH=1 a save is judged, however it comes") {
+  const fs::path root = repository("watch"), work = root / "try/02/1.txt", said = root / "said";
+  const std::string in_root = "cd " + shell_word(root) + " && ";
+  REQUIRE(run_command(in_root + "build/host/bin/exercises try-02").status == 0);
+  for (const char *other : {"2.cu", "3.cu", "4.cu"}) fs::remove(work.parent_path() / other);
+
+  // It would wait for ever: ended below, or by itself.
+  const pid_t watch = std::stoi(
+      run_command(in_root +
+                  "{ WATCH=1 timeout 20 build/host/bin/exercises check-02 >said & echo $!; }")
+          .out);
+  const auto says = [&](const std::string &text) {
+    for (int i = 0; i < 200 && !contains(read_text(said), text); i++)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return contains(read_text(said), text);
+  };
+  CHECK(says("waiting for a save in try/02"));
+  std::ofstream(work) << "read32 = many\n";
+  CHECK(says("read32 = many: a number is wanted"));
+  // As editors do, and then a copy of an hour ago that is put back.
+  for (const char *value : {"some", "few"}) {
+    const fs::path beside = work.parent_path() / ".1.txt.new";
+    std::ofstream(beside) << "read32 = " << value << "\n";
+    if (value == std::string("few"))
+      fs::last_write_time(beside, fs::last_write_time(beside) - std::chrono::hours(1));
+    fs::rename(beside, work);
+    CHECK(says("read32 = " + std::string(value) + ": a number is wanted"));
+  }
+  CHECK(kill(watch, SIGTERM) == 0);
 }
 
 TEST_SUITE_END();

@@ -254,7 +254,6 @@ Verdict Judge::judge_words() {
     const bool wants_word = first_word(statement.words) == "ends";
     const std::string value = written[name];
     if (value.empty()) return {false, name + ": nothing is written yet. " + question};
-    const std::string answer = right(statement);
     char *end;
     const double number = std::strtod(value.c_str(), &end);
     if (wants_word &&
@@ -263,6 +262,7 @@ Verdict Judge::judge_words() {
                          docs::join(ending_words(), ", ")};
     if (!wants_word && (*end != '\0' || end == value.c_str()))
       return {false, name + " = " + value + ": a number is wanted"};
+    const std::string answer = right(statement);
     if (wants_word ? value == answer : is_rounded(value, it_)) continue;
     std::string said =
         name + " = " + value + ": " +
