@@ -189,6 +189,27 @@ TEST_CASE("exercises: a file `exercise` is taken at its word, or refused by line
   CHECK_THROWS_WITH(parse_statements("demand 1 < 2\n", "e"), doctest::Contains("| MESSAGE"));
 }
 
+TEST_CASE("exercises: a source holds the headers that an exercise names, each once") {
+  Exercise exercise{"29-in-a-model", 1, "Find", "T", "", {}};
+  const auto source = [&](const std::string &headers) {
+    exercise.statements = parse_statements("with " + headers + "\n", "e");
+    return source_of_step(exercise);
+  };
+  const auto times = [](const std::string &text, const std::string &part) {
+    int found = 0;
+    for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at++) found++;
+    return found;
+  };
+  const std::string all = source("rows.h tiles.h stages.h prefill.h decode.h");
+  CHECK(times(all, "#include \"steps/") == 0);
+  CHECK(times(all, "#pragma once") == 0);
+  CHECK(times(all, "struct Pages {") == 1);  // of rows.h, which two others include
+  const std::string some = source("prefill.h");
+  CHECK(times(some, "#include \"steps/") == 2);
+  CHECK(times(some, "#include \"steps/29-in-a-model/tiles.h\"") == 1);
+  CHECK_THROWS_WITH(source("tiles.h"), doctest::Contains("with tiles.h: "));
+}
+
 TEST_CASE("exercises: numbers are judged to the digits that were written") {
   Exercise exercise{"02-loop-inverted", 1, "Predict", "T", "", {}};
   const auto verdict = [&](const std::string &it, const std::string &written) {
@@ -261,6 +282,14 @@ TEST_CASE("exercises: what a reader sees") {
   CHECK(contains(faults.out, "3.cu:" + line_of("try/02/3.cu", "seqlen % Bc") +
                                  ": it crashes, dividing a whole number by 0"));
   CHECK(contains(faults.out, "chapter 02: 0 of 4 done; the book: 0 of "));
+
+  // What is there can be built as a program.
+  fs::create_symlink(fs::current_path() / "Makefile", root / "Makefile");
+  const Finished program =
+      run_command("cd " + shell_word(root) +
+                  " && env -u MAKEFLAGS -u MAKELEVEL make --dry-run NVCC= step-02-try-2");
+  CHECK(contains(program.out, "cp try/02/2.cu build/variants/02-loop-inverted/try-2/attention.cu"));
+  CHECK(contains(program.out, " -o build/cpu/bin/step-02-try-2\n"));
 
   // The answer is done, and counted.
   CHECK(make("answer-02-2").status == 0);
