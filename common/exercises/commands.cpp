@@ -43,7 +43,7 @@ fs::path verdict_file(const Exercise &exercise) {
 }
 
 /// Of one text of the reader's. (Not its time: a copy that is put back has an old one.)
-std::string first_line(bool done, const std::string &work) {
+std::string verdict_line(bool done, const std::string &work) {
   return (done ? "done " : "not yet ") + std::to_string(std::hash<std::string>()(work));
 }
 
@@ -58,7 +58,7 @@ std::optional<Verdict> kept_verdict(const Exercise &exercise) {
     if (!fs::exists(path) || fs::last_write_time(path) >= fs::last_write_time(file)) return {};
   const std::string text = read_text(file), work = read_text(exercise.work());
   for (const bool done : {true, false})
-    if (const std::string line = first_line(done, work) + "\n"; text.starts_with(line))
+    if (const std::string line = verdict_line(done, work) + "\n"; text.starts_with(line))
       return Verdict{done, text.substr(line.size())};
   return {};
 }
@@ -70,7 +70,8 @@ Verdict verdict_of(const Exercise &exercise) {
   const Verdict verdict = Judge(exercise, folder).judge(exercise.work());
   if (read_text(exercise.work()) == work) {  // else it may be of either
     fs::create_directories(folder_of(exercise));
-    std::ofstream(verdict_file(exercise)) << first_line(verdict.done, work) << "\n" << verdict.said;
+    std::ofstream(verdict_file(exercise)) << verdict_line(verdict.done, work) << "\n"
+                                          << verdict.said;
   }
   return verdict;
 }

@@ -311,10 +311,10 @@ TEST_CASE("exercises: with WATCH=1 a save is judged, however it comes") {
   // It would wait for ever: ended below, or by itself.
   const pid_t watch = std::stoi(
       run_command(in_root +
-                  "{ WATCH=1 timeout 20 build/host/bin/exercises check-02 >said & echo $!; }")
+                  "{ WATCH=1 timeout 60 build/host/bin/exercises check-02 >said & echo $!; }")
           .out);
   const auto says = [&](const std::string &text) {
-    for (int i = 0; i < 200 && !contains(read_text(said), text); i++)
+    for (int i = 0; i < 500 && !contains(read_text(said), text); i++)
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     return contains(read_text(said), text);
   };
