@@ -34,7 +34,9 @@ PROGRAMS := $(foreach s,$(GPU_STEPS),step-$(call number,$(s)))
 LEFT_OUT := $(filter-out $(PROGRAMS),$(NUMBERS:%=step-%))
 # ./step-15-padded is steps/15-early-k/variants/padded.patch, applied to a copy of the step.
 variants = $(patsubst steps/$(1)/variants/%.patch,step-$(call number,$(1))-%,$(wildcard steps/$(1)/variants/*.patch))
-VARIANTS := $(foreach s,$(STEPS),$(call variants,$(s)))
+# ./step-06-try-4 is what a reader has made of step 06: try/06/4.cu.
+TRIES := $(foreach f,$(wildcard try/*/*.cu),step-$(subst /,-try-,$(f:try/%.cu=%)))
+VARIANTS := $(foreach s,$(STEPS),$(call variants,$(s))) $(TRIES)
 
 #? Build and run
 #?   make step-02 && ./step-02   one step; ./step-02 --help
@@ -98,6 +100,8 @@ $(BUILD)/bin/step-%: build/host/$$(call folder,$$*)/attention.o \
 build/variants/%/attention.cu: steps/$$(*D)/variants/$$(*F).patch steps/$$(*D)/attention.cu
 	@mkdir -p $(@D) && cp steps/$(*D)/attention.cu $@
 	@cd $(@D) && git apply "$(CURDIR)/$<" || { rm attention.cu; exit 1; }
+build/variants/%/attention.cu: try/$$(call number,$$(*D))/$$(subst try-,,$$(*F)).cu
+	@mkdir -p $(@D) && cp $< $@
 build/host/%/attention.o: %/attention.cu build/host/flags
 	@mkdir -p $(@D)
 	$(say)$(HOST) $(step_flags) -x c++ -c $< -o $@

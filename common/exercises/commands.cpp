@@ -4,6 +4,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -41,29 +42,35 @@ fs::path verdict_file(const Exercise &exercise) {
   return folder_of(exercise) / (std::to_string(exercise.number) + ".verdict");
 }
 
+/// Of one text of the reader's. (Not its time: a copy that is put back has an old one.)
+std::string verdict_line(bool done, const std::string &work) {
+  return (done ? "done " : "not yet ") + std::to_string(std::hash<std::string>()(work));
+}
+
 /// The verdict of the file as it is, if there is one.
 std::optional<Verdict> kept_verdict(const Exercise &exercise) {
   const fs::path file = verdict_file(exercise);
-  if (!fs::exists(file)) return {};
-  std::vector<fs::path> of = {exercise.work(), exercise.source(), "build/host/bin/exercises",
-                              "build/exercises/common.o"};
+  if (!fs::exists(file) || !fs::exists(exercise.work())) return {};
+  std::vector<fs::path> of = exercise.headers();
+  of.insert(of.end(), {exercise.source(), "build/host/bin/exercises", "build/exercises/common.o"});
   for (const auto &entry : fs::directory_iterator(exercise.folder())) of.push_back(entry.path());
   for (const fs::path &path : of)
     if (!fs::exists(path) || fs::last_write_time(path) >= fs::last_write_time(file)) return {};
-  const std::string text = read_text(file);
-  const std::size_t end = text.find('\n');
-  return Verdict{text.substr(0, end) == "done", text.substr(end + 1)};
+  const std::string text = read_text(file), work = read_text(exercise.work());
+  for (const bool done : {true, false})
+    if (const std::string line = verdict_line(done, work) + "\n"; text.starts_with(line))
+      return Verdict{done, text.substr(line.size())};
+  return {};
 }
 
 Verdict verdict_of(const Exercise &exercise) {
   if (const std::optional<Verdict> kept = kept_verdict(exercise)) return *kept;
-  // Before it is judged: an edit in the meantime makes it stale.
-  const auto begun = fs::last_write_time(exercise.work());
+  const std::string work = read_text(exercise.work());
   const fs::path folder = folder_of(exercise) / std::to_string(exercise.number);
   const Verdict verdict = Judge(exercise, folder).judge(exercise.work());
-  if (fs::last_write_time(exercise.work()) == begun) {
+  if (read_text(exercise.work()) == work) {  // else it may be of either
     fs::create_directories(folder_of(exercise));
-    std::ofstream(verdict_file(exercise)) << (verdict.done ? "done" : "not yet") << "\n"
+    std::ofstream(verdict_file(exercise)) << verdict_line(verdict.done, work) << "\n"
                                           << verdict.said;
   }
   return verdict;
@@ -142,21 +149,25 @@ bool check_once(const std::string &chapter, std::ostream &output) {
 }
 
 int check(const std::string &chapter, std::ostream &output) {
-  const auto newest = [&] {
-    fs::file_time_type time{};
-    for (const auto &entry : fs::directory_iterator(fs::path("try") / chapter)) {
-      std::error_code gone;  // an editor may have moved it
-      const fs::file_time_type of = fs::last_write_time(entry.path(), gone);
-      if (!gone) time = std::max(time, of);
-    }
-    return time;
+  const std::vector<Exercise> exercises = of_chapter(chapter);
+  // Of each file, and not its time: a copy that is put back has an old one.
+  const auto texts = [&] {
+    std::vector<std::string> all;
+    for (const Exercise &exercise : exercises) all.push_back(read_text(exercise.work()));
+    return all;
   };
-  while (!check_once(chapter, output) && !environment("WATCH", "").empty()) {
-    const auto before = newest();
+  for (;;) {
+    const std::vector<std::string> judged = texts();  // a save in the meantime is one, too
+    if (check_once(chapter, output) || environment("WATCH", "").empty()) return 0;
     output << "waiting for a save in try/" << chapter << "; Ctrl-C ends it\n" << std::flush;
-    while (newest() == before) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    const auto saved = [&] {
+      const std::vector<std::string> now = texts();
+      for (std::size_t i = 0; i < now.size(); i++)  // one that is gone may be about to be replaced
+        if (!now[i].empty() && now[i] != judged[i]) return true;
+      return false;
+    };
+    while (!saved()) std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }
-  return 0;
 }
 
 int progress(std::ostream &output) {

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::set<std::string> kKeys = {"run", "ends", "demand",  "hint", "stage",
-                                     "ask", "is",   "because", "miss"};
+                                     "ask", "is",   "because", "miss", "with"};
 const std::set<std::string> kWithMessage = {"ends", "demand", "hint", "miss"};
 
 /// The items of the chapter's list of exercises, each in one line.
@@ -35,6 +35,23 @@ std::vector<std::string> items(const std::string &step) {
       break;
   }
   return found;
+}
+
+/// A source with the text of these headers, where it or one of them includes them for the first time.
+/// Those that it holds are added to `held`.
+std::string with_headers(const std::string &source, const std::vector<fs::path> &headers,
+                         std::set<fs::path> &held) {
+  std::string text;
+  for (const std::string &line : lines_of(source)) {
+    const auto header = std::find_if(headers.begin(), headers.end(), [&](const fs::path &path) {
+      return line == "#include \"" + path.string() + "\"";
+    });
+    if (header == headers.end())
+      text += line == "#pragma once" ? "" : line + "\n";
+    else if (held.insert(*header).second)
+      text += "// --- " + header->string() + "\n" + with_headers(read_text(*header), headers, held);
+  }
+  return text;
 }
 
 /// Lines of at most 100 characters, each after `before`.
@@ -67,6 +84,15 @@ fs::path Exercise::work() const {
 
 fs::path Exercise::source() const {
   return fs::path("steps") / step / "attention.cu";
+}
+
+std::vector<fs::path> Exercise::headers() const {
+  std::vector<fs::path> paths;
+  for (const Statement &statement : statements)
+    if (statement.key == "with")
+      for (const std::string &name : docs::words(statement.words))
+        paths.push_back(fs::path("steps") / step / name);
+  return paths;
 }
 
 std::vector<Statement> parse_statements(const std::string &text, const std::string &file) {
@@ -134,6 +160,17 @@ std::vector<Exercise> exercises_of(const std::string &chapter) {
   return exercises;
 }
 
+std::string source_of_step(const Exercise &exercise) {
+  const std::vector<fs::path> headers = exercise.headers();
+  std::set<fs::path> held;
+  const std::string text = with_headers(read_text(exercise.source()), headers, held);
+  for (const fs::path &header : headers)
+    if (!held.contains(header))
+      throw std::runtime_error(exercise.name() + ": with " + header.filename().string() + ": " +
+                               exercise.source().string() + " does not include it");
+  return text;
+}
+
 std::string patched(const std::string &source, const fs::path &patch) {
   static std::atomic<int> copies = 0;
   const fs::path folder =
@@ -149,7 +186,7 @@ std::string patched(const std::string &source, const fs::path &patch) {
 }
 
 std::string source_at_start(const Exercise &exercise) {
-  const std::string step = read_text(exercise.source());
+  const std::string step = source_of_step(exercise);
   const fs::path start = exercise.folder() / "start.patch";
   return fs::exists(start) ? patched(step, start) : step;
 }

@@ -23,6 +23,8 @@
 //   hint WORD TEXT | MESSAGE   said when a run ends so and its report or the line in it holds TEXT, which
 //                              may be left out
 //   stage NAME                 what the reader is at from here on
+//   with HEADER...             of the step's folder: every source of this exercise, the reader's and the
+//                              step's, holds these headers itself, where it would include them
 //
 // Of numbers or words that the reader writes into a file of text:
 //
@@ -56,6 +58,8 @@ struct Exercise {
   /// What the reader edits: "try/06/2.cu" or "try/06/1.txt".
   std::filesystem::path work() const;
   std::filesystem::path source() const;  // the step's
+  /// The step's headers that the sources of this exercise hold.
+  std::vector<std::filesystem::path> headers() const;
 };
 
 /// The exercises of a chapter, "06", in order; none if it has no folder of them. Throws
@@ -67,6 +71,9 @@ std::vector<std::string> chapters_with_exercises();
 
 /// Parses the text of a file `exercise`.
 std::vector<Statement> parse_statements(const std::string &text, const std::string &file);
+
+/// The step's source, which holds the exercise's headers. Throws std::runtime_error.
+std::string source_of_step(const Exercise &exercise);
 
 /// What applying a patch to the source of a step makes of it. Throws std::runtime_error.
 std::string patched(const std::string &source, const std::filesystem::path &patch);

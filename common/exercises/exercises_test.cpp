@@ -4,12 +4,15 @@
 //
 // STEPS_ONLY  how the names of the steps begin whose exercises are judged: 06, or 3 for Part IV
 #include <doctest/doctest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/exercises/judge.h"
@@ -71,6 +74,8 @@ std::string complaint(const Exercise &exercise) {
   const bool has_answer_patch = fs::exists(answer);
   if (!has_answer_patch && !fs::exists(exercise.folder() / "answer.txt"))
     return "neither answer.patch nor answer.txt";
+  if (!exercise.asks() && !has_answer_patch && !exercise.headers().empty())
+    return "no answer.patch: the step is several files, and the work is one";
 
   if (trial("start", start_of(exercise)).done) return "the start passes";
   const std::string start = exercise.asks() ? "" : source_at_start(exercise);
@@ -81,7 +86,7 @@ std::string complaint(const Exercise &exercise) {
   }
   const std::string right = exercise.asks()    ? filled(answers)
                             : has_answer_patch ? patched(start, answer)
-                                               : read_text(exercise.source());
+                                               : source_of_step(exercise);
   if (const Verdict verdict = trial("answer", right); !verdict.done)
     return "the answer fails: " + verdict.said;
 
@@ -119,6 +124,16 @@ std::vector<Exercise> all_exercises() {
     for (const Exercise &exercise : exercises_of(chapter))
       if (exercise.step.starts_with(environment("STEPS_ONLY", ""))) all.push_back(exercise);
   return all;
+}
+
+/// A reader's repository, a folder of this name, which has only what is built with this one in common.
+fs::path repository(const std::string &name) {
+  const fs::path here = fs::current_path(), root = kFolder / name;
+  fs::remove_all(root);
+  fs::create_directories(root / "build");
+  for (const char *part : {"steps", "common", "reference", "build/host", "build/exercises"})
+    fs::create_symlink(here / part, root / part);
+  return root;
 }
 
 /// Replaces the one `find` of a file.
@@ -174,6 +189,27 @@ TEST_CASE("exercises: a file `exercise` is taken at its word, or refused by line
   CHECK_THROWS_WITH(parse_statements("demand 1 < 2\n", "e"), doctest::Contains("| MESSAGE"));
 }
 
+TEST_CASE("exercises: a source holds the headers that an exercise names, each once") {
+  Exercise exercise{"29-in-a-model", 1, "Find", "T", "", {}};
+  const auto source = [&](const std::string &headers) {
+    exercise.statements = parse_statements("with " + headers + "\n", "e");
+    return source_of_step(exercise);
+  };
+  const auto times = [](const std::string &text, const std::string &part) {
+    int found = 0;
+    for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at++) found++;
+    return found;
+  };
+  const std::string all = source("rows.h tiles.h stages.h prefill.h decode.h");
+  CHECK(times(all, "#include \"steps/") == 0);
+  CHECK(times(all, "#pragma once") == 0);
+  CHECK(times(all, "struct Pages {") == 1);  // of rows.h, which two others include
+  const std::string some = source("prefill.h");
+  CHECK(times(some, "#include \"steps/") == 2);
+  CHECK(times(some, "#include \"steps/29-in-a-model/tiles.h\"") == 1);
+  CHECK_THROWS_WITH(source("tiles.h"), doctest::Contains("with tiles.h: "));
+}
+
 TEST_CASE("exercises: numbers are judged to the digits that were written") {
   Exercise exercise{"02-loop-inverted", 1, "Predict", "T", "", {}};
   const auto verdict = [&](const std::string &it, const std::string &written) {
@@ -196,12 +232,7 @@ TEST_CASE("exercises: numbers are judged to the digits that were written") {
 }
 
 TEST_CASE("exercises: what a reader sees") {
-  // A repository of their own, but for what is built.
-  const fs::path here = fs::current_path(), root = kFolder / "reader";
-  fs::remove_all(root);
-  fs::create_directories(root / "build");
-  for (const char *part : {"steps", "common", "reference", "build/host", "build/exercises"})
-    fs::create_symlink(here / part, root / part);
+  const fs::path root = repository("reader");
   const auto make = [&](const std::string &command, const std::string &seconds = "20") {
     return run_command("cd " + shell_word(root) + " && EXERCISE_SECONDS=" + seconds +
                        " build/host/bin/exercises " + command);
@@ -252,6 +283,14 @@ TEST_CASE("exercises: what a reader sees") {
                                  ": it crashes, dividing a whole number by 0"));
   CHECK(contains(faults.out, "chapter 02: 0 of 4 done; the book: 0 of "));
 
+  // What is there can be built as a program.
+  fs::create_symlink(fs::current_path() / "Makefile", root / "Makefile");
+  const Finished program =
+      run_command("cd " + shell_word(root) +
+                  " && env -u MAKEFLAGS -u MAKELEVEL make --dry-run NVCC= step-02-try-2");
+  CHECK(contains(program.out, "cp try/02/2.cu build/variants/02-loop-inverted/try-2/attention.cu"));
+  CHECK(contains(program.out, " -o build/cpu/bin/step-02-try-2\n"));
+
   // The answer is done, and counted.
   CHECK(make("answer-02-2").status == 0);
   CHECK(contains(make("answer-02-2").out, "+      const float alpha = "));
@@ -261,6 +300,37 @@ TEST_CASE("exercises: what a reader sees") {
       << patched(source_at_start(exercise), exercise.folder() / "answer.patch");
   CHECK(contains(make("check-02").out, "chapter 02: 1 of 4 done; the book: 1 of "));
   CHECK(contains(make("progress").out, "1 of 4  1 begun  2 done  3 begun  4 begun"));
+}
+
+TEST_CASE("exercises: with WATCH=1 a save is judged, however it comes") {
+  const fs::path root = repository("watch"), work = root / "try/02/1.txt", said = root / "said";
+  const std::string in_root = "cd " + shell_word(root) + " && ";
+  REQUIRE(run_command(in_root + "build/host/bin/exercises try-02").status == 0);
+  for (const char *other : {"2.cu", "3.cu", "4.cu"}) fs::remove(work.parent_path() / other);
+
+  // It would wait for ever: ended below, or by itself.
+  const pid_t watch = std::stoi(
+      run_command(in_root +
+                  "{ WATCH=1 timeout 60 build/host/bin/exercises check-02 >said & echo $!; }")
+          .out);
+  const auto says = [&](const std::string &text) {
+    for (int i = 0; i < 500 && !contains(read_text(said), text); i++)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return contains(read_text(said), text);
+  };
+  CHECK(says("waiting for a save in try/02"));
+  std::ofstream(work) << "read32 = many\n";
+  CHECK(says("read32 = many: a number is wanted"));
+  // As editors do, and then a copy of an hour ago that is put back.
+  for (const char *value : {"some", "few"}) {
+    const fs::path beside = work.parent_path() / ".1.txt.new";
+    std::ofstream(beside) << "read32 = " << value << "\n";
+    if (value == std::string("few"))
+      fs::last_write_time(beside, fs::last_write_time(beside) - std::chrono::hours(1));
+    fs::rename(beside, work);
+    CHECK(says("read32 = " + std::string(value) + ": a number is wanted"));
+  }
+  CHECK(kill(watch, SIGTERM) == 0);
 }
 
 TEST_SUITE_END();

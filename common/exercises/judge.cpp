@@ -85,7 +85,7 @@ const Build &Judge::built(const std::string &program) {
     what.source = folder_ / (program + ".cu");
     what.program = folder_ / program;
     const fs::path patch = exercise_.folder() / (program + ".patch");
-    const std::string step = read_text(exercise_.source());
+    const std::string step = source_of_step(exercise_);
     const std::string source = program == "step" ? step : patched(step, patch);
     fs::create_directories(folder_);
     if (!fs::exists(what.source) || read_text(what.source) != source)
@@ -254,7 +254,6 @@ Verdict Judge::judge_words() {
     const bool wants_word = first_word(statement.words) == "ends";
     const std::string value = written[name];
     if (value.empty()) return {false, name + ": nothing is written yet. " + question};
-    const std::string answer = right(statement);
     char *end;
     const double number = std::strtod(value.c_str(), &end);
     if (wants_word &&
@@ -263,6 +262,7 @@ Verdict Judge::judge_words() {
                          docs::join(ending_words(), ", ")};
     if (!wants_word && (*end != '\0' || end == value.c_str()))
       return {false, name + " = " + value + ": a number is wanted"};
+    const std::string answer = right(statement);
     if (wants_word ? value == answer : is_rounded(value, it_)) continue;
     std::string said =
         name + " = " + value + ": " +

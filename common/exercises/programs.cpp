@@ -190,8 +190,9 @@ Outcome explain(const Build &what, const Finished &finished) {
   explain_watch(what, finished.err, outcome);
   if (!outcome.word.empty()) return outcome;
   for (const std::string &line : lines_of(finished.out)) {
-    if (line.ends_with(": passed")) outcome.word = "passed";
-    if (line.ends_with(": WRONG")) outcome.word = "wrong", outcome.said = "WRONG";
+    if (line.ends_with(": passed") && outcome.word.empty()) outcome.word = "passed";
+    if (line.ends_with(": WRONG") && !outcome.said.starts_with("WRONG"))
+      outcome.word = "wrong", outcome.said = "WRONG";
     if (line.find("elements are not finite") != std::string::npos) outcome.word = "not-finite";
     if (line.starts_with("  ") && finished.status != 0) outcome.said += "; " + docs::trim(line);
   }
@@ -224,23 +225,24 @@ std::string source_line(const fs::path &source, unsigned line) {
 std::string build(const Build &what) {
   const bool slow_to_run = what.step < "04";
   const Shared &with = shared(slow_to_run);
-  if (fs::exists(what.program) && !older(what.program, what.source) &&
-      !older(what.program, with.objects))
-    return "";
   const auto step = std::find_if(ladder().begin(), ladder().end(),
                                  [&](const LadderStep &of) { return of.name == what.step; });
   if (step == ladder().end()) throw std::runtime_error("no such step: " + what.step);
-  fs::create_directories(what.program.parent_path());
   const fs::path unit = what.program.string() + ".cpp";
-  std::ofstream out(unit);
   // First what is precompiled, or it is not used; what tells the programs apart comes after it.
-  out << "#include \"common/kernel/kernel.h\"\n"
-      << "#define STEP_NAME \"" << what.step << ":" << what.source.stem().string() << "\"\n"
-      << "#define STEP_NEEDS \"" << step->needs << "\"\n"
-      << "#define STEP_TAKES \"" << step->takes << "\"\n"
-      << "#line 1 \"" << what.source.string() << "\"\n"
-      << read_text(what.source);
-  out.close();
+  const std::string text = "#include \"common/kernel/kernel.h\"\n#define STEP_NAME \"" + what.step +
+                           ":" + what.source.stem().string() + "\"\n#define STEP_NEEDS \"" +
+                           step->needs + "\"\n#define STEP_TAKES \"" + step->takes +
+                           "\"\n#line 1 \"" + what.source.string() + "\"\n" +
+                           read_text(what.source);
+  bool stale =
+      !fs::exists(what.program) || read_text(unit) != text || older(what.program, with.objects);
+  for (const auto &entry : fs::directory_iterator(fs::path("steps") / what.step))
+    stale = stale || (entry.path().extension() == ".h" && older(what.program, entry.path()));
+  if (!stale) return "";
+  fs::create_directories(what.program.parent_path());
+  fs::remove(what.program);
+  std::ofstream(unit) << text;
   const Finished finished = run_command(
       compiler(slow_to_run) + " -no-pie -fdiagnostics-color=never -I" + with.folder.string() +
       " -I. " + shell_word(unit) + " " + with.objects.string() + " -o " + shell_word(what.program));

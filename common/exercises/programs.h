@@ -12,7 +12,7 @@ struct Build {
   std::string step;
 };
 
-/// Compiles and links, unless the program is newer than all that it is made of. Returns nothing, or the
+/// Compiles and links, unless the program is there and of the same text. Returns nothing, or the
 /// compiler's first error: "try/06/2.cu:87: 'smen' was not declared in this scope".
 std::string build(const Build &what);
 
