@@ -1,14 +1,15 @@
 """Who does what in steps 33, 34 and 35: two warpgroups, the tensor cores and the producer's copies.
 
-The emulator's trace says what each warpgroup does in which order, and which events of the others come before
-(the column `after`). It knows no time: the lengths are those that chapter 34 counts. An event is drawn as soon
-as all that comes before it is over.
+The emulator's trace (`--events-csv`) says what each warpgroup does in which order, and which events of the others
+come before (the column `after`). It knows no time: the lengths are arithmetic. An event is drawn as soon as all
+that comes before it is over.
 """
 
 import style
 from style import pyplot
 
-PRODUCT, SOFTMAX, HAND_OVER, COPY = 512, 750, 330, 900  # clocks
+PRODUCT, SOFTMAX, HAND_OVER = 512, 750, 330  # clocks, as chapter 34 counts them
+COPY = 900  # of 32 KB, at the rate of tma-l2 in `make ceilings`: 35 bytes per clock and SM
 BOTH = 1250  # two softmaxes that begin at once: 2 x 512 clocks of exponentials are among them
 COLOURS = ["#8CD3BB", "#A9D5F2"]  # of the two warpgroups
 SOFT = "#F7D78D"
