@@ -82,7 +82,7 @@ PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/progra
 	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o,build/host/common/program/no_gpu.o)
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: all every-step help clean tests test check-gpu check-bound check-docs truth bench bench-models bench-hopper \
+.PHONY: all every-step help clean tests test check-gpu check-deadlock check-bound check-docs truth bench bench-models bench-hopper \
 	counters ceilings power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
@@ -134,6 +134,7 @@ include steps/29-in-a-model/library.mk common/exercises/exercises.mk
 #? Check
 #?   make test                   everything that needs no GPU, on all cores
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized
+#?   make check-deadlock         of it that alone: what waits for ever ends with an error
 #?   make check-bound            every step with thousands of seeds and shapes; an hour or more
 #?   make check-docs             fail if a number, a table or a quote of a page is stale
 #?   make check-torch            the library over FlashAttention's test shapes, beside PyTorch
@@ -158,7 +159,9 @@ test: tests ; @CXX="$(CXX)" build/host/bin/tests $(TESTS)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
 	$(say)$(NVCC) -Xcompiler -pthread $^ -o $@
 check-gpu: tests $(call on_gpu,$(BUILD)/bin/any-problem)
+	@$(call measure,deadlock.sh)
 	@ANY_PROBLEM=$(BUILD)/bin/any-problem common/measure/check-gpu.sh build/host/bin/tests $(NUMBERS)
+check-deadlock: ; @$(call measure,deadlock.sh)
 check-bound: tests ; @BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
 check-docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs --check $(DOCUMENTS)
 truth: ; @common/measure/truth.sh $(GPU)

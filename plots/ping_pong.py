@@ -1,144 +1,214 @@
 """Who does what in steps 33, 34 and 35: two warpgroups, the tensor cores and the producer's copies.
 
-A model, not a measurement: the order is that of the kernels, the lengths are counted. A product of 64 x
-128 x 128 is 512 clocks of the tensor cores, a softmax of 64 x 128 some 750 of a warpgroup, and a change
-of turn is drawn with the length that chapter 34 counts.
+The emulator's trace (`--events-csv`) says what each warpgroup does in which order, and which events of the others
+come before (the column `after`). It knows no time: the lengths are arithmetic. An event is drawn as soon as all
+that comes before it is over.
 """
 
 import style
 from style import pyplot
 
-PRODUCT, SOFTMAX, GAP, COPY = 512, 750, 330, 900
-BOTH = 1250  # two softmaxes at once: 2 x 512 clocks of exponentials are among them
+PRODUCT, SOFTMAX, HAND_OVER = 512, 750, 330  # clocks, as chapter 34 counts them
+COPY = 900  # of 32 KB, at the rate of tma-l2 in `make ceilings`: 35 bytes per clock and SM
+BOTH = 1250  # two softmaxes that begin at once: 2 x 512 clocks of exponentials are among them
 COLOURS = ["#8CD3BB", "#A9D5F2"]  # of the two warpgroups
 SOFT = "#F7D78D"
 ROWS = {"warpgroup 0": 0, "warpgroup 1": 1, "tensor cores": 2, "copies": 3}
+PRODUCER = 2  # the third warpgroup
 RIGHT = 8200  # clocks
 HEIGHT = 0.74  # of a box; rows are 1 apart
+PANELS = [("33-two-consumers", "33-two-consumers: nothing orders the two, here they are in step"),
+          ("34-ping-pong", "34-ping-pong: P V and the next Q K$^T$ in turns"),
+          ("35-overlap", "35-overlap: the softmax of a tile also beside P V of the one before")]
+
+
+class Event:
+    """A row of the trace."""
+
+    def __init__(self, row):
+        self.group, self.number, self.what = int(row["warpgroup"]), int(row["event"]), row["what"]
+        self.of = int(row["of"] or -1)
+        self.after = [tuple(map(int, other.split(":"))) for other in row["after"].split()]
+        self.product = {"wgmma with A in shared memory": "QK",
+                        "wgmma with A in registers": "PV"}.get(self.what)
+
+
+class Product:
+    """One of a warpgroup, from its start to the wait for it; `begin` and `end` at the tensor cores."""
+
+    def __init__(self, event, tile, start):
+        self.group, self.name, self.tile = event.group, event.product, tile
+        self.first, self.last = event, None
+        self.start, self.begin, self.end = start, None, None
+
+    def text(self):
+        return (f"$Q\\,K_{{{self.tile}}}^T$" if self.name == "QK" else f"$P\\,V_{{{self.tile}}}$")
+
+
+def order(events):
+    """By warpgroup and event: of each warpgroup, how many events come before it or are it."""
+    known = {}
+
+    def of(group, number):
+        if (group, number) not in known:
+            clock = list(of(group, number - 1)) if number else [0] * len(events)
+            for other in events[group][number].after:
+                clock = [max(pair) for pair in zip(clock, of(*other))]
+            clock[group] = number + 1
+            known[group, number] = clock
+        return known[group, number]
+
+    for group in events:
+        for event in group:
+            of(event.group, event.number)
+    return known
+
+
+class Replay:
+    """Gives each event of a trace the earliest time that its order allows."""
+
+    def __init__(self, events):
+        self.events = events
+        self.over = [[] for _ in events]  # by warpgroup: when each event is over
+        self.products, self.softmaxes = [], []
+        self.copies = {}  # by mbarrier: when each of its copies begins and ends
+        self.waits = {}  # by warpgroup and mbarrier: how many so far
+        while ready := [(time, group) for group in range(len(events))
+                        if (time := self.ready(group)) is not None]:
+            self.do(*min(ready))
+        assert all(len(over) == len(own) for over, own in zip(self.over, events)), "a circle"
+
+    def ready(self, group):
+        """When the warpgroup's next event can be; None: there is none, or one before it is still to be."""
+        number = len(self.over[group])
+        if number == len(self.events[group]):
+            return None
+        event = self.events[group][number]
+        if any(len(self.over[g]) <= n for g, n in event.after):
+            return None
+        turn = HAND_OVER if event.what == "named_barrier_sync" else 0
+        times = [0] + self.over[group][-1:] + [self.over[g][n] + turn for g, n in event.after]
+        if event.what == "mbarrier_wait" and group != PRODUCER:  # a tile, which has landed
+            copies, wait = self.copies.get(event.of, []), self.waits.get((group, event.of), 0)
+            if wait == len(copies):
+                return None
+            times.append(copies[wait][1])
+        if event.what == "wgmma_wait":
+            times += [product.end for product in self.awaited(event)]
+        return max(times)
+
+    def awaited(self, event):
+        """The warpgroup's products but for those that the wait leaves under way."""
+        own = [p for p in self.products if p.group == event.group]
+        return own[:len(own) - event.of]
+
+    def do(self, time, group):
+        """The warpgroup's next event, at this time."""
+        number = len(self.over[group])
+        event, before = self.events[group][number], self.events[group][max(number - 1, 0)]
+        if event.product and (event.product != before.product or number == 0):
+            tile = sum((p.group, p.name) == (group, event.product) for p in self.products)
+            self.products.append(Product(event, tile, time))
+            self.schedule()
+        elif event.what == "wgmma_wait":
+            for product in self.awaited(event):
+                product.last = product.last or event
+        elif event.what == "exp2" and before.what != "exp2":
+            at_once = [s for s in self.softmaxes if s[1] == time]
+            self.softmaxes.append((group, time, number))
+            time += BOTH if at_once else SOFTMAX
+            for other, _, theirs in at_once:
+                self.over[other][theirs] = time
+        elif event.what == "tma_load":
+            begin = max([time] + [end for copies in self.copies.values() for _, end in copies])
+            self.copies.setdefault(event.of, []).append((begin, begin + COPY))
+        elif event.what == "mbarrier_wait":
+            self.waits[group, event.of] = self.waits.get((group, event.of), 0) + 1
+        self.over[group].append(time)
+
+    def schedule(self):
+        """The tensor cores take products as they are started; of two that are started at once each has half."""
+        free = 0
+        for start in sorted({p.start for p in self.products}):
+            together = [p for p in self.products if p.start == start]
+            for product in together:
+                product.begin = max(free, start)
+                free = product.end = product.begin + PRODUCT
+            if len({p.group for p in together}) > 1:
+                for product in together:
+                    product.end = free
+
+
+def side_by_side(replay):
+    """How many pairs of a product of each warpgroup nothing in the trace keeps apart, and of how many."""
+    known = order(replay.events)
+
+    def before(a, b):
+        return known[b.group, b.first.number][a.group] > a.last.number
+
+    pairs = [(a, b) for a in replay.products for b in replay.products if a.group < b.group]
+    return sum(not before(a, b) and not before(b, a) for a, b in pairs), len(pairs)
 
 
 class Panel:
-    """One step's panel: boxes, and from when to when the tensor cores are busy."""
+    """One step's panel, which begins with the first product."""
 
-    def __init__(self, axes, title):
-        self.axes, self.busy = axes, []
-        axes.set_title(title, fontsize=13.5, pad=8)
+    def __init__(self, axes, replay):
+        self.axes, self.zero = axes, min(p.begin for p in replay.products)
         for name, y in ROWS.items():
             axes.text(-120, y, name, ha="right", va="center", fontsize=11.5)
+        for product in replay.products:
+            colour = COLOURS[product.group]
+            self.box("tensor cores", product.begin, product.begin + PRODUCT, product.text(), colour)
+            if product.last.number == product.first.number + 2:  # commit and wait: it does nothing else
+                self.box(f"warpgroup {product.group}", product.start, product.end, product.text(), colour)
+        tiles = [0, 0]
+        for group, begin, number in replay.softmaxes:
+            self.box(f"warpgroup {group}", begin, replay.over[group][number],
+                     f"softmax$_{{{tiles[group]}}}$", SOFT)
+            tiles[group] += 1
+        self.copies(replay.copies)
+        self.idle(sorted((p.begin - self.zero, p.begin + PRODUCT - self.zero) for p in replay.products))
 
-    def box(self, row, begin, end, text, colour, **more):
-        if begin >= RIGHT:
+    def box(self, row, begin, end, text, colour):
+        begin, end, y = max(begin - self.zero, 0), min(end - self.zero, RIGHT), ROWS[row]
+        if begin >= end:
             return
-        y, end = ROWS[row], min(end, RIGHT)
         self.axes.add_patch(pyplot.Rectangle((begin, y - HEIGHT / 2), end - begin, HEIGHT, zorder=3,
-                                             facecolor=colour, edgecolor="white", linewidth=1.2, **more))
+                                             facecolor=colour, edgecolor="white", linewidth=1.2))
         if end - begin > 300:
             self.axes.text((begin + end) / 2, y, text, ha="center", va="center", fontsize=10, zorder=4)
 
-    def product(self, group, begin, end, text):
-        """The warpgroup's product, and the same box at the tensor cores."""
-        self.box("tensor cores", begin, end, text, COLOURS[group])
-        self.busy.append((begin, end))
+    def copies(self, by_mbarrier):
+        """Q first, then K and V by turns, as the producer asks for them."""
+        for i, (begin, end) in enumerate(sorted(c for copies in by_mbarrier.values() for c in copies)):
+            name = f"${'VK'[i % 2]}_{{{(i - 1) // 2}}}$" if i else "Q"
+            self.box("copies", begin, end, name, "#E3D3EA")
 
-    def softmax(self, group, begin, tile, length=SOFTMAX):
-        self.box(f"warpgroup {group}", begin, begin + length, f"softmax$_{tile}$", SOFT)
-        return begin + length
-
-    def idle(self):
-        """Hatches what is left of the tensor cores' row; their share of work after the first tile."""
+    def idle(self, busy):
+        """Hatches what is left of the tensor cores' row."""
         now, y = 0, ROWS["tensor cores"]
-        for begin, end in sorted(self.busy) + [(RIGHT, RIGHT)]:
+        for begin, end in busy + [(RIGHT, RIGHT)]:
             if now < min(begin, RIGHT):
                 self.axes.add_patch(pyplot.Rectangle(
                     (now, y - HEIGHT / 2), min(begin, RIGHT) - now, HEIGHT, facecolor="none",
                     edgecolor=style.RED, hatch="///", linewidth=0, alpha=0.5, zorder=1))
             now = max(now, end)
 
-    def copies(self, released):
-        """Each K and V is asked for when both warpgroups have released the one two tiles before."""
-        landed = 0
-        for name, at in sorted(released, key=lambda r: r[1]):
-            begin = max(at, landed)
-            self.box("copies", begin, begin + COPY, name, "#E3D3EA")
-            landed = begin + COPY
-
-
-def in_step(axes):
-    """Step 33 at its worst: both multiply, each at half of the speed; then both have their softmax."""
-    p, now, released = Panel(axes, "33-two-consumers, when the two are in step"), 0, []
-    tile = 0
-    while now < RIGHT:
-        for group in (0, 1):
-            p.box(f"warpgroup {group}", now, now + 2 * PRODUCT, f"$Q\\,K_{tile}^T$", COLOURS[group])
-            p.product(group, now + group * PRODUCT, now + (group + 1) * PRODUCT, f"$Q\\,K_{tile}^T$")
-            p.softmax(group, now + 2 * PRODUCT, tile, BOTH)
-        now += 2 * PRODUCT
-        released.append((f"$K_{tile + 2}$", now))
-        now += BOTH
-        for group in (0, 1):
-            p.box(f"warpgroup {group}", now, now + 2 * PRODUCT, f"$P\\,V_{tile}$", COLOURS[group])
-            p.product(group, now + group * PRODUCT, now + (group + 1) * PRODUCT, f"$P\\,V_{tile}$")
-        now += 2 * PRODUCT
-        released.append((f"$V_{tile + 2}$", now))
-        tile += 1
-    p.idle()
-    p.copies(released)
-
-
-def ping_pong(axes):
-    """Step 34: a turn is P V and the next Q K^T; it ends when they are done."""
-    p, now, released = Panel(axes, "34-ping-pong: P V and the next Q K$^T$ in turns"), 0, []
-    ready, tile, group = [0, 0], [0, 0], 0  # when a warpgroup has P; its tile
-    while now < RIGHT:
-        begin = max(now, ready[group])
-        row, t = f"warpgroup {group}", tile[group]
-        if t > 0:
-            p.box(row, begin, begin + PRODUCT, f"$P\\,V_{t - 1}$", COLOURS[group])
-            p.product(group, begin, begin + PRODUCT, f"$P\\,V_{t - 1}$")
-            begin += PRODUCT
-            if group == 1:
-                released.append((f"$V_{t + 1}$", begin))
-        p.box(row, begin, begin + PRODUCT, f"$Q\\,K_{t}^T$", COLOURS[group])
-        p.product(group, begin, begin + PRODUCT, f"$Q\\,K_{t}^T$")
-        now = begin + PRODUCT
-        if group == 1:
-            released.append((f"$K_{t + 2}$", now))
-        ready[group] = p.softmax(group, now, t)
-        tile[group] += 1
-        now += GAP
-        group = 1 - group
-    p.idle()
-    p.copies(released)
-
-
-def overlap(axes):
-    """Step 35: Q K^T of the next tile and P V of this one are started together, one behind the other."""
-    p, free, released = Panel(axes, "35-overlap: the softmax of a tile also beside P V of the one before"), 0, []
-    ready, tile, group = [0, 0], [0, 0], 0
-    while free < RIGHT:
-        begin = max(free, ready[group])
-        t = tile[group]
-        p.product(group, begin, begin + PRODUCT, f"$Q\\,K_{t}^T$")
-        scores = free = begin + PRODUCT
-        if group == 1:
-            released.append((f"$K_{t + 2}$", free))
-        if t > 0:
-            p.product(group, free, free + PRODUCT, f"$P\\,V_{t - 1}$")
-            free += PRODUCT
-            if group == 1:
-                released.append((f"$V_{t + 1}$", free))
-        ready[group] = max(p.softmax(group, scores, t), free)
-        tile[group] += 1
-        group = 1 - group
-    p.idle()
-    p.copies(released)
-
 
 def main():
-    arguments = style.parser(__doc__).parse_args()
-    figure, panels = pyplot.subplots(3, 1, figsize=(14, 9.6), sharex=True)
-    for draw, axes in zip((in_step, ping_pong, overlap), panels):
-        draw(axes)
+    arguments = style.results_parser(__doc__).parse_args()
+    rows = style.read_measured(arguments.results / "events-34.csv", "counters")
+    figure, panels = pyplot.subplots(len(PANELS), 1, figsize=(14, 10), sharex=True)
+    for (step, title), axes in zip(PANELS, panels):
+        events = [[], [], []]  # by warpgroup
+        for row in rows:
+            if row["step"] == step:
+                events[int(row["warpgroup"])].append(Event(row))
+        replay = Replay(events)
+        Panel(axes, replay)
+        free, pairs = side_by_side(replay)
+        axes.set_title(f"{title}  ({free} of {pairs} pairs of products may overlap)", fontsize=13.5, pad=8)
         axes.set_xlim(-1250, RIGHT)
         axes.set_ylim(3.5, -0.5)
         axes.set_yticks([])
@@ -150,11 +220,12 @@ def main():
     panels[-1].set_xlabel("clocks, as counted")
     figure.suptitle("Who does what: two warpgroups and a producer", x=0.02, y=1.0, ha="left", fontsize=17,
                     fontweight="bold")
-    figure.text(0.02, 0.93, "A model in the order of the kernels, with counted lengths: a product of 64 x "
-                "128 x 128 is 512 clocks, a softmax some 750 (two at once 1,250), a change of turn in step 34 some 330.\n"
-                "Green and blue: products of warpgroup 0 and 1. Hatched: the tensor cores have nothing to "
-                "do.", fontsize=11.5, linespacing=1.4)
-    figure.tight_layout(rect=(0, 0, 1, 0.94), h_pad=1.2)
+    figure.text(0.02, 0.905, "From the emulator's trace: what each does in which order, and what must come before "
+                "what of the others. Counted, not measured: the lengths. A product of\n64 x 128 x 128 is 512 "
+                "clocks, a softmax some 750 (two that begin at once 1,250), a change of turn some 330, a copy 900. "
+                "Each is drawn as early as the trace allows.\nGreen and blue: products of warpgroup 0 and 1. "
+                "Hatched: the tensor cores have nothing to do.", fontsize=11.5, linespacing=1.4)
+    figure.tight_layout(rect=(0, 0, 1, 0.925), h_pad=1.2)
     style.save(figure, arguments.out, "ping_pong")
 
 

@@ -214,6 +214,7 @@ void Block::named_barrier(int id, int threads, bool sync, const Where &where) {
          where);
   barrier.threads = threads;
   barrier.where = where;
+  if (!sync) note(running_, "named_barrier_arrive", id, where);
   clocks_.release(running_, barrier.told);
   const bool last = ++barrier.come == threads;
   if (!last) {
@@ -221,13 +222,17 @@ void Block::named_barrier(int id, int threads, bool sync, const Where &where) {
     wait(State::kAtNamedBarrier, "named_barrier_sync", where);
     threads_[running_].barrier = id;
     barrier.waiting.push_back(running_);
-    return Fiber::yield();
+    Fiber::yield();
+    return note(running_, "named_barrier_sync", id, where);
   }
   for (const unsigned thread : barrier.waiting) {
     clocks_.acquire(thread, barrier.told);
     make_ready(thread);
   }
-  if (sync) clocks_.acquire(running_, barrier.told);
+  if (sync) {
+    clocks_.acquire(running_, barrier.told);
+    note(running_, "named_barrier_sync", id, where);
+  }
   barrier = {};
 }
 
@@ -303,6 +308,7 @@ void Block::mbarrier_arrive(const void *address, int bytes, const Where &where) 
          where);
   if (barrier.to_come == 0)
     fail("mbarrier_arrive: one arrival more than " + barrier.describe() + " has room for", where);
+  note(running_, "mbarrier_arrive", static_cast<std::int64_t>(barrier.offset), where);
   clocks_.release(running_, barrier.told);
   barrier.expected += bytes;
   barrier.to_come--;
@@ -362,6 +368,7 @@ void Block::mbarrier_wait(const void *address, int parity, const Where &where) {
   }
   barrier.waited_for = std::max(barrier.waited_for, barrier.phase);
   clocks_.acquire(running_, barrier.told_to_waiting);
+  note(running_, "mbarrier_wait", static_cast<std::int64_t>(barrier.offset), where);
 }
 
 // --- TMA -----------------------------------------------------------------------------------------
@@ -485,6 +492,7 @@ void Block::begin_load(Cta &to, const TmaTransfer &transfer, std::size_t barrier
              " initialises at " + describe(line_of(barrier.site)) +
              ": no mbarrier_fence_init between them",
          where);
+  note(running_, "tma_load", static_cast<std::int64_t>(barrier_offset), where);
   if (!barrier.agent) barrier.agent = clocks_.add_agent();
   const SiteId site = site_of(where);
   const Piece piece{shared_offset(transfer.tile), bytes_of(transfer)};

@@ -632,6 +632,7 @@ void Block::wait_for_copies(int groups) {
 
 void Block::count(Counter counter, const Where &where, const void *caller) {
   requests_.add(running_, counter, site_of(where), caller);
+  if (counter == kExp2) note(running_, "exp2", -1, where);
 }
 
 }  // namespace emulator

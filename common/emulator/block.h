@@ -15,6 +15,7 @@
 
 #include "common/emulator/clocks.h"
 #include "common/emulator/copies.h"
+#include "common/emulator/events.h"
 #include "common/emulator/fiber.h"
 #include "common/emulator/mbarriers.h"
 #include "common/emulator/products.h"
@@ -50,7 +51,10 @@ class Block {
   void run(std::uint64_t number);
 
   /// Adds what was counted to a profile.
-  void add_counts(Profile &profile) const { requests_.add_to(profile); }
+  void add_counts(Profile &profile) const {
+    requests_.add_to(profile);
+    events_.add_to(profile);
+  }
 
   /// The mma and wgmma of the block with this rank in the cluster that ran last.
   std::uint64_t mma(unsigned rank) const { return ctas_[rank].mma; }
@@ -64,6 +68,10 @@ class Block {
   void count(Counter counter, const Where &where, const void *caller);
   void count_wgmma(int wavefronts, const Where &where) {
     if (settings.profile) requests_.count(site_of(where), kWgmmaWavefronts, wavefronts);
+  }
+  void note(unsigned thread, const char *what, std::int64_t of, const Where &where) {
+    if (settings.profile && number_ == 0 && thread < block_size_ && thread % kWarpgroup == 0)
+      events_.add(thread / kWarpgroup, what, of, site_of(where), clocks_);
   }
   void collective(const Collective &what, std::uint32_t members, const Where &where, void *lane);
   void warpgroup_collective(const Collective &what, const Where &where, void *lane);
@@ -247,6 +255,7 @@ class Block {
   unsigned tma_agent_ = 0;         // of all stores; 0: there were none
   std::vector<std::pair<unsigned, Time>> waits_;  // for the launch before: which thread, and when
   Requests requests_;
+  Events events_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   std::vector<unsigned> ready_;

@@ -91,6 +91,26 @@ struct BlockRow {
   std::uint64_t mma;
 };
 
+/// What the first thread of a warpgroup of block 0 did at once so many times, and what comes before it by the
+/// rules of README.md, 'What happens before what'.
+struct EventRow {
+  struct
+      Other {  // the last event of another warpgroup that comes before, if none so far came after it
+    unsigned warpgroup;
+    std::size_t number;
+  };
+  int launch;
+  unsigned warpgroup;
+  std::size_t number;  // of the warpgroup's, from 0
+  const char *what;    // "wgmma_wait"
+  Line line;
+  std::int64_t
+      of;  // a named barrier's number, an mbarrier's place in shared memory, the groups that a
+           // wgmma_wait leaves under way; -1: nothing
+  int times;
+  std::vector<Other> after;
+};
+
 /// All counts of the launches since the profile began.
 struct Profile {
   std::map<Line, Counts> lines;
@@ -98,9 +118,13 @@ struct Profile {
   std::uint64_t unique_written_bytes = 0;  // launch: what a cache without limits would leave
   std::vector<TraceRow> trace;
   std::vector<BlockRow> blocks;
+  std::vector<EventRow> events;
   std::set<Line> mixed;  // see Requests: where lanes counted together may have come apart
 
   Counts total() const;
+
+  /// The number of the launch after those whose blocks are here.
+  int next_launch() const { return blocks.empty() ? 0 : blocks.back().launch + 1; }
 };
 
 /// What the lanes of a warp ask for at once: one instruction's accesses.

@@ -120,7 +120,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   if (first_error) std::rethrow_exception(first_error);
   if (!settings.profile) return;
   count_unique_bytes(profile.unique_read_bytes, profile.unique_written_bytes);
-  const int launch = profile.blocks.empty() ? 0 : profile.blocks.back().launch + 1;
+  const int launch = profile.next_launch();
   for (std::uint64_t i = 0; i < blocks; i++) {
     const Dim3 index = block_index(grid, i);
     profile.blocks.push_back({launch, i, index.x, index.y, index.z, mma[i]});

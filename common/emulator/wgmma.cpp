@@ -58,6 +58,9 @@ void start(void **lanes) {
   // 64 rows, if these are there, and of B's. (The H200's count; no swizzle that is
   // described as it is has conflicts.)
   block.count_wgmma(((first.product.a ? 0 : 64) + first.product.columns) * 32 / 128, first.where);
+  block.note(warpgroup * kLanesOfGroup,
+             first.product.a ? "wgmma with A in registers" : "wgmma with A in shared memory", -1,
+             first.where);
   Product &product = block.products().start(warpgroup, products, first.where);
   product.reads = reads;
   product.operation = begin_operation(warpgroup, [&product, shared] { land(product, shared); });
@@ -93,6 +96,7 @@ void wait(void **lanes) {
                          std::to_string(first.groups) + " groups: the wgmma at " +
                          describe(named->product) + " may still be writing them",
                      *first.where);
+  Block::current->note(warp * 32, "wgmma_wait", first.groups, *first.where);
 }
 
 }  // namespace
@@ -128,10 +132,14 @@ void fence_products(const Where &where) {
 }
 
 void commit_products(const Where &where) {
-  static constexpr Collective kCollective{"wgmma_commit", kWgmmaSyncs, true, false, [](void **) {
-                                            Block::current->products().commit(thread_number() / 32);
-                                          }};
-  collective(kCollective, 0xffffffff, where, nullptr);
+  static constexpr Collective kCollective{
+      "wgmma_commit", kWgmmaSyncs, true, false, [](void **lanes) {
+        const unsigned warp = thread_number() / 32;
+        Block::current->products().commit(warp);
+        Block::current->note(warp * 32, "wgmma_commit", -1, *static_cast<const Where *>(lanes[0]));
+      }};
+  Where lane = where;
+  collective(kCollective, 0xffffffff, where, &lane);
 }
 
 void wait_for_products(int groups, const std::array<const AccumulatorState *, 4> &named,

@@ -1,5 +1,6 @@
 // The tiles of Q of a persistent kernel, and the ends of one: the order in which blocks draw them, the
-// mask on the diagonal and O's way out, as step 38 has them, for the steps after it.
+// mask on the diagonal and O's way out. Step 38 has them inline and says why they are as they are. Step 39 alone
+// includes them: it changes none, and would have more than the 250 lines of a step with them written out.
 #pragma once
 
 #include <algorithm>

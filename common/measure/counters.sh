@@ -83,6 +83,15 @@ if [ -e step-20 ]; then
   mv build/blocks.csv "$results/blocks-20.csv"
 fi
 
+# What block 0's warpgroups do, and in which order, for the picture of who does what.
+rm -f build/events.csv
+if [ -e step-33 ]; then
+  for number in 33 34 35; do
+    ./step-$number --device cpu --heads 1 --seqlen 768 --head-dim 128 --events-csv build/events.csv >/dev/null
+  done
+  mv build/events.csv "$results/events-34.csv"
+fi
+
 # Block 0's first requests, for the bank maps.
 rm -f "$results"/trace-*.csv
 for step; do

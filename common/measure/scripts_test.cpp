@@ -140,6 +140,52 @@ TEST_CASE("scripts: what measures says so where there is nothing to measure with
   }
 }
 
+TEST_CASE("check-deadlock: a run must end by itself, with exit status 1 and one line") {
+  const fs::path folder = fs::temp_directory_path() / ("deadlock." + std::to_string(getpid()));
+  fs::create_directories(folder);
+  const auto stub = [&](const std::string &name, const std::string &text) {
+    std::ofstream(folder / name) << "#!/bin/sh\n" << text << "\n";
+    fs::permissions(folder / name, fs::perms::owner_all);
+  };
+  const auto check = [&](const std::string &gpu, const std::string &nvcc) {
+    return run_command("PATH=" + shell_word(folder.string()) + ":$PATH GPU=" + gpu +
+                       " NVCC=" + nvcc + " common/measure/deadlock.sh");
+  };
+  const std::string skip = "SKIP: deadlocks on a GPU: ";
+  const std::string failed = "echo 'step: the kernel failed: unspecified launch failure' >&2; ";
+  stub("make", "");
+  stub("timeout", failed + "exit 1");
+  stub("nvidia-smi", "echo 8.0");
+  CHECK(check("", "nvcc").out == skip + "no GPU here\n");
+  CHECK(check("h200", "").out == skip + "nvcc is not on the PATH\n");
+  CHECK(check("a100", "nvcc").out ==
+        skip + "the GPU is of compute capability 8.0, and mbarriers wait in steps for 9.0\n");
+  CHECK(check("a100", "nvcc").status == 0);
+
+  stub("nvidia-smi", "echo 9.0");
+  const Finished ended = check("h200", "nvcc");
+  CHECK(ended.status == 0);
+  CHECK(lines_of(ended.out).size() == 2);
+  CHECK(ended.out.find("s: step: the kernel failed: unspecified launch failure\n") !=
+        std::string::npos);
+  for (const std::string &otherwise :
+       {std::string("exit 0"), std::string("exit 124"), std::string("exit 1"), failed + "exit 0",
+        failed + "echo more >&2; exit 1", std::string("echo 'step: WRONG' >&2; exit 1")}) {
+    CAPTURE(otherwise);
+    stub("timeout", otherwise);
+    const Finished finished = check("h200", "nvcc");
+    CHECK(finished.status == 1);
+    CHECK(finished.out.find("30, a byte too many expected: FAILED: exit status ") !=
+          std::string::npos);
+    CHECK(finished.out.find("36, nobody says that Q is empty: FAILED: exit status ") !=
+          std::string::npos);
+  }
+  stub("timeout", failed + "exit 1");
+  stub("make", "echo 'an error of nvcc'; exit 2");
+  CHECK(check("h200", "nvcc").status == 1);
+  fs::remove_all(folder);
+}
+
 TEST_CASE("scripts: what is not there is refused in one line") {
   const auto refusal = [](const std::string &script) {
     const Finished finished = run_command("common/measure/" + script);

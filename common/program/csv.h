@@ -11,6 +11,8 @@ constexpr const char *kProfileCsvHeader =
     "step,source,batch,heads,seqlen,head_dim,options,line,counter,value";
 constexpr const char *kBlocksCsvHeader =
     "step,batch,heads,seqlen,head_dim,options,launch,block,x,y,z,mma";
+constexpr const char *kEventsCsvHeader =
+    "step,batch,heads,seqlen,head_dim,options,launch,warpgroup,event,what,line,of,times,after";
 constexpr const char *kTraceCsvHeader = "line,op,request,lane,address,bytes,bank,wavefront";
 
 class CsvFile {

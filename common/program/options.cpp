@@ -231,6 +231,8 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
        [&to](Text option, Text text) { to.trace_csv = path(option, text); }},
       {"blocks-csv", "FILE", "append how many mma each block did, in the order of their start",
        [&to](Text option, Text text) { to.blocks_csv = path(option, text); }},
+      {"events-csv", "FILE", "append what block 0's warpgroups did, and what had to come before it",
+       [&to](Text option, Text text) { to.events_csv = path(option, text); }},
       {"describe", "", "what this step needs, takes and does by default, for scripts",
        [&to](Text, Text) { to.describe = true; }},
       {"help", "", "this", [&to](Text, Text) { to.help = true; }},
@@ -243,6 +245,7 @@ void check_together(const Options &options) {
                                : !options.profile_csv.empty() ? "--profile-csv"
                                : !options.trace_csv.empty()   ? "--trace-csv"
                                : !options.blocks_csv.empty()  ? "--blocks-csv"
+                               : !options.events_csv.empty()  ? "--events-csv"
                                                               : "";
   if (!counting.empty() && options.device == DeviceChoice::kGpu)
     throw UsageError(counting +
@@ -272,7 +275,8 @@ void check_together(const Options &options) {
       {"--csv", options.csv},
       {"--profile-csv", options.profile_csv},
       {"--trace-csv", options.trace_csv},
-      {"--blocks-csv", options.blocks_csv}};
+      {"--blocks-csv", options.blocks_csv},
+      {"--events-csv", options.events_csv}};
   for (std::size_t i = 0; i < files.size(); i++)
     for (std::size_t j = 0; j < i; j++)
       if (same_file(files[i].second, files[j].second))
@@ -396,7 +400,8 @@ std::string describe_text(const Step &step) {
       {"csv", kCsvHeader},
       {"profile-csv", kProfileCsvHeader},
       {"trace-csv", kTraceCsvHeader},
-      {"blocks-csv", kBlocksCsvHeader}};
+      {"blocks-csv", kBlocksCsvHeader},
+      {"events-csv", kEventsCsvHeader}};
   std::string text;
   for (const auto &[name, value] : lines) text += name + (value.empty() ? "" : " ") + value + "\n";
   return text;

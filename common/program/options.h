@@ -36,7 +36,7 @@ struct Options {
   bool profile = false;
   bool describe = false;
   bool help = false;
-  std::string csv, profile_csv, trace_csv, blocks_csv;  // paths, empty if not asked for
+  std::string csv, profile_csv, trace_csv, blocks_csv, events_csv;  // paths, empty if not asked for
   // Beyond the plain problem:
   bool causal = false;
   std::optional<int> seqlen_k, kv_heads;

@@ -99,7 +99,8 @@ TEST_CASE("options: every option, in both ways of writing it") {
       {"--profile-csv", "b.csv"}, {"--seqlen-k", "100"},  {"--kv-heads", "1"},
       {"--window", "17"},         {"--type", "bf16"},     {"--layout", "bnhd"},
       {"--page-size", "16"},      {"--lengths", "5,6:7"}, {"--sinks", "4"},
-      {"--append", "2"},          {"--rope", "halves"},   {"--splits", "3"}};
+      {"--append", "2"},          {"--rope", "halves"},   {"--splits", "3"},
+      {"--events-csv", "d.csv"}};
   std::vector<std::string> two_words = {"--profile", "--causal"},
                            one_word = {"--causal", "--profile"};
   for (const auto &[option, value] : all) {
@@ -120,6 +121,7 @@ TEST_CASE("options: every option, in both ways of writing it") {
     CHECK(options.csv == "a.csv");
     CHECK(options.profile_csv == "b.csv");
     CHECK(options.trace_csv == "c.csv");
+    CHECK(options.events_csv == "d.csv");
     CHECK(options.causal);
     CHECK(options.seqlen_k == 100);
     CHECK(options.kv_heads == 1);
@@ -221,7 +223,8 @@ TEST_CASE("options: each option alone sets one thing") {
 TEST_CASE("options: what counts and what does not count exclude each other") {
   for (const std::vector<std::string> &counting : {std::vector<std::string>{"--profile"},
                                                    {"--profile-csv", "a.csv"},
-                                                   {"--trace-csv", "a.csv"}}) {
+                                                   {"--trace-csv", "a.csv"},
+                                                   {"--events-csv", "a.csv"}}) {
     std::vector<std::string> both = counting;
     both.push_back("--check-only");
     CHECK(error_of(both) ==
@@ -299,7 +302,8 @@ TEST_CASE("options: a number is read well whatever went wrong before") {
 }
 
 TEST_CASE("options: a path that is empty, or given twice, is refused") {
-  for (const std::string option : {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv"})
+  for (const std::string option :
+       {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv", "--events-csv"})
     CHECK(error_of({option, ""}) == option + " : the path of a file is allowed, not nothing");
   CHECK(error_of({"--csv", "a.csv", "--profile-csv", "a.csv"}) ==
         "--profile-csv a.csv: --csv writes to it; another file is allowed");
@@ -309,6 +313,8 @@ TEST_CASE("options: a path that is empty, or given twice, is refused") {
         "--trace-csv a.csv: --profile-csv writes to it; another file is allowed");
   CHECK(error_of({"--blocks-csv", "a.csv", "--csv", "a.csv"}) ==
         "--blocks-csv a.csv: --csv writes to it; another file is allowed");
+  CHECK(error_of({"--events-csv", "a.csv", "--csv", "a.csv"}) ==
+        "--events-csv a.csv: --csv writes to it; another file is allowed");
   CHECK(error_of({"--csv", "a.csv", "--profile-csv", "./a.csv"}) ==
         "--profile-csv ./a.csv: --csv writes to it; another file is allowed");
   CHECK(error_of({"--trace-csv", "a.csv", "--profile-csv", "b.csv", "--csv", "c.csv"}) == "");
@@ -338,7 +344,7 @@ TEST_CASE("options: a value that is missing") {
        {"--device",   "--batch",    "--heads",       "--seqlen",    "--head-dim",   "--iters",
         "--inputs",   "--csv",      "--profile-csv", "--trace-csv", "--blocks-csv", "--seed",
         "--seqlen-k", "--kv-heads", "--window",      "--type",      "--layout",     "--page-size",
-        "--lengths",  "--sinks",    "--append",      "--rope",      "--splits"})
+        "--lengths",  "--sinks",    "--append",      "--rope",      "--splits",     "--events-csv"})
     CHECK(error_of({"--check-only", option}) ==
           option + ": a value is missing; --help lists the options");
 }
@@ -381,6 +387,7 @@ TEST_CASE("options: counting on a GPU is refused, and the option is named") {
         "--profile-csv" + emulator_counts);
   CHECK(error_of({"--trace-csv", "a.csv", "--device", "gpu"}) == "--trace-csv" + emulator_counts);
   CHECK(error_of({"--blocks-csv", "a.csv", "--device", "gpu"}) == "--blocks-csv" + emulator_counts);
+  CHECK(error_of({"--events-csv", "a.csv", "--device", "gpu"}) == "--events-csv" + emulator_counts);
   CHECK(error_of({"--csv", "a.csv", "--device", "gpu"}) == "");
   CHECK(error_of({"--device", "cpu", "--profile"}) == "");
   CHECK(error_of({"--profile"}) == "");
@@ -416,6 +423,7 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
                                           "--profile-csv FILE",
                                           "--trace-csv FILE",
                                           "--blocks-csv FILE",
+                                          "--events-csv FILE",
                                           "--describe ",
                                           "--help "};
   const std::vector<std::string> beyond = {"--causal ",
@@ -485,7 +493,9 @@ TEST_CASE("options: --describe says all that scripts ask for, a line for each th
         "csv step,device,batch,heads,seqlen,head_dim,options,median_ms,min_ms,tflops,rms_error\n"
         "profile-csv step,source,batch,heads,seqlen,head_dim,options,line,counter,value\n"
         "trace-csv line,op,request,lane,address,bytes,bank,wavefront\n"
-        "blocks-csv step,batch,heads,seqlen,head_dim,options,launch,block,x,y,z,mma\n");
+        "blocks-csv step,batch,heads,seqlen,head_dim,options,launch,block,x,y,z,mma\n"
+        "events-csv step,batch,heads,seqlen,head_dim,options,launch,warpgroup,event,what,line,of,"
+        "times,after\n");
   const std::string all = describe_text(kTakesAll);
   CHECK(contains(all, "\ntakes " + std::string(kTakesAll.takes) + "\n"));
   CHECK(contains(all, "\ntypes fp16 bf16\n"));

@@ -28,7 +28,8 @@ enum ExitStatus { kPassed = 0, kWrongAnswer = 1, kBadArguments = 2, kNoDevice = 
 
 std::unique_ptr<Device> choose_device(const Options &options, std::string &note) {
   const bool counts = options.profile || !options.profile_csv.empty() ||
-                      !options.trace_csv.empty() || !options.blocks_csv.empty();
+                      !options.trace_csv.empty() || !options.blocks_csv.empty() ||
+                      !options.events_csv.empty();
   if (options.device == DeviceChoice::kCpu) return make_cpu_device();
   if (options.device == DeviceChoice::kAuto && counts) return make_cpu_device();
   std::string why_not;
@@ -231,7 +232,7 @@ ExitStatus run(const Options &options) {
   const Step &step = device->step();
   const reference::Shape shape = choose_shape(options, step, device->is_gpu());
 
-  std::optional<CsvFile> csv, profile_csv, trace_csv, blocks_csv;
+  std::optional<CsvFile> csv, profile_csv, trace_csv, blocks_csv, events_csv;
   if (!options.csv.empty()) csv.emplace("--csv", options.csv, kCsvHeader);
   if (!options.profile_csv.empty())
     profile_csv.emplace("--profile-csv", options.profile_csv, kProfileCsvHeader);
@@ -239,6 +240,8 @@ ExitStatus run(const Options &options) {
     trace_csv.emplace("--trace-csv", options.trace_csv, kTraceCsvHeader);
   if (!options.blocks_csv.empty())
     blocks_csv.emplace("--blocks-csv", options.blocks_csv, kBlocksCsvHeader);
+  if (!options.events_csv.empty())
+    events_csv.emplace("--events-csv", options.events_csv, kEventsCsvHeader);
 
   Problem problem = pose(shape, options);
   check_fits(problem, shape, options, *device);
@@ -317,6 +320,7 @@ ExitStatus run(const Options &options) {
   if (profile_csv) profile_csv->append(profile_rows(result, profile));
   if (trace_csv) trace_csv->append(trace_rows(profile));
   if (blocks_csv) blocks_csv->append(block_rows(result, profile));
+  if (events_csv) events_csv->append(event_rows(result, profile));
   return kPassed;
 }
 

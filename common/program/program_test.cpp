@@ -171,6 +171,7 @@ TEST_CASE("a bad argument: exit status 2, one line, no file") {
       {"15", "--type bf16", {"--type: this step does not take it; "}},
       {"02", "--device gpu --profile", {"--profile with --device gpu"}},
       {"02", "--check-only --trace-csv t.csv", {"--trace-csv with --check-only"}},
+      {"02", "--check-only --events-csv t.csv", {"--events-csv with --check-only"}},
       {"02", "--iters 5", {"--iters with --device cpu: launches are timed on a GPU only"}},
       {"02", "--profile-csv ./new.csv", {"--profile-csv ./new.csv: --csv writes to it"}},
   };
@@ -201,7 +202,8 @@ TEST_CASE("output that is lost: exit status 2, one line") {
 TEST_CASE("a CSV file that cannot be appended to: exit status 2, and it stays as it was") {
   const Scratch scratch;
   const std::string allowed = "is allowed";
-  for (const std::string option : {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv"}) {
+  for (const std::string option :
+       {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv", "--events-csv"}) {
     for (const std::string &path : {scratch.file("no/such/folder.csv"), scratch.file(""),
                                     scratch.file(std::string(300, 'x'))})
       check_refused("./step-02" + kSmall + " " + option + " " + shell_word(path), 2,

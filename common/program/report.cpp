@@ -214,6 +214,22 @@ std::vector<std::string> block_rows(const Result &result, const emulator::Profil
   return rows;
 }
 
+std::vector<std::string> event_rows(const Result &result, const emulator::Profile &profile) {
+  std::vector<std::string> rows;
+  for (const emulator::EventRow &row : profile.events) {
+    std::string after;
+    for (const emulator::EventRow::Other &other : row.after)
+      after += (after.empty() ? "" : " ") + std::to_string(other.warpgroup) + ":" +
+               std::to_string(other.number);
+    rows.push_back(result.step + "," + problem_fields(result) + "," + std::to_string(row.launch) +
+                   "," + std::to_string(row.warpgroup) + "," + std::to_string(row.number) + "," +
+                   row.what + "," + std::to_string(row.line.line) + "," +
+                   (row.of < 0 ? "" : std::to_string(row.of)) + "," + std::to_string(row.times) +
+                   "," + after);
+  }
+  return rows;
+}
+
 std::string csv_row(const Result &result) {
   const auto number = [](const std::optional<double> &value) {
     return value ? format("%.6g", *value) : std::string();

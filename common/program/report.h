@@ -37,8 +37,9 @@ void print_cache_verdict(const reference::CacheVerdict &verdict, std::size_t str
 void print_totals(const emulator::Profile &profile);
 void print_lines(const emulator::Profile &profile);
 
-/// The rows of --csv, --profile-csv, --trace-csv and --blocks-csv.
+/// The rows of --csv, --profile-csv, --trace-csv, --blocks-csv and --events-csv.
 std::string csv_row(const Result &result);
 std::vector<std::string> profile_rows(const Result &result, const emulator::Profile &profile);
 std::vector<std::string> trace_rows(const emulator::Profile &profile);
 std::vector<std::string> block_rows(const Result &result, const emulator::Profile &profile);
+std::vector<std::string> event_rows(const Result &result, const emulator::Profile &profile);

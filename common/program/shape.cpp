@@ -12,7 +12,7 @@ std::string given(const std::string &option, std::int64_t value) {
 void check_multiple(const std::string &option, int seqlen, int tile) {
   if (seqlen % tile)
     throw UsageError(given(option, seqlen) + ": a multiple of " + std::to_string(tile) +
-                     " is allowed, the rows of this step's tile");
+                     " is allowed");
 }
 
 std::string lengths_text(const reference::Shape &shape) {

@@ -85,9 +85,9 @@ TEST_CASE("shape: what is asked for arrives") {
 TEST_CASE("shape: one that the step does not take is refused, with what is allowed") {
   CHECK(error_of(small()) == "");
   CHECK(error_after([](Options &o) { o.seqlen = 40; }) ==
-        "--seqlen 40: a multiple of 16 is allowed, the rows of this step's tile");
+        "--seqlen 40: a multiple of 16 is allowed");
   CHECK(error_after([](Options &o) { o.seqlen_k = 40; }) ==
-        "--seqlen-k 40: a multiple of 16 is allowed, the rows of this step's tile");
+        "--seqlen-k 40: a multiple of 16 is allowed");
   CHECK(error_after([](Options &o) { o.page_size = 24; }) ==
         "--page-size 24: a multiple or a divisor of 16 is allowed, the rows of this step's tile");
   for (const int page_size : {1, 8, 16, 48})

@@ -1,0 +1,47 @@
+#include "common/emulator/events.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/emulator/block.h"
+
+namespace emulator {
+
+void Events::add(unsigned warpgroup, const char *what, std::int64_t of, SiteId site,
+                 const Clocks &clocks) {
+  warpgroups_.resize(std::max<std::size_t>(warpgroups_.size(), warpgroup + 1));
+  Warpgroup &self = warpgroups_[warpgroup];
+  self.known.resize(warpgroups_.size());
+  std::vector<EventRow::Other> after;
+  for (unsigned i = 0; i < warpgroups_.size(); i++) {
+    if (i == warpgroup) continue;
+    const std::vector<Event> &events = warpgroups_[i].events;
+    const std::size_t before = self.known[i];
+    while (self.known[i] < events.size() &&
+           clocks.knows(warpgroup * kWarpgroup, i * kWarpgroup, events[self.known[i]].time))
+      self.known[i]++;
+    if (self.known[i] > before) after.push_back({i, self.known[i] - 1});
+  }
+  if (!self.events.empty() && after.empty()) {
+    Event &last = self.events.back();
+    if (last.site == site && std::strcmp(last.row.what, what) == 0 && last.row.of == of) {
+      last.row.times++;
+      last.time = clocks.now();
+      return;
+    }
+  }
+  self.events.push_back(
+      {{0, warpgroup, self.events.size(), what, line_of(site), of, 1, std::move(after)},
+       site,
+       clocks.now()});
+}
+
+void Events::add_to(Profile &profile) const {
+  for (const Warpgroup &warpgroup : warpgroups_)
+    for (const Event &event : warpgroup.events) {
+      profile.events.push_back(event.row);
+      profile.events.back().launch = profile.next_launch();
+    }
+}
+
+}  // namespace emulator
