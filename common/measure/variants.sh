@@ -49,7 +49,7 @@ case $n in
   29) also_checked=--causal measured=("--causal --batch 8") ;;
   36) measured=("" "--seqlen 1024" "--head-dim 64") ;;
   38) also_checked=--causal measured=("--causal" "--causal --seqlen 1024" "--head-dim 64" "--causal --head-dim 64") ;;
-  39) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 1024") ;;
+  39) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
 esac
 
 for program in "${programs[@]}"; do
