@@ -265,14 +265,14 @@ TEST_CASE("offsets beyond 2^31 elements of Q, K, V and O, and beyond 2^32 of S")
   if (gpu_is_missing()) return;
   for (const std::string &name : step_names()) {
     if (!name.starts_with(environment("STEPS_ONLY", ""))) continue;
-    // 65,535 heads of 640 x 64 elements, or half as many of 128; of step 00, 17 heads of 16,384 x
+    // 65,535 heads of 768 x 64 elements, or half as many of 128; of step 00, 17 heads of 16,384 x
     // 16,384 scores.
     const std::string program = "./step-" + name.substr(0, 2);
     const std::vector<std::string> head_dims = describe(program).head_dims;
     const bool has_64 = std::count(head_dims.begin(), head_dims.end(), "64") > 0;
     const std::string shape = name.starts_with("00") ? "--heads 17 --seqlen 16384 --head-dim 64"
-                              : has_64               ? "--heads 65535 --seqlen 640 --head-dim 64"
-                                                     : "--heads 32768 --seqlen 640 --head-dim 128";
+                              : has_64               ? "--heads 65535 --seqlen 768 --head-dim 64"
+                                                     : "--heads 32768 --seqlen 768 --head-dim 128";
     const std::string line = program + " --device gpu --check-only --batch 1 " + shape;
     CAPTURE(line);
     const Finished finished = run_command(line);
