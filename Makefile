@@ -114,22 +114,22 @@ build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(or $(patsubst sm_90,sm_90a,$(call field,$(*F),4)),$(ARCH))) -c $< -o $@
-# Written anew only where they change, so that only then what depends on them is.
-changed = @mkdir -p $(@D) && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+# Written anew only where they change, so that only then what depends on them is. ($$PPID: beside another make.)
+changed = @mkdir -p $(@D) && if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
 build/host/ladder.inc: $(SOURCES) common/program/ladder.awk
-	@mkdir -p $(@D) && awk -f common/program/ladder.awk $(SOURCES) >$@.new
+	@mkdir -p $(@D) && awk -f common/program/ladder.awk $(SOURCES) >$@.$$PPID
 	$(changed)
 quoted = '$(subst ','\'',$(1))'
 build/host/flags: FORCE
 	@echo | $(CXX) -dM -E -x c++ - | awk '$$2 == "__clang_major__" && $$3 < 16 { exit 1 }' || \
 		{ echo "CXX=$(CXX): clang 16 or later is allowed, or g++ (std::source_location)" >&2; exit 2; }
-	@mkdir -p $(@D) && echo $(call quoted,$(HOST)) >$@.new
+	@mkdir -p $(@D) && echo $(call quoted,$(HOST)) >$@.$$PPID
 	$(changed)
 $(BUILD)/flags: FORCE
-	@mkdir -p $(@D) && echo $(call quoted,$(CUDA)) >$@.new
+	@mkdir -p $(@D) && echo $(call quoted,$(CUDA)) >$@.$$PPID
 	$(changed)
 include steps/29-in-a-model/library.mk common/exercises/exercises.mk
--include $(shell find build/host $(BUILD) -name '*.d' 2>/dev/null)
+-include $(shell find build/host $(BUILD) -path "*/without-*" -prune -o -name '*.d' -print 2>/dev/null)
 
 #? Check
 #?   make test                   everything that needs no GPU, on all cores
@@ -147,9 +147,9 @@ build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_
 	$(say)$(CXX) -pthread $^ -o $@
 DOCUMENTS := README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
 QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[-a-z0-9]+) .*|\1|p' $(DOCUMENTS)))
-build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp)
+build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp common/testing/process.cpp)
 	@mkdir -p $(@D)
-	$(say)$(CXX) $^ -o $@
+	$(say)$(CXX) -pthread $^ -o $@
 tests:
 	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh
 	@echo "building the steps$(if $(NVCC), for $(ARCH)) and the tests"

@@ -1,614 +1,509 @@
 #include "common/pages/docs.h"
 
-#include <sys/wait.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <fstream>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <regex>
 #include <set>
-#include <sstream>
-#include <tuple>
+
+#include "common/testing/process.h"
+#include "reference/parallel.h"
 
 namespace fs = std::filesystem;
 
 namespace docs {
 namespace {
 
-const char kDash[] = "—";     // a result that is not there
-const char kPartIV[] = "30";  // its steps' numbers begin there; they have a ladder of their own
-
-/// What a region is made of.
-struct Request {
-  Results &results;
-  fs::path markdown_dir;
-  std::string file = {};  // of a table: its CSV, what it takes more, and its filters
-  Strings more = {}, filters = {};
-
-  fs::path steps() const { return results.root() / "steps"; }
-  Rows rows(Strings first = {}) const {
-    first.insert(first.end(), filters.begin(), filters.end());
-    return results.select(file, first);
-  }
+/// A value that nobody has measured: an error in prose, a dash in a table.
+struct Missing : Error {
+  using Error::Error;
 };
 
-/// What the first match of `pattern` in a file captures; "" without a match or a file.
+using Row = std::map<std::string, std::string>;  // column -> field
+using Rows = std::vector<Row>;
+
+const char kDash[] = "—";
+
+/// A table has a row for each row of its file that matches these filters and its own, sorted by step;
+/// what gives the same line is one. A column is HEADING = CELL; > aligns it to the right, ? leaves it out
+/// if all its cells are the same. In a cell $NAME is what Page::about says, {EXPR:FORMAT} a
+/// value. Where one of them is missing the cell is what follows the semicolon, or a dash.
+struct Table {
+  std::string filters, columns;
+};
+
+const std::map<std::string, Table> kTables = {
+    {"ladder", {"step~^[01][0-9]-[^:]*$", R"(
+step = [$step]($chapter) | the idea = $idea | >TFLOP/s = {$speed} | >ms = {$ms} | >batch = {$most:,}
+>× the step before = {$speed/[$file tflops $before $largest]:x}$note
+>of FlashAttention-2 = {$speed/[$file tflops flash-attention-2 $largest]:%s}
+>of its ceiling = {$speed/[$file-ceilings mma-ex2]:%s} of $mma;{$speed/[$file-ceilings fp32-peak]:%s} of fp32)"}},
+    {"types", {"step~^[0-9]{2}-[^:]*$ options~^(type=bf16)?$", R"(
+step = [$step]($chapter) | the idea = $idea | >fp16, TFLOP/s = {$speed} | >bf16, TFLOP/s = {$bf16}
+>× FlashAttention-3 = {$bf16/$fa3:x};{$speed/$fa3:x} (fp16))"}},
+    {"models", {"options~ seqlen~ head_dim~", R"(
+step = [$step]($chapter) | the idea = $idea | problem = $problem | >speed = {[$1 cache_TBs $step $at seqlen=1]} TB/s;{[$1 tflops $step $at]} TFLOP/s
+>× FlashAttention-2 = {[$1 median_ms flash-attention-2 $at]/[$1 median_ms $step $at]:x}
+>× FlashAttention-3 = {[$1 median_ms flash-attention-3-bf16 $at]/[$1 median_ms $step $at]:x}
+>× cuDNN = {[$1 median_ms cudnn $at]/[$1 median_ms $step $at]:x})"}},
+    {"problems", {"step=$2", R"(
+?>batch = $batch | ?>heads = $heads | ?>seqlen = $seqlen | ?>head dim = $head_dim | ?seqlen-k = $keys)"}},
+    {"peers", {"step~^(?!matmul)[a-z]", R"(
+peer = $step | >TFLOP/s = {$speed} | >ms = {$ms} | >batch = {$most:,})"}},
+    {"variants", {"step~^[0-9]{2}-", R"(
+variant = $variant | >TFLOP/s = {$speed} | >ms = {$ms} | >batch = {$most:,}
+>× the step = {$speed/[$file tflops $base $largest]:x} | what it tries = $what)"}},
+    {"counters", {"", R"(
+counter = $counter | >emulator = {[$file emulator $counter $step $filters]:,}
+>ncu = {[$file ncu $counter $step $filters]:,} | >difference = $difference)"}},
+    {"truth", {"batch~ heads~ seqlen~ head_dim~ options~", R"(
+step = $step | counter = $counter | >emulator = {$emulator:,} | >ncu = {$ncu:,} | >verdict = $difference)"}},
+    {"truth-sentence", {"batch~ heads~ seqlen~ head_dim~ options~", ""}},
+    {"power", {"name~^power-", R"(
+run = $run | >W = {[$file power-$run]} | >GHz = {[$file clock-$run]/1000:s4}
+>GHz in the kernel = {[$file clock-in-kernel-$run]/1000:s4} | >TFLOP/s = {[$file speed-$run]}
+>TFLOP/s per GHz = {[$file speed-per-clock-$run]:s4})"}}};
+
+/// What $NAME stands for in a table where it is no column.
+const Row kShort = {
+    {"largest", "batch=max $filters"},
+    {"speed", "[$file tflops $step $largest]"},
+    {"ms", "[$file median_ms $step $largest]"},
+    {"most", "[$file batch $step $largest]"},
+    {"bf16", "[$file tflops $step $largest options=type=bf16]"},
+    {"fa3", "[$file tflops flash-attention-3-bf16 $largest options=type=bf16]"},
+    {"at", "batch=$batch heads=$heads seqlen=$seqlen head_dim=$head_dim options=$plus"}};
+
+/// A text with every match of `pattern` replaced by what `make` makes of its first group.
+template <class F>
+std::string replaced(std::string text, const std::regex &pattern, F make) {
+  std::string done;
+  for (std::smatch match; std::regex_search(text, match, pattern); text = match.suffix())
+    done += match.prefix().str() + make(match[1]);
+  return done + text;
+}
+
+/// What the first match of `pattern` in a file captures.
 std::string capture(const fs::path &file, const std::string &pattern) {
-  const std::string text = fs::exists(file) ? read_text(file) : "";
+  const std::string text = read_text(file);
   std::smatch match;
-  return std::regex_search(text, match, std::regex(pattern)) ? trim(match[1]) : "";
+  if (!std::regex_search(text, match, std::regex(pattern)))
+    throw Missing("nothing in " + file.string() + " matches " + pattern);
+  return join(words(match[1]), " ");
 }
 
-// ---- tables ----
-
-/// A table's lines. A heading that starts with '>' aligns its column to the right.
-Strings markdown_table(Strings headings, const std::vector<Strings> &rows) {
-  Strings rules;
-  for (std::string &heading : headings) {
-    rules.push_back(heading[0] == '>' ? "---:" : "---");
-    if (heading[0] == '>') heading.erase(0, 1);
-  }
-  Strings lines = {"| " + join(headings, " | ") + " |", "| " + join(rules, " | ") + " |"};
-  for (const Strings &row : rows) lines.push_back("| " + join(row, " | ") + " |");
-  return lines;
+const std::string &field(const Row &row, const std::string &column) {
+  if (row.count(column)) return row.at(column);
+  Strings columns;
+  for (const auto &[name, text] : row) columns.push_back(name);
+  throw Missing("no column '" + column + "'; there are: " + join(columns, " "));
 }
 
-/// The speed of a name at the largest batch that it ran with: what a table of speeds shows.
-struct Speed {
-  double tflops = 0;
-  Strings cells = {kDash, kDash, kDash};  // TFLOP/s, ms, batch
-};
-
-Speed speed(Rows rows, const std::string &name) {
-  double largest = 0;
-  std::erase_if(rows, [&](const Row *row) { return row->at("step") != name; });
-  for (const Row *row : rows) largest = std::max(largest, number(*row, "batch"));
-  std::erase_if(rows, [&](const Row *row) { return number(*row, "batch") < largest; });
-  if (rows.empty()) return {};
-  require_same(rows, {"heads"});
-  const double tflops = median(rows, "tflops");
-  return {tflops,
-          {significant(tflops, 3), significant(median(rows, "median_ms"), 3), count(largest)}};
+double number(const Row &row, const std::string &column) {
+  const std::string &text = field(row, column);
+  static const std::regex decimal("-?[0-9.]+(e[-+]?[0-9]+)?");
+  if (!std::regex_match(text, decimal)) throw Error(column + " '" + text + "' is no number");
+  return std::stod(text);
 }
 
-/// A speed relative to another, printed; a dash if one of them is not there.
-std::string against(const Speed &s, double other, std::string (*print)(double),
-                    const std::string &unit = "") {
-  return s.tflops > 0 && other > 0 ? print(s.tflops / other) + unit : kDash;
-}
-
-std::set<std::string> names_of(const Rows &rows) {
-  std::set<std::string> names;
-  for (const Row *row : rows) names.insert(row->at("step"));
-  return names;
-}
-
-bool is_step(const std::string &name) {
-  return std::regex_match(name, std::regex("[0-9]{2}-[^:]*"));
-}
-
-/// The columns of a ladder that say what a step is: its name, a link if it has a chapter, and its idea.
-Strings step_and_idea(const Request &r, const std::string &name) {
-  const fs::path chapter = r.steps() / name / "README.md";
-  if (!fs::exists(chapter)) return {name, kDash};
-  return {"[" + name + "](" + chapter.lexically_relative(r.markdown_dir).generic_string() + ")",
-          capture(chapter, "(?:^|\n)#[^\n:]*:([^\n]*)")};
-}
-
-/// Every step of Parts I and II (a step that takes more says so in its header), against the one
-/// that it builds on, FlashAttention-2 and its ceiling: of plain fp32,
-/// a fused multiply-add of every lane and clock; of tensor cores, mma.sync with attention's ex2.
-Strings ladder(const Request &r) {
-  const Rows rows = r.rows();
-  const bool narrow = rows[0]->at("head_dim") == "64";
-  std::set<std::string> names;
-  for (const auto &entry : fs::directory_iterator(r.steps()))
-    if (is_step(entry.path().filename())) names.insert(entry.path().filename());
-  const double fa2 = speed(rows, "flash-attention-2").tflops;
-  std::map<std::string, double> tflops;  // by number
-  std::string last;
-  std::vector<Strings> table;
-  for (const std::string &name : names) {
-    const fs::path source = r.steps() / name / "attention.cu";
-    if (!capture(source, "(?:^|\n)// Takes +([^\n]+)").empty() || name >= kPartIV) continue;
-    const std::string number = name.substr(0, 2);
-    const Speed s = speed(rows, name);
-    const std::string before_text = capture(source, "(?:^|\n)// Before +step ([0-9]{2})");
-    const std::string before = before_text.empty() ? last : before_text;
-    Strings row = step_and_idea(r, name);
-    row.insert(row.end(), s.cells.begin(), s.cells.end());
-    const bool tensor_cores = !capture(source, "(?:^|\n)// Needs +[^\n]*(mma)").empty();
-    const double ceiling = r.results.named(
-        r.file + "-ceilings", tensor_cores ? (narrow ? "mma-ex2-64" : "mma-ex2") : "fp32-peak", 0);
-    row.push_back(against(s, tflops[before], times, before == last ? "" : " (" + before + ")"));
-    row.push_back(against(s, fa2, percent));
-    row.push_back(against(s, ceiling, percent, tensor_cores ? " of mma" : " of fp32"));
-    table.push_back(row);
-    tflops[last = number] = s.tflops;
-  }
-  return markdown_table({"step", "the idea", ">TFLOP/s", ">ms", ">batch", ">× the step before",
-                         ">of FlashAttention-2", ">of its ceiling"},
-                        table);
-}
-
-/// Each step of a BENCH in fp16 and in bf16, and over FlashAttention-3 in bf16: what a step has no bf16
-/// for, with its fp16.
-Strings types(const Request &r) {
-  const Rows rows = r.rows({"options~"});
-  const auto speed_in = [&](const std::string &name, const std::string &options) {
-    Rows found = rows;
-    std::erase_if(found, [&](const Row *row) { return row->at("options") != options; });
-    return speed(found, name);
-  };
-  const double fa3 = speed_in("flash-attention-3-bf16", "type=bf16").tflops;
-  std::vector<Strings> table;
-  for (const std::string &name : names_of(rows)) {
-    if (!is_step(name)) continue;
-    const Speed fp16 = speed_in(name, ""), bf16 = speed_in(name, "type=bf16");
-    if (!(fp16.tflops > 0 || bf16.tflops > 0)) continue;  // in fp8
-    Strings row = step_and_idea(r, name);
-    row.insert(row.end(), {fp16.cells[0], bf16.cells[0]});
-    row.push_back(bf16.tflops > 0 ? against(bf16, fa3, times)
-                                  : against(fp16, fa3, times, " (fp16)"));
-    table.push_back(row);
-  }
-  return markdown_table(
-      {"step", "the idea", ">fp16, TFLOP/s", ">bf16, TFLOP/s", ">× FlashAttention-3"}, table);
-}
-
-/// What a problem is, in words: "batch 4, 16 heads, seqlen 8192, head dim 128, causal".
-std::string problem_text(const Row &row) {
-  return "batch " + row.at("batch") + ", " + row.at("heads") +
-         (row.at("heads") == "1" ? " head" : " heads") + ", seqlen " + row.at("seqlen") +
-         ", head dim " + row.at("head_dim") +
-         (row.at("options").empty() ? "" : ", " + row.at("options"));
-}
-
-/// Each step of Part III at the problem that plots/models.csv has for it, and its speed over its
-/// peers'. A decoding step's speed is that of the cache's bytes.
-Strings models(const Request &r) {
-  std::vector<Strings> table;
-  for (const Row &problem : r.results.read("../models")) {
-    Strings row;
-    for (const auto &entry : fs::directory_iterator(r.steps()))
-      if (const std::string name = entry.path().filename();
-          name.starts_with(problem.at("step") + "-"))
-        row = step_and_idea(r, name);
-    if (row.empty()) continue;  // no such step yet
-    const bool decodes = problem.at("seqlen") == "1";
-    const std::string column = decodes ? "cache_TBs" : "tflops";
-    const auto of = [&](const std::string &name) {
-      Rows found;
-      for (const Row &measured : r.results.read(r.file)) {
-        bool same = measured.at("step").starts_with(name) &&
-                    measured.at("step").find(':') == std::string::npos;
-        for (const auto &[key, value] : problem)
-          same = same && (key == "step" || measured.at(key) == value);
-        if (same) found.push_back(&measured);
-      }
-      return found.empty() ? 0 : median(found, column);
-    };
-    const double speed = of(problem.at("step") + "-");
-    row.insert(row.end(),
-               {problem_text(problem),
-                speed > 0 ? significant(speed, 3) + (decodes ? " TB/s" : " TFLOP/s") : kDash});
-    for (const std::string peer : {"flash-attention-2", "flash-attention-3", "cudnn"})
-      row.push_back(speed > 0 && of(peer) > 0 ? times(speed / of(peer)) : kDash);
-    table.push_back(row);
-  }
-  return markdown_table({"step", "the idea", "problem", ">speed", ">× FlashAttention-2",
-                         ">× FlashAttention-3", ">× cuDNN"},
-                        table);
-}
-
-/// One column of some steps, variants and peers, a row for each problem at which the first of them was
-/// measured. What is the same in all rows is left out.
-Strings problems(const Request &r) {
-  const std::string &column = r.more[0];
-  const Strings names = split(r.more[1], ",");
-  const Rows rows = r.rows();
-  Rows problems;  // one row of each
-  for (const Row *row : rows)
-    if (row->at("step") == names[0] &&
-        std::none_of(problems.begin(), problems.end(),
-                     [&](const Row *known) { return problem_text(*known) == problem_text(*row); }))
-      problems.push_back(row);
-  if (problems.empty())
-    throw Error("no step=" + names[0] + " in " + r.file + ".csv with these filters");
-  std::vector<std::string> options;
-  for (const Row *row : problems)
-    for (const std::string &word : words(row->at("options")))
-      if (const std::string name = split(word, "=")[0];
-          std::find(options.begin(), options.end(), name) == options.end())
-        options.push_back(name);
-
-  Strings headings;
-  std::vector<Strings> table(problems.size());
-  const auto add = [&](const std::string &heading, auto cell) {
-    Strings cells;
-    for (const Row *row : problems) cells.push_back(cell(*row));
-    if (std::all_of(cells.begin(), cells.end(), [&](const auto &c) { return c == cells[0]; }))
-      return;
-    headings.push_back(heading);
-    for (size_t i = 0; i < cells.size(); ++i) table[i].push_back(cells[i]);
-  };
-  for (const std::string key : {"batch", "heads", "seqlen", "head_dim"})
-    add(">" + join(split(key, "_"), " "), [&](const Row &row) { return row.at(key); });
-  for (const std::string &name : options)
-    add(name, [&](const Row &row) { return option(row, name, ""); });
-  for (const std::string &name : names) {
-    headings.push_back(">" + name);
-    for (size_t i = 0; i < problems.size(); ++i) {
-      Rows found;
-      for (const Row *row : rows)
-        if (row->at("step") == name && problem_text(*row) == problem_text(*problems[i]))
-          found.push_back(row);
-      table[i].push_back(found.empty() ? kDash : significant(median(found, column), 3));
+/// The rows of a CSV file. Each option that has a value is a column, too, kv-heads of kv-heads=8. Of
+/// counters each source is a column with its value, emulator or ncu. Of a benchmark cache_TBs is one: the
+/// bytes of K and V, each read once, over the time, in TB/s.
+Rows read_csv(const fs::path &path) {
+  static const std::regex one(R"re((?:^|,)(?:"([^"]*)"|([^,]*)))re");  // quoted if it has a comma
+  Strings columns;
+  Rows rows;
+  std::map<Row, size_t> places;  // of counters
+  for (const std::string &line : lines_of(read_text(path))) {
+    Strings fields;
+    for (std::sregex_iterator f(line.begin(), line.end(), one), end; f != end; ++f)
+      fields.push_back((*f)[1].str() + (*f)[2].str());
+    if (columns.empty()) columns = fields;
+    if (fields.size() != columns.size())
+      throw Error(path.string() + ": '" + line + "': the columns must be " + join(columns, ","));
+    Row row;
+    for (size_t c = 0; c < columns.size(); ++c) row[columns[c]] = fields[c];
+    if (fields == columns) continue;
+    for (const std::string &word : words(row.count("options") ? row["options"] : ""))
+      if (const Strings parts = split(word, "="); parts.size() == 2) row[parts[0]] = parts[1];
+    if (row.count("median_ms")) {
+      const double heads = number(row, row.count("kv-heads") ? "kv-heads" : "heads");
+      const double keys = number(row, row.count("seqlen-k") ? "seqlen-k" : "seqlen");
+      row["cache_TBs"] = std::to_string(4 * number(row, "batch") * heads * keys *
+                                        number(row, "head_dim") / number(row, "median_ms") / 1e9);
+    }
+    if (row.count("counter")) {
+      const std::string source = row["source"], value = row["value"];
+      row.erase("source"), row.erase("value");
+      const auto [place, fresh] = places.try_emplace(row, rows.size());
+      if (fresh) rows.push_back(row);
+      std::string &cell = rows[place->second][source];
+      if (!cell.empty() && cell != value) throw Error("two values of " + line);
+      cell = value;
+    } else {
+      rows.push_back(row);
     }
   }
-  return markdown_table(headings, table);
-}
-
-/// Every name that is no step's, nor a variant's.
-Strings peers(const Request &r) {
-  std::vector<Strings> table;
-  for (const std::string &name : names_of(r.rows())) {
-    if (std::regex_search(name, std::regex("^[0-9]{2}-|^matmul"))) continue;
-    const Speed s = speed(r.rows(), name);
-    table.push_back({name, s.cells[0], s.cells[1], s.cells[2]});
-  }
-  return markdown_table({"peer", ">TFLOP/s", ">ms", ">batch"}, table);
-}
-
-/// A step, the step before it, and the step's variants, STEP:NAME. What one tries is the first
-/// sentence of its patch.
-Strings variants(const Request &r) {
-  const Rows rows = r.rows();
-  const auto names = names_of(rows);
-  const auto of = std::find_if(names.begin(), names.end(),
-                               [](const std::string &name) { return name.find(':') != name.npos; });
-  if (of == names.end()) throw Error(r.file + ".csv has no variant, STEP:NAME");
-  const std::string base = split(*of, ":")[0];
-  std::vector<Strings> table;
-  for (const std::string &name : names) {
-    const Strings parts = split(name, ":");
-    if (!std::regex_search(name, std::regex("^[0-9]{2}-"))) continue;
-    const Speed s = speed(rows, name), step = speed(rows, base);
-    table.push_back({parts.back(), s.cells[0], s.cells[1], s.cells[2],
-                     against(s, step.tflops, times),
-                     parts[0] == base ? "the step" : "the step before"});
-    if (parts.size() == 1) continue;
-    const fs::path patch = r.steps() / parts[0] / "variants" / (parts[1] + ".patch");
-    const std::string what = capture(patch, "^([^.]*(?:\\.[^\\s][^.]*)*\\.)\\s");
-    table.back().back() = what.empty() ? kDash : join(words(what), " ");
-  }
-  return markdown_table({"variant", ">TFLOP/s", ">ms", ">batch", ">× the step", "what it tries"},
-                        table);
-}
-
-/// A counter of a step at one shape, as the emulator counts it and as ncu measures it.
-struct Count {
-  std::string shape, step, counter;
-  Rows emulator = {}, ncu = {};
-
-  bool both() const { return !emulator.empty() && !ncu.empty(); }
-  bool equal() const { return counter_value(emulator) == counter_value(ncu); }
-};
-
-/// The counters of some rows, sorted by step; else in the order of the file.
-std::vector<Count> counts_of(const Rows &rows) {
-  std::vector<Count> counts;
-  std::map<std::string, size_t> places;
-  for (const Row *row : rows) {
-    const Count fresh = {problem_text(*row), row->at("step"), row->at("counter")};
-    const auto [place, is_new] =
-        places.try_emplace(fresh.shape + fresh.step + fresh.counter, counts.size());
-    if (is_new) counts.push_back(fresh);
-    Count &c = counts[place->second];
-    (row->at("source") == "ncu" ? c.ncu : c.emulator).push_back(row);
-  }
-  std::stable_sort(counts.begin(), counts.end(),
-                   [](const Count &a, const Count &b) { return a.step < b.step; });
-  return counts;
-}
-
-/// The counts as rows of a table, each after its step and name.
-std::vector<Strings> count_rows(const std::vector<Count> &counts) {
-  std::vector<Strings> rows;
-  for (const Count &c : counts) {
-    const double a = c.emulator.empty() ? 0 : counter_value(c.emulator);
-    const double b = c.ncu.empty() ? 0 : counter_value(c.ncu);
-    rows.push_back({c.step, c.counter, c.emulator.empty() ? kDash : count(a),
-                    c.ncu.empty() ? kDash : count(b),
-                    !c.both() ? kDash
-                    : a == b  ? "equal"
-                    : b == 0  ? "ncu counts none"
-                              : (a > b ? "+" : "") + significant(100 * (a - b) / b, 2) + "%"});
-  }
+  if (rows.empty()) throw Error("no rows in " + path.string());
   return rows;
 }
 
-/// One step's counters, emulator beside ncu.
-Strings counters(const Request &r) {
-  const Rows rows = r.rows({"step=" + r.more[0]});
-  require_same(rows,
-               {"batch", "heads", "seqlen", "head_dim", "options"});  // or it compares nothing
-  std::vector<Strings> table = count_rows(counts_of(rows));
-  for (Strings &row : table) row.erase(row.begin());
-  return markdown_table({"counter", ">emulator", ">ncu", ">difference"}, table);
+/// Takes the filters out of `list`.
+Strings take_filters(Strings &list) {
+  const auto filter = [](const std::string &word) { return word.find_first_of("=~") != word.npos; };
+  Strings filters = list;
+  std::erase_if(list, filter);
+  std::erase_if(filters, std::not_fn(filter));
+  return filters;
 }
 
-/// The same of all steps, a table for each problem that ncu has measured.
-Strings truth(const Request &r) {
-  Strings shapes, lines;
-  std::map<std::string, std::vector<Count>> counts;
-  for (const Count &c : counts_of(r.rows({"seqlen~", "options~"}))) {  // of every problem
-    if (!counts.count(c.shape)) shapes.push_back(c.shape);
-    counts[c.shape].push_back(c);
+/// The CSV files of all pages, as they are read.
+struct Results {
+  std::mutex reading = {};
+  std::map<std::string, Rows> files = {};
+};
+
+/// A Markdown file, and what its regions are made from.
+struct Page {
+  const fs::path root, directory;  // of the repository, of the file
+  Results &results;
+  std::string made = "", stale = "", error = "";  // what run() asks for
+
+  // ---- values ----
+
+  /// The rows of a file that match every filter, COLUMN=TEXT or COLUMN~REGEX (a + is a space, =max the
+  /// largest there is), and the defaults of the columns that no filter names.
+  std::vector<const Row *> select(const std::string &file, Strings filters) {
+    std::vector<const Row *> rows;
+    const std::lock_guard lock(results.reading);
+    Rows &all = results.files[file];
+    if (all.empty()) all = read_csv(root / "plots/results" / (file + ".csv"));
+    for (const Row &row : all) rows.push_back(&row);
+    const Row first = *rows[0];
+    Row defaults = {{"options", ""}, {"line", "0"}, {"seqlen", "8192"}, {"head_dim", "128"}};
+    if (first.count("counter"))
+      for (const char *column : {"batch", "heads", "seqlen", "head_dim"})
+        defaults[column] = first.at(column);
+    for (const std::string &f : filters) defaults.erase(f.substr(0, f.find_first_of("=~")));
+    for (const auto &[column, text] : defaults)
+      if (first.count(column)) filters.push_back(column + "=" + text);
+    std::stable_partition(filters.begin(), filters.end(),
+                          [](const std::string &f) { return !f.ends_with("=max"); });
+    for (const std::string &filter : filters) {
+      const size_t at = filter.find_first_of("=~");
+      const std::string column = filter.substr(0, at);
+      std::string text = join(split(filter.substr(at + 1), "+"), " ");
+      std::set<std::string> there;
+      for (const Row *row : rows) {
+        there.insert(field(*row, column));
+        if (text == "max" || (filter.ends_with("=max") && number(*row, column) > std::stod(text)))
+          text = row->at(column);
+      }
+      const std::regex pattern(filter[at] == '~' ? text : "");
+      std::erase_if(rows, [&](const Row *row) {
+        const std::string &in = row->at(column);
+        return filter[at] == '=' ? in != text : !std::regex_search(in, pattern);
+      });
+      if (rows.empty())
+        throw Missing("no " + filter + " in " + file +
+                      ".csv; there are: " + join({there.begin(), there.end()}, "; "));
+    }
+    return rows;
   }
-  std::erase_if(shapes, [&](const std::string &shape) {
-    return std::none_of(counts[shape].begin(), counts[shape].end(), std::mem_fn(&Count::both));
-  });
-  for (const std::string &shape : shapes) {
-    lines.insert(lines.end(), {"## B" + shape.substr(1), ""});
-    for (const std::string &line : markdown_table(
-             {"step", "counter", ">emulator", ">ncu", ">verdict"}, count_rows(counts[shape])))
-      lines.push_back(line);
-    lines.push_back("");
+
+  /// The value of a key, given without its brackets: a median, of the repetitions of an interleaved run.
+  double value_of(const std::string &key) {
+    Strings list = words(key), filters = take_filters(list);
+    if (list.size() < 2)
+      throw Error("a key is [FILE COLUMN STEP] or [FILE NAME], not [" + key + "]");
+    const bool named = list.size() == 2;
+    filters.insert(filters.begin(), (named ? "name=" : "step=") + list.back());
+    if (list.size() > 3)
+      filters.insert(filters.begin(), "counter=" + join({list.begin() + 2, list.end() - 1}, "+"));
+    std::map<std::string, std::set<std::string>> different;
+    std::vector<double> values;
+    for (const Row *row : select(list[0], filters)) {
+      values.push_back(number(*row, named ? "value" : list[1]));
+      for (const auto &[column, text] : *row) different[column].insert(text);
+    }
+    for (const char *column : {"batch", "heads", "seqlen", "head_dim", "options", "counter"})
+      if (const auto &texts = different[column]; texts.size() > 1)
+        throw Error("several rows of " + list.back() + " match, filter by " + column + ": " +
+                    join({texts.begin(), texts.end()}, "; "));
+    std::sort(values.begin(), values.end());
+    return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
   }
-  lines.pop_back();
-  return lines;
-}
 
-/// What comes out of that, in a sentence.
-Strings truth_sentence(const Request &r) {
-  int all = 0, equal = 0;
-  Strings shapes, others;
-  std::map<std::string, Strings> steps;  // of a counter that is not equal
-  for (const Count &c : counts_of(r.rows({"seqlen~", "options~"}))) {
-    if (!c.both()) continue;
-    if (std::find(shapes.begin(), shapes.end(), c.shape) == shapes.end()) shapes.push_back(c.shape);
-    all++;
-    equal += c.equal();
-    if (!c.equal()) steps[c.counter].push_back(c.step.substr(0, 2));
+  /// The value of EXPR:FORMAT, printed.
+  std::string value(const std::string &text) {
+    // The format follows a colon after the last [key]: a variant's name has a colon, too.
+    static const std::regex form("(.*?)(?::([^:\\]]*))?");
+    std::smatch match;
+    std::regex_match(text, match, form);
+    const auto of_key = [&](const std::string &key) { return value_of(key); };
+    return format(arithmetic(match[1], of_key), match[2].matched ? trim(match[2]) : "s3");
   }
-  constexpr size_t kNamed = 3;  // Part III has problems of its own for each step
-  const size_t more = shapes.size() - std::min(shapes.size(), kNamed);
-  shapes.resize(shapes.size() - more);
-  for (auto &[counter, of] : steps) {
-    of.erase(std::unique(of.begin(), of.end()), of.end());
-    others.push_back(counter + " (" + join(of, ", ") + ")");
+
+  // ---- tables ----
+
+  std::string step_named(const std::string &number) const {
+    for (const auto &entry : fs::directory_iterator(root / "steps"))
+      if (const std::string name = entry.path().filename(); name.starts_with(number + "-"))
+        return name;
+    throw Error("no step " + number);
   }
-  return {count(equal) + " of " + count(all) + " counts equal ncu's, at " + join(shapes, "; at ") +
-          (more ? "; and at " + count(static_cast<double>(more)) + " more problems." : ".") +
-          (others.empty() ? "" : " The others, by step: " + join(others, "; ") + ".")};
-}
 
-/// What the GPU can do at most: each named value, and the clock that it was measured at.
-Strings ceilings(const Request &r) {
-  std::vector<Strings> table;
-  for (const Row &row : r.results.read(r.file)) {
-    const std::string &name = row.at("name");
-    if (name.ends_with("-clock")) continue;
-    const double ghz = r.results.named(r.file, name + "-clock", 0);
-    table.push_back({name, significant(number(row, "value"), 3) + " " + row.at("unit"),
-                     ghz > 0 ? significant(ghz, 3) : kDash});
+  /// What $NAME is in a row: a column, or what follows from its columns, or is said of its step.
+  std::string about(const Row &row, const std::string &name) const {
+    if (row.count(name)) return row.at(name);
+    if (kShort.count(name)) return filled(kShort.at(name), row);
+    if (name == "plus") return join(words(row.at("options")), "+");
+    if (name == "keys") return field(row, "seqlen-k");
+    if (name == "run") return split(row.at("name"), "power-").back();
+    if (name == "base") return step_named(row.at("file").substr(row.at("file").size() - 2));
+    if (name == "problem")
+      return filled("batch $batch, $heads head", row) + (row.at("heads") == "1" ? "" : "s") +
+             filled(", seqlen $seqlen, head dim $head_dim", row) +
+             (row.at("options").empty() ? "" : ", " + row.at("options"));
+    if (name == "difference") {
+      const double a = number(row, "emulator"), b = number(row, "ncu");
+      return a == b   ? "equal"
+             : b == 0 ? "ncu counts none"
+                      : (a > b ? "+" : "") + format((a - b) / b, "%s2");
+    }
+    const Strings parts = split(field(row, "step"), ":");  // STEP:VARIANT
+    const fs::path folder = root / "steps" / parts[0], source = folder / "attention.cu";
+    if (name == "variant") return parts.back();
+    if (name == "chapter") return fs::relative(folder / "README.md", directory).string();
+    if (name == "idea") return capture(folder / "README.md", "^#[^\n:]*:([^\n]*)");
+    if (name == "mma") return capture(source, "// Needs +[^\n]*(mma)");
+    if (name == "before") return step_named(capture(source, "// Before +step ([0-9]{2})"));
+    if (name == "note") {  // where that is not the one before
+      const std::string before = about(row, "before").substr(0, 2);
+      return std::stoi(before) + 1 == std::stoi(parts[0]) ? "" : " (" + before + ")";
+    }
+    if (name == "what" && parts.size() == 1)
+      return parts[0] == about(row, "base") ? "the step" : "the step before";
+    if (name == "what")  // the first sentence
+      return capture(folder / "variants" / (parts[1] + ".patch"),
+                     R"(^([^.]*(?:\.[^\s][^.]*)*\.)\s)");
+    throw Missing("no $" + name);
   }
-  return markdown_table({"ceiling", ">measured", ">GHz"}, table);
-}
 
-/// Of a file of `make power` a row for each run, the NAME of power-NAME.
-Strings power(const Request &r) {
-  std::vector<Strings> table;
-  for (const Row &row : r.results.read(r.file)) {
-    if (!row.at("name").starts_with("power-")) continue;
-    const std::string run = row.at("name").substr(std::string("power-").size());
-    const auto cell = [&](const std::string &what, double unit, int digits) {
-      const double value = r.results.named(r.file, what + "-" + run, 0) / unit;
-      return value > 0 ? significant(value, digits) : kDash;
-    };
-    table.push_back({run, cell("power", 1, 3), cell("clock", 1e3, 4),
-                     cell("clock-in-kernel", 1e3, 4), cell("speed", 1, 3),
-                     cell("speed-per-clock", 1, 4)});
+  std::string filled(const std::string &text, const Row &row) const {
+    static const std::regex name("\\$(\\w+)");
+    return replaced(text, name, [&](const std::string &match) { return about(row, match); });
   }
-  return markdown_table({"run", ">W", ">GHz", ">GHz in the kernel", ">TFLOP/s", ">TFLOP/s per GHz"},
-                        table);
-}
 
-const std::map<std::string, Strings (*)(const Request &)> kTables = {
-    {"ladder BENCH", ladder},
-    {"peers BENCH", peers},
-    {"variants BENCH", variants},
-    {"types BENCH", types},
-    {"models BENCH", models},
-    {"problems BENCH COLUMN NAMES", problems},
-    {"counters COUNTERS STEP", counters},
-    {"truth COUNTERS", truth},
-    {"truth-sentence COUNTERS", truth_sentence},
-    {"ceilings NAMED", ceilings},
-    {"power NAMED", power}};
-
-Strings table(Request r, const std::string &arguments) {
-  Strings list = words(arguments), usages;
-  r.filters = take_filters(list);
-  for (const auto &[usage, make] : kTables) {
-    usages.push_back(usage);
-    const Strings wanted = words(usage);
-    if (list.empty() || wanted[0] != list[0]) continue;
-    const std::string kind = list.size() < 2 ? "" : r.results.kind(list[1]);
-    if (list.size() != wanted.size() || kind != wanted[1])
-      throw Error("the table is '" + usage + " [filters]', not '" + arguments + "'" +
-                  (kind.empty() ? "" : "; " + list[1] + ".csv is a " + kind));
-    r.file = list[1];
-    r.more.assign(list.begin() + 2, list.end());
-    return make(r);
+  std::string cell(const std::string &text, const Row &row) {
+    static const std::regex braces("\\{(.*?)\\}");
+    for (const std::string &way : split(text, ";")) try {
+        return replaced(filled(way, row), braces,
+                        [&](const std::string &match) { return value(match); });
+      } catch (const Missing &) {
+      }
+    return kDash;
   }
-  throw Error("no table '" + arguments + "'; allowed: " + join(usages, ", "));
-}
 
-// ---- quotes ----
-
-/// The lines of a text from the one that contains `first` to the first from there on that contains
-/// `last`; without `last`, the one line. Both are numbered from 0.
-std::pair<size_t, size_t> excerpt(const Strings &lines, const std::string &what,
-                                  const std::string &first, const std::string &last) {
-  const auto find = [&](size_t from, const std::string &text) {
-    while (from < lines.size() && lines[from].find(text) == text.npos) ++from;
-    return from;
-  };
-  const size_t a = find(0, first), again = find(a + 1, first), b = last.empty() ? a : find(a, last);
-  const std::string line = std::to_string(a + 1);
-  if (a == lines.size()) throw Error("no line of " + what + " contains '" + first + "'");
-  if (again < lines.size())
-    throw Error("'" + first + "' is in lines " + line + " and " + std::to_string(again + 1) +
-                " of " + what + ": take more of the line");
-  if (b == lines.size())
-    throw Error("no line of " + what + " from " + line + " on contains '" + last + "'");
-  return {a, b};
-}
-
-Strings code(const Request &r, const std::string &arguments) {
-  const Strings parts = split(arguments + " ", " | ");  // with no LAST, the bar ends the arguments
-  if (parts.size() != 3 || trim(parts[0]).empty() || trim(parts[1]).empty())
-    throw Error("a quote is 'FILE | FIRST | LAST', LAST may be empty; not '" + arguments + "'");
-  const std::string file = trim(parts[0]);
-  const Strings source = split(read_text(r.markdown_dir / file), "\n");
-  const auto [first, last] = excerpt(source, file, trim(parts[1]), trim(parts[2]));
-  size_t indent = std::string::npos;
-  for (size_t i = first; i <= last; ++i)
-    indent = std::min(indent, source[i].find_first_not_of(' '));
-  Strings lines = {"```cuda"};
-  for (size_t i = first; i <= last; ++i)
-    lines.push_back(source[i].substr(std::min(indent, source[i].size())));
-  const std::string a = std::to_string(first + 1), b = std::to_string(last + 1);
-  lines.insert(lines.end(),
-               {"```", "<sub>[" + file + "](" + file + "#L" + a + "-L" + b + "), " +
-                           (a == b ? "line " + a : "lines " + a + "–" + b) + "</sub>"});
-  return lines;
-}
-
-/// What a command prints, as a terminal shows it.
-Strings output(const Request &r, const std::string &arguments) {
-  const Strings parts = split(arguments + " ", " | ");
-  if (parts.size() > 3 || trim(parts[0]).empty())
-    throw Error("an output is 'COMMAND' or 'COMMAND | FIRST | LAST'; not '" + arguments + "'");
-  const std::string command = trim(parts[0]);
-  std::string text;
-  FILE *pipe =
-      popen(("cd '" + r.results.root().string() + "' && exec 2>&1 && " + command).c_str(), "r");
-  if (!pipe) throw Error("cannot run '" + command + "'");
-  for (int c; (c = std::fgetc(pipe)) != EOF;) text += static_cast<char>(c);
-  const int status = pclose(pipe);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) > 1)  // 1: a wrong answer, as some are to show
-    throw Error("'" + command + "' fails: " + trim(text));
-  const Strings all = split(trim(text), "\n");
-  auto [first, last] = std::pair{size_t{0}, all.size() - 1};
-  if (parts.size() > 1)
-    std::tie(first, last) = excerpt(all, "the output of '" + command + "'", trim(parts[1]),
-                                    parts.size() > 2 ? trim(parts[2]) : "");
-  Strings lines = {"```text", "$ " + command};
-  if (first > 0) lines.push_back("...");
-  lines.insert(lines.end(), all.begin() + first, all.begin() + last + 1);
-  if (last + 1 < all.size()) lines.push_back("...");
-  lines.push_back("```");
-  return lines;
-}
-
-// ---- regions ----
-
-/// The lines of a region.
-Strings regenerate(const Request &r, const std::string &kind, const std::string &arguments) {
-  return kind == "code"    ? code(r, arguments)
-         : kind == "table" ? table(r, arguments)
-                           : output(r, arguments);
-}
-
-/// A line with its values regenerated.
-std::string regenerate_values(const std::string &line, Results &results) {
-  static const std::regex value("<!--=(.*?)-->.*?<!--/-->"), half("<!--=|<!--/-->");
-  // After nothing but the markers of quotes and lists, Markdown takes a comment for a block.
-  static const std::regex block_start(R"([ \t>]*(([-+*]|[0-9]+[.)])[ \t]+)*)");
-  std::string done, rest = line;
-  for (std::smatch match; std::regex_search(rest, match, value); rest = match.suffix()) {
-    const std::string expression = match[1], before = match.prefix();
-    if (done.empty() && std::regex_match(before, block_start))
-      throw Error("a value may not start a line, Markdown would end the paragraph there: =" +
-                  expression);
-    if (std::regex_search(before, half)) break;
-    done += before + "<!--=" + expression + "-->" + inline_value(expression, results) + "<!--/-->";
+  Strings table_of(const Strings &columns, const Rows &rows) {
+    Strings lines(rows.size() + 2, "|");
+    for (const std::string &column : columns) {
+      const size_t equals = column.find(" = ");
+      const bool optional = column[0] == '?', right = column[optional] == '>';
+      Strings cells;
+      for (const Row &row : rows) cells.push_back(cell(column.substr(equals + 3), row));
+      const bool same = Strings(cells.size(), cells[0]) == cells;
+      if (optional && same) continue;
+      if (same && cells[0] == kDash)
+        throw Error("nothing is measured for '" + column.substr(right, equals - right) + "'");
+      lines[0] += " " + column.substr(right + optional, equals - right - optional) + " |";
+      lines[1] += right ? " ---: |" : " --- |";
+      for (size_t i = 0; i < rows.size(); ++i) lines[i + 2] += " " + cells[i] + " |";
+    }
+    std::set<std::string> seen;
+    std::erase_if(lines, [&](const std::string &line) { return !seen.insert(line).second; });
+    return lines;
   }
-  if (std::regex_search(rest, half))
-    throw Error("a value is <!--=EXPR:FORMAT-->text<!--/-->, in one line; not " + trim(rest));
-  return done + rest;
-}
+
+  /// How many counts of the emulator equal ncu's, and which do not.
+  std::string truth_sentence(const Rows &rows, const Strings &problems) const {
+    std::map<std::string, std::set<std::string>> others;  // counters that are not equal: steps
+    double all = 0, equal = 0;
+    for (const Row &row : rows) {
+      if (!row.count("emulator") || !row.count("ncu")) continue;
+      const bool same = about(row, "difference") == "equal";
+      all++, equal += same;
+      if (!same) others[row.at("counter")].insert(row.at("step").substr(0, 2));
+    }
+    Strings list;
+    for (const auto &[counter, steps] : others)
+      list.push_back(counter + " (" + join({steps.begin(), steps.end()}, ", ") + ")");
+    const size_t named = std::min<size_t>(problems.size(), 3), more = problems.size() - named;
+    return count(equal) + " of " + count(all) + " counts equal ncu's, at " +
+           join({problems.begin(), problems.begin() + named}, "; at ") +
+           (more ? "; and at " + std::to_string(more) + " more problems." : ".") +
+           (list.empty() ? "" : " The others, by step: " + join(list, "; ") + ".");
+  }
+
+  Strings table(const std::string &arguments) {
+    Strings list = words(arguments), names, columns, lines, problems;
+    Row given = {{"filters", join(take_filters(list), " ")}};
+    for (size_t i = 1; i < list.size(); ++i)
+      given[i == 1 ? "file" : std::to_string(i - 1)] = list[i];
+    for (const auto &[name, table] : kTables) names.push_back(name);
+    if (list.size() < 2 || !kTables.count(list[0]))
+      throw Error("a table is 'NAME FILE [ARGUMENTS] [filters]', NAME one of " + join(names, ", ") +
+                  "; not '" + arguments + "'");
+    const Table &table = kTables.at(list[0]);
+    Rows rows;
+    for (const Row *found : select(list[1], words(filled(table.filters + " $filters", given)))) {
+      rows.push_back(*found);
+      rows.back().insert(given.begin(), given.end());
+      std::string &step = rows.back()["step"];
+      if (step.size() == 2) step = step_named(step);
+    }
+    std::stable_sort(rows.begin(), rows.end(),
+                     [](const Row &a, const Row &b) { return a.at("step") < b.at("step"); });
+    columns = split(join(split(trim(table.columns), "\n"), " | "), " | ");
+    if (list[0] == "problems")
+      for (size_t i = 3; i < list.size(); ++i)
+        columns.push_back(">" + list[i] + " = {[$file $1 " + list[i] + " $at]}");
+    if (!list[0].starts_with("truth")) return table_of(columns, rows);
+
+    for (Row &row : rows)  // a section for each problem that ncu has measured, too
+      if (row["problem"] = about(row, "problem"); row.count("emulator") && row.count("ncu"))
+        if (std::find(problems.begin(), problems.end(), row["problem"]) == problems.end())
+          problems.push_back(row["problem"]);
+    if (list[0] == "truth-sentence") return {truth_sentence(rows, problems)};
+    for (const std::string &problem : problems) {
+      Rows these = rows;
+      std::erase_if(these, [&](const Row &row) { return row.at("problem") != problem; });
+      lines.insert(lines.end(), {"", "## B" + problem.substr(1), ""});
+      for (const std::string &line : table_of(columns, these)) lines.push_back(line);
+    }
+    lines.erase(lines.begin());
+    return lines;
+  }
+
+  // ---- quotes ----
+
+  /// Lines of a file (`code`), or of what a command prints, as a terminal shows it.
+  Strings quote(bool code, const std::string &arguments) const {
+    Strings parts = split(arguments + " ", " | ");  // with no LAST, the bar ends the arguments
+    std::transform(parts.begin(), parts.end(), parts.begin(), trim);
+    if (parts.size() > 3 || parts[0].empty() || (code && parts.size() < 2))
+      throw Error("a quote is 'FILE | FIRST | LAST' or 'COMMAND | FIRST | LAST'; not '" +
+                  arguments + "'");
+    parts.resize(3);
+    const std::string &what = parts[0], &from = parts[1], &to = parts[2];
+    const Finished run = code ? Finished{0, read_text(directory / what), ""}
+                              : run_command("cd '" + root.string() + "' && exec 2>&1 && " + what);
+    if (run.status > 1)  // 1: a wrong answer, as some are to show
+      throw Error("'" + what + "' fails: " + trim(run.out));
+    const Strings lines = code ? lines_of(run.out) : split(trim(run.out), "\n");
+    Strings found;  // the lines that contain `from`
+    size_t first = 0, last = from.empty() ? lines.size() - 1 : 0;
+    for (size_t i = lines.size(); !from.empty() && i-- > 0;)
+      if (lines[i].find(from) != from.npos)
+        first = last = i, found.push_back(std::to_string(i + 1));
+    if (!from.empty() && found.size() != 1)
+      throw Error("one line of " + what + " must contain '" + from + "', not " +
+                  count(found.size()) + ": " + join(found, " "));
+    if (!to.empty())
+      while (last < lines.size() && lines[last].find(to) == to.npos) ++last;
+    const std::string a = std::to_string(first + 1), b = std::to_string(last + 1);
+    if (last == lines.size())
+      throw Error("no line of " + what + " from " + a + " on contains '" + to + "'");
+
+    size_t indent = code ? std::string::npos : 0;
+    for (size_t i = first; i <= last; ++i)
+      indent = std::min(indent, lines[i].find_first_not_of(' '));
+    Strings quoted = {code ? "```cuda" : "```text"};
+    if (!code) quoted.push_back("$ " + what);
+    if (!code && first > 0) quoted.push_back("...");
+    for (size_t i = first; i <= last; ++i)
+      quoted.push_back(lines[i].substr(std::min(indent, lines[i].size())));
+    if (!code && last + 1 < lines.size()) quoted.push_back("...");
+    quoted.push_back("```");
+    if (code)
+      quoted.push_back("<sub>[" + what + "](" + what + "#L" + a + "-L" + b + "), " +
+                       (a == b ? "line " + a : "lines " + a + "–" + b) + "</sub>");
+    return quoted;
+  }
+
+  // ---- regions ----
+
+  /// A line with its values made anew.
+  std::string with_values(const std::string &line) {
+    static const std::regex one("<!--=(.*?)-->[^<]*<!--/-->"), half("<!--=|<!--/-->");
+    // After nothing but the markers of quotes and lists, Markdown takes a comment for a block.
+    static const std::regex at_start(R"([ \t>]*(([-+*]|[0-9]+[.)])[ \t]+)*<!--=.*)");
+    if (std::regex_match(line, at_start))
+      throw Error("a value may not start a line, Markdown would end the paragraph there: " + line);
+    if (std::regex_search(replaced(line, one, [](const auto &) { return ""; }), half))
+      throw Error("a value is <!--=EXPR:FORMAT-->text<!--/-->, in one line; not " + trim(line));
+    return replaced(line, one, [&](const std::string &text) {
+      return "<!--=" + text + "-->" + value(text) + "<!--/-->";
+    });
+  }
+
+  /// Makes every region anew.
+  void rewrite(const std::string &file) {
+    static const std::regex opening("( *)<!-- (code|output|table): (.*) -->"),
+        ours("<!-- /?(code|output|table)\\b");
+    const Strings lines = lines_of(read_text(file));
+    if (lines.empty()) error = "cannot read " + file + "\n";
+    for (size_t i = 0; i < lines.size(); ++i) {
+      const std::string at = file + ":" + std::to_string(i + 1) + ": ";
+      Strings old = {lines[i]}, fresh = old;
+      try {
+        std::smatch match;
+        if (std::regex_match(lines[i], match, opening)) {
+          const std::string indent = match[1], kind = match[2], what = trim(match[3]);
+          const std::string closing = indent + "<!-- /" + kind + " -->";
+          do old.push_back(++i < lines.size() ? lines[i] : "<!-- /code");
+          while (!std::regex_search(old.back(), ours));
+          if (old.back() != closing)
+            throw Error("unterminated, only " + closing + " may follow: " + trim(old[0]));
+          fresh.push_back("");  // or Markdown takes what follows for HTML
+          for (const std::string &line :
+               kind == "table" ? table(what) : quote(kind == "code", what))
+            fresh.push_back(line.empty() ? "" : indent + line);
+          fresh.insert(fresh.end(), {"", closing});
+        } else if (std::regex_search(lines[i], ours)) {
+          throw Error("this comment ends nothing, or has no line of its own: " + trim(lines[i]));
+        } else {
+          fresh = {with_values(lines[i])};
+        }
+      } catch (const std::exception &e) {
+        error = at + e.what() + "\n";
+        return;
+      }
+      if (fresh != old) stale += at + "stale: " + trim(old[0]) + "\n";
+      made += join(fresh, "\n") + "\n";
+    }
+  }
+};
 
 }  // namespace
 
-std::string rewrite(const fs::path &file, Results &results, std::ostream &stale) {
-  static const std::regex opening("( *)<!-- (code|output|table): (.*) -->"),
-      ours("<!-- /?(code|output|table)\\b");
-  const Strings lines = split(read_text(file), "\n");
-  const Request request = {results, fs::absolute(file).lexically_normal().parent_path()};
-  Strings done;
-  for (size_t i = 0; i < lines.size(); ++i) {
-    const std::string at = file.string() + ":" + std::to_string(i + 1) + ": ";
-    try {
-      std::smatch match;
-      if (!std::regex_match(lines[i], match, opening)) {
-        if (std::regex_search(lines[i], ours))
-          throw Error("this comment ends nothing, or has no line of its own: " + trim(lines[i]));
-        done.push_back(regenerate_values(lines[i], results));
-        if (done.back() != lines[i]) stale << at << "stale: " << trim(lines[i]) << "\n";
-        continue;
-      }
-      const std::string indent = match[1], closing = indent + "<!-- /" + match[2].str() + " -->";
-      size_t end = i + 1;
-      while (end < lines.size() && !std::regex_search(lines[end], ours)) ++end;
-      if (end == lines.size() || lines[end] != closing)
-        throw Error("unterminated, only " + closing + " may follow: " + trim(lines[i]));
-      Strings fresh = {lines[i], ""};  // or Markdown takes what follows for HTML
-      for (const std::string &line : regenerate(request, match[2], trim(match[3])))
-        fresh.push_back(line.empty() ? "" : indent + line);
-      fresh.insert(fresh.end(), {"", closing});
-      if (fresh != Strings(lines.begin() + i, lines.begin() + end + 1))
-        stale << at << "stale: " << trim(lines[i]) << "\n";
-      done.insert(done.end(), fresh.begin(), fresh.end());
-      i = end;
-    } catch (const std::exception &e) {
-      throw Error(at + e.what());
-    }
-  }
-  return join(done, "\n");
-}
-
-int run(const Strings &files, const fs::path &results_dir, bool check, std::ostream &output,
+int run(const Strings &files, const fs::path &root, bool check, std::ostream &output,
         std::ostream &error) {
-  Results results(results_dir);
-  std::map<std::string, std::string> rewritten;
-  std::ostringstream stale;
-  bool failed = false;
-  for (const std::string &file : files) {
-    try {
-      rewritten[file] = rewrite(file, results, stale);
-    } catch (const std::exception &e) {
-      error << e.what() << "\n";
-      failed = true;
-    }
-  }
-  if (failed) return 2;
-  if (check) {
-    output << stale.str();
-    return !stale.str().empty();
-  }
-  for (const auto &[file, text] : rewritten) {
-    if (text == read_text(file)) continue;
-    if (!(std::ofstream(file, std::ios::binary) << text << std::flush)) {
-      error << "cannot write " << file << "\n";
-      return 2;
-    }
-  }
-  return 0;
+  Results results;
+  std::vector<Page> pages;
+  for (const fs::path file : files)
+    pages.push_back({root, fs::absolute(file).parent_path(), results});
+  parallel_for(files.size(), [&](size_t i) { pages[i].rewrite(files[i]); });
+  std::string stale, errors;
+  for (const Page &page : pages) stale += page.stale, errors += page.error;
+  for (size_t i = 0; errors.empty() && !check && i < pages.size(); ++i)
+    if (!pages[i].stale.empty() && !(std::ofstream(files[i]) << pages[i].made << std::flush))
+      errors = "cannot write " + files[i] + "\n";
+  error << errors;
+  if (check && errors.empty()) output << stale;
+  return !errors.empty() ? 2 : check && !stale.empty();
 }
 
 }  // namespace docs

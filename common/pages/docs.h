@@ -5,18 +5,14 @@
 
 #include <filesystem>
 #include <iosfwd>
-#include <string>
 
 #include "common/pages/values.h"
 
 namespace docs {
 
-/// The text of a Markdown file with every region regenerated; a line to `stale` for each that has
-/// changed. Throws "FILE:LINE: what is wrong and what is allowed".
-std::string rewrite(const std::filesystem::path &file, Results &results, std::ostream &stale);
-
-/// The program: returns its exit status. Stale regions go to `output`, errors to `error`.
-int run(const Strings &files, const std::filesystem::path &results_dir, bool check,
-        std::ostream &output, std::ostream &error);
+/// The program for files of the repository `root`: returns its exit status. Stale regions go to
+/// `output`, errors, "FILE:LINE: what is wrong and what is allowed", to `error`.
+int run(const Strings &files, const std::filesystem::path &root, bool check, std::ostream &output,
+        std::ostream &error);
 
 }  // namespace docs

@@ -35,6 +35,8 @@ const char kBench[] =
     "06-dead-end,NVIDIA H200,16,16,8192,128,,220,210,200,1e-4\n"
     "07-later,NVIDIA H200,16,16,8192,128,,110,109,360,1e-4\n"
     "07-later,NVIDIA H200,16,16,1024,64,,3,2,150,1e-4\n"
+    "20-causal,NVIDIA H200,16,16,8192,128,,100,99,390,1e-4\n"
+    "30-tma,NVIDIA H200,16,16,8192,128,,100,99,410,1e-4\n"
     "flash-attention-2,NVIDIA H200,16,16,8192,128,,25,24,400,1e-4\n"
     "matmul-fp16,NVIDIA H200,1,1,16384,16384,,12,12,744,0\n";
 
@@ -56,7 +58,7 @@ const char kCeilings[] =
     "mma-clock,1.755,GHz\n";
 
 const char kSource[] =
-    "// header\n"
+    "// Before      step 00: a wall\n"
     "void f() {\n"
     "  for (;;) {\n"
     "\n"
@@ -68,20 +70,19 @@ const char kSource[] =
 /// A repository in a temporary directory, removed at the end.
 struct Repository {
   fs::path root = fs::temp_directory_path() / ("docs_test." + std::to_string(getpid()));
-  docs::Results results{root / "plots/results"};
 
   Repository() {
     write("plots/results/gpu.csv", std::string(kBenchHeader) + kBench);
+    write("plots/results/gpu-ceilings.csv", kCeilings);
     write("plots/results/gpu-counters.csv", std::string(kCounterHeader) + kCounters);
     write("steps/00-standard/README.md", "# Step 00: the memory wall\n\nText: none.\n");
     write("steps/02-loop/README.md", "# Step 02: the loop inverted\n");
     write("steps/02-loop/attention.cu", kSource);
     write("steps/05-tensor/attention.cu",
           "// Step 05.\n// Needs       sm_80: mma.m16n8k16\n// Before      step 02: no, 04\n");
-    write("steps/06-dead-end/attention.cu", "\n");
+    write("steps/06-dead-end/attention.cu", "// Before      step 05: tensor cores\n");
     write("steps/07-later/attention.cu",
           "// Before      step 05, not 06\n// Needs       sm_80: mma\n");
-    write("steps/08-last/attention.cu", "\n");
   }
   ~Repository() { fs::remove_all(root); }
 
@@ -96,42 +97,47 @@ struct Repository {
     return text.str();
   }
 
-  std::string value(const std::string &expression) {
-    return docs::inline_value(expression, results);
+  /// What the text of a page becomes; throws its errors without the file's name.
+  std::string made(const fs::path &file, const std::string &text) const {
+    write(file, text);
+    std::ostringstream stale, errors;
+    docs::run({root / file}, root, false, stale, errors);
+    if (errors.str().empty()) return read(file);
+    throw docs::Error(errors.str().substr((root / file).string().size()));
   }
 
-  /// What a region of `file` becomes; throws its error without the file's name and the line.
-  std::string region(const std::string &file, const std::string &kind, const std::string &body) {
-    const std::string open = "<!-- " + kind + ": " + body + " -->",
-                      close = "<!-- /" + kind + " -->";
-    write(file, open + "\n" + close);
-    std::ostringstream stale;
-    try {
-      const std::string text = docs::rewrite(root / file, results, stale);
-      return docs::trim(text.substr(open.size(), text.size() - open.size() - close.size()));
-    } catch (const docs::Error &e) {
-      throw docs::Error(std::string(e.what()).substr(std::string(e.what()).find(":1: ") + 4));
-    }
+  std::string value(const std::string &expression) const {
+    const std::string open = "a <!--=" + expression + "-->", close = "<!--/-->\n";
+    const std::string text = made("page.md", open + "?" + close);
+    return text.substr(open.size(), text.size() - open.size() - close.size());
   }
 
-  std::string table(const std::string &arguments) { return region("page.md", "table", arguments); }
+  /// What a region becomes.
+  std::string region(const fs::path &file, const std::string &kind, const std::string &body) const {
+    const std::string open = "<!-- " + kind + ": " + body + " -->\n",
+                      close = "<!-- /" + kind + " -->\n";
+    const std::string text = made(file, open + close);
+    return docs::trim(text.substr(open.size(), text.size() - open.size() - close.size()));
+  }
 
-  std::string output(const std::string &arguments) {
+  std::string table(const std::string &arguments) const {
+    return region("page.md", "table", arguments);
+  }
+
+  std::string output(const std::string &arguments) const {
     return region("page.md", "output", arguments);
   }
 
-  std::string quote(const std::string &arguments) {
+  std::string quote(const std::string &arguments) const {
     return region("steps/02-loop/page.md", "code", arguments);
   }
 
   /// The error of a file with this text, or "".
-  std::string error(const std::string &text) {
-    write("a.md", text);
-    std::ostringstream stale;
+  std::string error(const std::string &text) const {
     try {
-      docs::rewrite(root / "a.md", results, stale);
+      made("a.md", text);
     } catch (const docs::Error &e) {
-      return e.what();
+      return "a.md" + std::string(e.what());
     }
     return "";
   }
@@ -175,9 +181,8 @@ TEST_CASE("docs: formats of a value") {
   CHECK(r.value("7.31:x") == "7.3×");
   CHECK(r.value("1.066:x") == "1.07×");
   CHECK(r.value("296.2:x") == "296×");
-  CHECK(r.value("4.2811e12:GB") == "4,280 GB");
-  CHECK(r.value("1.5e6:MB") == "1.50 MB");
-  CHECK(r.value("1536:KB") == "1.54 KB");
+  CHECK(r.value("0.456:%s") == "46%");
+  CHECK(r.value("0.0456:%s") == "4.6%");
   has(message([&] { r.value("1:s0"); }), "unknown format 's0'; allowed: 0 1 2..");
   has(message([&] { r.value("1:furlongs"); }), "unknown format 'furlongs'");
 }
@@ -189,11 +194,11 @@ TEST_CASE("docs: arithmetic") {
   CHECK(r.value("10 - 4 - 3:0") == "3");
   CHECK(r.value("16 / 4 / 2:0") == "2");
   CHECK(r.value("-(1 + 1) * 3:0") == "-6");
-  CHECK(r.value("4 * 8192 * 8192\n * 128:,") == "34,359,738,368");
-  has(message([&] { r.value("1 +"); }), "expected a number, a [key] or '('");
-  has(message([&] { r.value("1 2"); }), "expected an operator in '1 2' before '2'");
-  has(message([&] { r.value("(1"); }), "expected ')'");
-  has(message([&] { r.value("[gpu"); }), "expected ']'");
+  CHECK(r.value("4 * 8192 * 8192 * 128:,") == "34,359,738,368");
+  for (const char *text : {"1 +", "1 2", "(1", "[gpu", "1)", "()", "x", ""})
+    has(message([&] { r.value(text); }),
+        "no arithmetic over numbers and [keys]: '" + std::string(text) + "', from '");
+  has(message([&] { r.value("1 2"); }), "from '2' on");
   has(message([&] { r.value("1 / (2 - 2)"); }), "division by zero");
 }
 
@@ -208,45 +213,50 @@ TEST_CASE("docs: a benchmark's key is the median of the rows that match") {
   CHECK(r.value("[gpu tflops matmul-fp16 seqlen=16384 head_dim=16384]:0") == "744");
 
   has(message([&] { r.value("[gpu tflops 02-loop seqlen=1024 head_dim=64]"); }),
-      "filter by one of: batch=2 heads=16; batch=4 heads=16");
-  has(message([&] { r.value("[tpu tflops 02-loop]"); }),
-      "no results 'tpu'; there are: gpu gpu-counters");
+      "several rows of 02-loop match, filter by batch: 2; 4");
+  has(message([&] { r.value("[tpu tflops 02-loop]"); }), "no rows in ");
   has(message([&] { r.value("[gpu speed 02-loop]"); }), "no column 'speed'; there are: batch");
   has(message([&] { r.value("[gpu tflops 03-loop]"); }),
-      "no step=03-loop in gpu.csv; there are: step=00-standard; step=02-loop;");
+      "no step=03-loop in gpu.csv; there are: 00-standard; 02-loop; 03-banks:padded;");
   has(message([&] { r.value("[gpu tflops 02-loop seqlen=7]"); }),
-      "no seqlen=7 in gpu.csv; there are: seqlen=8192");
+      "no seqlen=7 in gpu.csv; there are: 1024; 8192");
   has(message([&] { r.value("[gpu tflops 02-loop colour=7]"); }),
       "no column 'colour'; there are: batch cache_TBs device");
-  has(message([&] { r.value("[gpu tflops]"); }), "a key is [BENCH COLUMN STEP filters]");
+  has(message([&] { r.value("[gpu]"); }), "a key is [FILE COLUMN STEP] or [FILE NAME], not [gpu]");
+  has(message([&] { r.value("[gpu tflops]"); }), "no column 'name'; there are: batch");
 }
 
 TEST_CASE("docs: a counter's key is the one value of the rows that match") {
   Repository r;
   CHECK(r.value("[gpu-counters emulator global bytes read 02-loop]:,") == "1,048,576");
-  CHECK(r.value("[gpu-counters ncu dram bytes 02-loop]:KB") == "500 KB");
+  CHECK(r.value("[gpu-counters ncu dram bytes 02-loop]:,") == "500,000");
   CHECK(r.value("[gpu-counters emulator shared wavefronts 02-loop line=9]:1") == "2500.5");
   CHECK(r.value("[gpu-counters emulator barriers, block 00-standard seqlen=512 batch=2]:0") == "8");
-  has(message([&] { r.value("[gpu-counters emulator barriers, block 00-standard seqlen=512]"); }),
-      "batch=1 heads=1 seqlen=512");
-  has(message([&] { r.value("[gpu-counters guess barriers, block 00-standard]"); }),
-      "no source=guess in gpu-counters.csv; there are: source=emulator");
+  CHECK(r.value("[gpu-counters emulator barriers, block 00-standard seqlen=512]:0") == "7");
+  has(message([&] {
+        r.value("[gpu-counters emulator barriers, block 00-standard seqlen=512 batch~]");
+      }),
+      "several rows of 00-standard match, filter by batch: 1; 2");
+  has(message([&] { r.value("[gpu-counters guess global bytes read 00-standard]"); }),
+      "no column 'guess'; there are: batch counter emulator");
   has(message([&] { r.value("[gpu-counters ncu barriers 02-loop]"); }),
-      "no counter=barriers in gpu-counters.csv; there are: counter=global bytes read;");
-  has(message([&] { r.value("[gpu-counters barriers 00-standard]"); }), "a key is");
+      "no counter=barriers in gpu-counters.csv; there are: barriers, block; dram bytes;");
+  has(message([&] { r.value("[gpu-counters ncu 02-loop]"); }), "filter by counter: dram bytes;");
+  r.write("plots/results/twice-counters.csv",
+          std::string(kCounterHeader) + "a,ncu,1,1,64,64,,0,mma,1\na,ncu,1,1,64,64,,0,mma,2\n");
+  has(message([&] { r.value("[twice-counters ncu mma a]"); }), "two values of");
 }
 
 TEST_CASE("docs: a ceiling's key") {
   Repository r;
-  r.write("plots/results/gpu-ceilings.csv", kCeilings);
   CHECK(r.value("[gpu-ceilings mma]:0") == "640");
   CHECK(r.value("[gpu tflops 07-later] / [gpu-ceilings mma-ex2]:%") == "60%");
-  CHECK(r.value("1e12 * [gpu-ceilings copy]:GB") == "4,280 GB");
+  CHECK(r.value("1e3 * [gpu-ceilings copy]") == "4,280");
   has(message([&] { r.value("[gpu-ceilings mma-ex]"); }),
-      "no name=mma-ex in gpu-ceilings.csv; there are: name=mma; name=mma-ex2; name=copy");
-  has(message([&] { r.value("[tpu-ceilings mma]"); }), "no results 'tpu-ceilings'");
-  has(message([&] { r.value("[gpu-ceilings]"); }), "or [NAMED NAME], not [gpu-ceilings]");
-  has(message([&] { r.value("[gpu-ceilings mma seqlen=1]"); }), "or [NAMED NAME], not");
+      "no name=mma-ex in gpu-ceilings.csv; there are: copy; fp32-peak; mma; mma-clock; mma-ex2");
+  has(message([&] { r.value("[tpu-ceilings mma]"); }), "tpu-ceilings.csv");
+  has(message([&] { r.value("[gpu-ceilings mma seqlen=1]"); }),
+      "no column 'seqlen'; there are: name");
 }
 
 TEST_CASE("docs: a CSV file with other columns, or a field that is no number") {
@@ -256,11 +266,11 @@ TEST_CASE("docs: a CSV file with other columns, or a field that is no number") {
   r.write("plots/results/nan.csv", std::string(kBenchHeader) + "a,b,1,1,8192,128,,1,1,fast,1\n");
   r.write("plots/results/empty.csv", kBenchHeader);
   has(message([&] { r.value("[old tflops 02-loop]"); }),
-      "no column 'heads'; there are: batch step");
+      "no column 'tflops'; there are: batch step");
   has(message([&] { r.value("[short tflops 02-loop]"); }),
-      "short.csv:2: the columns must be step,");
-  has(message([&] { r.value("[nan tflops a]"); }), "'fast' in column tflops is no number");
-  has(message([&] { r.value("[empty tflops a]"); }), "empty.csv has no rows");
+      "short.csv: '02-loop,NVIDIA H200': the columns must be step,");
+  has(message([&] { r.value("[nan tflops a]"); }), "tflops 'fast' is no number");
+  has(message([&] { r.value("[empty tflops a]"); }), "empty.csv");
 }
 
 TEST_CASE("docs: tables of speeds") {
@@ -269,16 +279,22 @@ TEST_CASE("docs: tables of speeds") {
       "| step | the idea | TFLOP/s | ms | batch | × the step before | of FlashAttention-2 | "
       "of its ceiling |\n"
       "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
-  CHECK(r.table("ladder gpu") ==
-        heading +
-            "| [00-standard](steps/00-standard/README.md) | the memory wall | 2.50 | 400 | 2 | — | "
-            "0.62% | — |\n"
-            "| [02-loop](steps/02-loop/README.md) | the loop inverted | 12.0 | 890 | 16 | 4.8× | "
-            "3.0% | — |\n"
-            "| 05-tensor | — | 240 | 200 | 16 | 20× | 60% | — |\n"
-            "| 06-dead-end | — | 200 | 220 | 16 | 0.83× | 50% | — |\n"
-            "| 07-later | — | 360 | 110 | 16 | 1.50× (05) | 90% | — |\n"
-            "| 08-last | — | — | — | — | — | — | — |");
+  CHECK(
+      r.table("ladder gpu") ==
+      heading +
+          "| [00-standard](steps/00-standard/README.md) | the memory wall | 2.50 | 400 | 2 | — | "
+          "0.62% | 3.7% of fp32 |\n"
+          "| [02-loop](steps/02-loop/README.md) | the loop inverted | 12.0 | 890 | 16 | 4.8× (00) "
+          "| "
+          "3.0% | 18% of fp32 |\n"
+          "| [05-tensor](steps/05-tensor/README.md) | — | 240 | 200 | 16 | 20× (02) | 60% | 40% of "
+          "mma |\n"
+          "| [06-dead-end](steps/06-dead-end/README.md) | — | 200 | 220 | 16 | 0.83× | 50% | 299% "
+          "of "
+          "fp32 |\n"
+          "| [07-later](steps/07-later/README.md) | — | 360 | 110 | 16 | 1.50× (05) | 90% | 60% of "
+          "mma "
+          "|");
   CHECK(r.table("peers gpu") ==
         "| peer | TFLOP/s | ms | batch |\n"
         "| --- | ---: | ---: | ---: |\n"
@@ -305,7 +321,7 @@ TEST_CASE("docs: tables of the problems of Part III") {
   r.write("steps/25-cache/attention.cu", "// Takes       --seqlen-k, --kv-heads\n");
   r.write("plots/models.csv",
           "step,batch,heads,seqlen,head_dim,options\n20,16,16,8192,128,causal\n"
-          "25,1,64,1,128,seqlen-k=131072 kv-heads=8\n28,4,16,8192,256,\n");
+          "25,1,64,1,128,seqlen-k=131072 kv-heads=8\n");
   const std::string decode = ",1,64,1,128,seqlen-k=131072 kv-heads=8,";
   r.write("plots/results/gpu-models.csv",
           std::string(kBenchHeader) + "20-causal,H,16,16,8192,128,causal,11,11,400,1\n" +
@@ -317,22 +333,25 @@ TEST_CASE("docs: tables of the problems of Part III") {
               "flash-attention-3-bf16,H,16,16,8192,128,causal,9,9,500,1\n" + "25-cache,H" + decode +
               "0.134217728,0.1,1,1\n" + "cudnn,H" + decode + "0.2,0.1,1,1\n");
   CHECK(
-      r.table("models gpu-models") ==
+      r.table("models ../models gpu-models") ==
       "| step | the idea | problem | speed | × FlashAttention-2 | × FlashAttention-3 | × cuDNN |\n"
       "| --- | --- | --- | ---: | ---: | ---: | ---: |\n"
       "| [20-causal](steps/20-causal/README.md) | half the work | batch 16, 16 heads, seqlen 8192, "
-      "head dim 128, causal | 405 TFLOP/s | 1.12× | 0.81× | — |\n"
-      "| 25-cache | — | batch 1, 64 heads, seqlen 1, head dim 128, seqlen-k=131072 kv-heads=8 | "
-      "4.00 TB/s | — | — | 1.49× |");
+      "head dim 128, causal | 405 TFLOP/s | 1.09× | 0.82× | — |\n"
+      "| [25-cache](steps/25-cache/README.md) | — | batch 1, 64 heads, seqlen 1, head dim 128, "
+      "seqlen-k=131072 kv-heads=8 | 4.00 TB/s | — | — | 1.49× |");
+  has(message([&] { r.table("models ../models"); }), "nothing is measured for 'speed");
   CHECK(r.value("[gpu-models cache_TBs 25-cache seqlen=1 options~kv-heads=8]:2") == "4.00");
-  CHECK(r.table("problems gpu-models tflops 20-causal,20-causal:slow,cudnn options~") ==
-        "| batch | causal | 20-causal | 20-causal:slow | cudnn |\n"
-        "| ---: | --- | ---: | ---: | ---: |\n"
-        "| 16 | yes | 405 | 100 | — |\n| 8 | yes | 900 | — | — |\n| 16 |  | 300 | — | — |");
+  CHECK(r.table("problems gpu-models tflops 20-causal 20-causal:slow flash-attention-2 options~") ==
+        "| batch | 20-causal | 20-causal:slow | flash-attention-2 |\n"
+        "| ---: | ---: | ---: | ---: |\n"
+        "| 16 | 405 | 100 | 360 |\n| 8 | 900 | — | — |\n| 16 | 300 | — | — |");
   has(message([&] { r.table("problems gpu-models tflops 20-other"); }),
-      "no step=20-other in gpu-models.csv with these filters");
-  // A step that takes more than the plain problem is on no ladder of it.
-  CHECK(r.table("ladder gpu").find("20-causal") == std::string::npos);
+      "no step=20-other in gpu-models.csv; there are: ");
+  has(message([&] { r.table("problems gpu-models tflops 20-causal 20-other options~"); }),
+      "nothing is measured for '20-other");
+  has(message([&] { r.table("problems gpu-models speed 20-causal options~"); }),
+      "nothing is measured for '20-causal");
 }
 
 TEST_CASE("docs: a table of the steps of Part IV in both types") {
@@ -355,28 +374,9 @@ TEST_CASE("docs: a table of the steps of Part IV in both types") {
   CHECK(repository.table("types gpu-hopper") ==
         "| step | the idea | fp16, TFLOP/s | bf16, TFLOP/s | × FlashAttention-3 |\n"
         "| --- | --- | ---: | ---: | ---: |\n"
-        "| 30-tma | — | 404 | — | 0.58× (fp16) |\n"
+        "| [30-tma](steps/30-tma/README.md) | — | 404 | — | 0.58× (fp16) |\n"
         "| [33-pair](steps/33-pair/README.md) | two of them | 600 | 640 | 0.91× |");
-  // Without the peer there is nothing to compare with; and Part IV is not in the ladder.
-  CHECK(repository.table("types gpu").find("| 07-later | — | 360 | — | — |") != std::string::npos);
-  repository.write("steps/30-tma/attention.cu", "// Needs       sm_90: TMA\n");
-  CHECK(repository.table("ladder gpu").find("30-tma") == std::string::npos);
-}
-
-TEST_CASE("docs: the ladder's ceiling of the tensor-core steps") {
-  Repository r;
-  r.write("plots/results/gpu-ceilings.csv", kCeilings);
-  const std::string table = r.table("ladder gpu");
-  has(table, "| 3.0% | 18% of fp32 |\n");
-  has(table, "| 60% | 40% of mma |\n");
-  has(table, "| 90% | 60% of mma |\n");
-  const std::string at_64 = "ladder gpu seqlen=1024 head_dim=64";  // has a ceiling of its own
-  has(r.table(at_64), "| 07-later | — | 150 | 3.00 | 16 | — | — | — |");
-  r.write("plots/results/tpu.csv", r.read("plots/results/gpu.csv"));
-  r.write("plots/results/tpu-ceilings.csv", std::string(kCeilings) + "mma-ex2-64,500,TFLOP/s\n");
-  has(r.table("ladder tpu seqlen=1024 head_dim=64"),
-      "| 07-later | — | 150 | 3.00 | 16 | — | — | "
-      "30% of mma |\n");
+  has(message([&] { repository.table("types gpu"); }), "nothing is measured for 'bf16, TFLOP/s");
 }
 
 TEST_CASE("docs: tables of counters") {
@@ -391,8 +391,9 @@ TEST_CASE("docs: tables of counters") {
       "; at batch 1, 1 head, seqlen 256, head dim 64, window=1; and at 1 more problems. The "
       "others");
   CHECK(r.value("[tpu-counters ncu mma 02-loop options=causal seqlen=256]:0") == "5");
-  has(message([&] { r.value("[tpu-counters ncu mma 02-loop]"); }), "there are: options=causal");
-  CHECK(r.table("counters gpu-counters 02-loop") ==
+  has(message([&] { r.value("[tpu-counters ncu mma 02-loop]"); }),
+      "no options= in tpu-counters.csv; there are: causal; window=1");
+  CHECK(r.table("counters gpu-counters step=02-loop") ==
         "| counter | emulator | ncu | difference |\n"
         "| --- | ---: | ---: | ---: |\n"
         "| global bytes read | 1,048,576 | 1,048,576 | equal |\n"
@@ -405,19 +406,15 @@ TEST_CASE("docs: tables of counters") {
   CHECK(r.table("truth-sentence gpu-counters seqlen=256") ==
         "1 of 2 counts equal ncu's, at batch 1, 1 head, seqlen 256, head dim 64. "
         "The others, by step: shared wavefronts (02).");
-  has(message([&] { r.table("counters gpu-counters 03-banks"); }), "no step=03-banks");
-  has(message(
-          [&] { r.table("counters gpu-counters 00-standard seqlen~"); }),  // shapes are never mixed
-      "filter by one of: batch=1 heads=1 seqlen=256 head_dim=64 options=; batch=1 heads=1 "
-      "seqlen=512");
+  has(message([&] { r.table("counters gpu-counters step=03-banks"); }), "no step=03-banks");
+  has(message([&] {
+        r.table("counters gpu-counters step=00-standard batch~ seqlen~");
+      }),  // never mixed
+      "several rows of 00-standard match, filter by batch: 1; 2");
 }
 
-TEST_CASE("docs: tables of named values") {
+TEST_CASE("docs: a table of named values") {
   Repository r;
-  r.write("plots/results/gpu-ceilings.csv", kCeilings);
-  const std::string ceilings = r.table("ceilings gpu-ceilings");
-  has(ceilings, "| mma | 640 TFLOP/s | 1.75 |\n| mma-ex2 | 600 TFLOP/s | — |");
-  CHECK(ceilings.find("mma-clock") == ceilings.npos);
   r.write("plots/results/gpu-power.csv",
           "name,value,unit\npower-02,686,W\nclock-02,1829,MHz\nspeed-02,406,TFLOP/s\n"
           "speed-per-clock-02,222,TFLOP/s/GHz\nclock-in-kernel-02,1800,MHz\npower-05,700,W\n");
@@ -430,11 +427,9 @@ TEST_CASE("docs: tables of named values") {
 
 TEST_CASE("docs: a table that there is not") {
   Repository r;
-  has(message([&] { r.table("steps gpu"); }), "no table 'steps gpu'; allowed: ");
-  has(message([&] { r.table("ladder"); }), "the table is 'ladder BENCH [filters]', not 'ladder'");
-  has(message([&] { r.table("ladder gpu-counters"); }),
-      "the table is 'ladder BENCH [filters]', not 'ladder gpu-counters'; gpu-counters.csv is a "
-      "COUNTERS");
+  has(message([&] { r.table("steps gpu"); }), "NAME one of counters, ladder, models, ");
+  has(message([&] { r.table("ladder"); }), "a table is 'NAME FILE [ARGUMENTS] [filters]'");
+  has(message([&] { r.table("ladder gpu-counters"); }), "nothing is measured for 'TFLOP/s");
   has(message([&] { r.table("ladder gpu kernel=total"); }), "no column 'kernel'; there are");
 }
 
@@ -442,13 +437,14 @@ TEST_CASE("docs: quotes of output") {
   Repository r;
   CHECK(r.output("echo a; echo b 1>&2") == "```text\n$ echo a; echo b 1>&2\na\nb\n```");
   CHECK(
-      r.output("cat steps/02-loop/attention.cu | for | }") ==
+      r.output("cat steps/02-loop/attention.cu | for ( | }") ==
       "```text\n$ cat steps/02-loop/attention.cu\n...\n  for (;;) {\n\n    step();\n  }\n...\n```");
   CHECK(r.output("echo WRONG; exit 1") == "```text\n$ echo WRONG; exit 1\nWRONG\n```");
   has(message([&] { r.output("echo no GPU; exit 3"); }), "'echo no GPU; exit 3' fails: no GPU");
   has(message([&] { r.output("./step-99"); }), "'./step-99' fails: ");
-  has(message([&] { r.output("echo a | b |"); }), "no line of the output of 'echo a' contains 'b'");
-  has(message([&] { r.output("a | b | c | d"); }), "an output is 'COMMAND'");
+  has(message([&] { r.output("echo a | b |"); }), "one line of echo a must contain 'b', not 0: ");
+  has(message([&] { r.output("a | b | c | d"); }),
+      "a quote is 'FILE | FIRST | LAST' or 'COMMAND | FIRST | LAST'");
 }
 
 TEST_CASE("docs: code quotes") {
@@ -456,15 +452,17 @@ TEST_CASE("docs: code quotes") {
   CHECK(r.quote("attention.cu | for (;;) | }") ==
         "```cuda\nfor (;;) {\n\n  step();\n}\n```\n"
         "<sub>[attention.cu](attention.cu#L3-L6), lines 3–6</sub>");
-  CHECK(r.quote("attention.cu | // header |") ==
-        "```cuda\n// header\n```\n<sub>[attention.cu](attention.cu#L1-L1), line 1</sub>");
-  has(message([&] { r.quote("missing.cu | a | b"); }), "missing.cu");
+  CHECK(r.quote("attention.cu | // Before |") ==
+        "```cuda\n// Before      step 00: a wall\n```\n<sub>[attention.cu](attention.cu#L1-L1), "
+        "line 1</sub>");
+  has(message([&] { r.quote("missing.cu | a | b"); }),
+      "one line of missing.cu must contain 'a', not 0");
   has(message([&] { r.quote("attention.cu | goto | }"); }),
-      "no line of attention.cu contains 'goto'");
+      "one line of attention.cu must contain 'goto', not 0: ");
   has(message([&] { r.quote("attention.cu | void f | goto"); }),
       "no line of attention.cu from 2 on contains 'goto'");
   has(message([&] { r.quote("attention.cu | step(); | }"); }),
-      "'step();' is in lines 5 and 7 of attention.cu: take more of the line");
+      "one line of attention.cu must contain 'step();', not 2: 7 5");
   has(message([&] { r.quote("attention.cu"); }), "a quote is 'FILE | FIRST | LAST'");
 }
 
@@ -472,6 +470,7 @@ TEST_CASE("docs: errors name the file and the line") {
   Repository r;
   CHECK(r.error("no region, <!-- a comment -->, nothing\n") == "");
   has(r.error("a\nb <!--=[gpu tflops nobody]-->1<!--/-->\n"), "a.md:2: no step=nobody in gpu.csv");
+  has(r.error("a <!--=1-->1 <!--=2-->2<!--/-->\n"), "a.md:1: ");
   has(r.error("a <!--=1-->1\n"), "a.md:1: a value is <!--=EXPR:FORMAT-->text<!--/-->, in one line");
   has(r.error("a <!--=1-->1 <!--/--> <!--=2-->2\n<!--/-->\n"), "a.md:1: a value is <!--=EXPR");
   has(r.error("a <!--/-->\n"), "a.md:1: a value is");
@@ -496,16 +495,15 @@ TEST_CASE("docs: the program rewrites, is idempotent, and finds what is stale") 
       "1. A list:\n   <!-- table: peers gpu -->\n   old\n   <!-- /table -->\n";
   r.write("steps/02-loop/README.md", chapter);
   const docs::Strings files = {r.root / "steps/02-loop/README.md"};
-  const fs::path results = r.root / "plots/results";
   std::ostringstream out, err;
 
-  CHECK(docs::run(files, results, true, out, err) == 1);
+  CHECK(docs::run(files, r.root, true, out, err) == 1);
   has(out.str(), "README.md:3: stale: It runs at <!--=");
   has(out.str(), "README.md:7: stale: <!-- code: attention.cu | void f | void f");
   has(out.str(), "README.md:11: stale: <!-- table: peers gpu");
   CHECK(r.read("steps/02-loop/README.md") == chapter);  // --check wrote nothing
 
-  CHECK(docs::run(files, results, false, out, err) == 0);
+  CHECK(docs::run(files, r.root, false, out, err) == 0);
   const std::string fresh = r.read("steps/02-loop/README.md");
   has(fresh, "It runs at <!--=[gpu tflops 02-loop]:0-->12<!--/--> TFLOP/s,\n");
   has(fresh, ":x -->4.8×<!--/--> faster.\n");
@@ -515,13 +513,13 @@ TEST_CASE("docs: the program rewrites, is idempotent, and finds what is stale") 
   has(fresh, "   <!-- table: peers gpu -->\n\n   | peer |");
   has(fresh, "| 16 |\n\n   <!-- /table -->\n");
 
-  CHECK(docs::run(files, results, false, out, err) == 0);
+  CHECK(docs::run(files, r.root, false, out, err) == 0);
   CHECK(r.read("steps/02-loop/README.md") == fresh);
-  CHECK(docs::run(files, results, true, out, err) == 0);
+  CHECK(docs::run(files, r.root, true, out, err) == 0);
 
   r.write("steps/02-loop/attention.cu", "// one line more\n" + std::string(kSource));
   std::ostringstream moved;
-  CHECK(docs::run(files, results, true, moved, err) == 1);
+  CHECK(docs::run(files, r.root, true, moved, err) == 1);
   has(moved.str(), ":7: stale: <!-- code: attention.cu");
   CHECK(err.str() == "");
 }
@@ -532,8 +530,8 @@ TEST_CASE("docs: an error in one file leaves all files as they were") {
   r.write("bad.md", "a <!--=1:0-->?<!--/--> and <!--=[gpu]-->?<!--/-->\n");
   std::ostringstream out, err;
   const docs::Strings files = {r.root / "good.md", r.root / "bad.md", r.root / "none.md"};
-  CHECK(docs::run(files, r.root / "plots/results", false, out, err) == 2);
-  has(err.str(), "bad.md:1: a key is [BENCH COLUMN STEP filters]");
+  CHECK(docs::run(files, r.root, false, out, err) == 2);
+  has(err.str(), "bad.md:1: a key is [FILE COLUMN STEP]");
   has(err.str(), "none.md");
   CHECK(r.read("good.md") == "a <!--=1:0-->?<!--/-->\n");
   CHECK(r.read("bad.md") == "a <!--=1:0-->?<!--/--> and <!--=[gpu]-->?<!--/-->\n");

@@ -7,7 +7,8 @@ number=$1 text=$2 step=$(basename "$(ls -d steps/"$1"-*)")
 shift 2
 lines=$(grep -cF -- "$text" "steps/$step/attention.cu" || :)
 [ "$lines" = 1 ] || { echo "without.sh: $lines lines of steps/$step/attention.cu contain '$text', not one" >&2; exit 2; }
-copy=build/variants/$step/without program=build/cpu/bin/step-$number-without
+name=without-$(echo "$text" | cksum | cut -d' ' -f1)  # of its own: the pages' are built at the same time
+copy=build/variants/$step/$name program=build/cpu/bin/step-$number-$name
 mkdir -p "$copy"
 grep -vF -- "$text" "steps/$step/attention.cu" >"$copy/attention.cu"
 make -s --no-print-directory NVCC= QUIET=1 "$program" >"$copy/make.log" 2>&1 || { tail -3 "$copy/make.log"; exit 2; }
