@@ -67,11 +67,6 @@ CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-war
 # A GPU may be newer than ARCH: PTX goes along (not for sm_90a and its like, which are one chip's).
 gencode = $(foreach a,$(1),-gencode \
 	arch=$(a:sm_%=compute_%),code=$(if $(filter %a,$(a)),$(a),[$(a:sm_%=compute_%)$(comma)$(a)]))
-# Of $*, steps/15-early-k or build/variants/15-early-k/padded: the label, and the step that it is of.
-label = $(subst /,:,$(patsubst build/variants/%,%,$(patsubst common/program/%,%,$(*:steps/%=%))))
-step = $(firstword $(subst :, ,$(label)))
-step_flags = -DSTEP_NAME='"$(label)"' -DSTEP_NEEDS='"$(call field,$(step),2)"' \
-	-DSTEP_TAKES='"$(filter-out nothing,$(call field,$(step),3))"'
 say = $(if $(QUIET),@echo "  $@" &&)
 sources = $(filter-out %_test.cpp $(2),$(wildcard $(1)/*.cpp))
 objects = $(patsubst %,build/host/%.o,$(basename $(1)))
@@ -102,15 +97,9 @@ build/variants/%/attention.cu: steps/$$(*D)/variants/$$(*F).patch steps/$$(*D)/a
 	@cd $(@D) && git apply "$(CURDIR)/$<" || { rm attention.cu; exit 1; }
 build/variants/%/attention.cu: try/$$(call number,$$(*D))/$$(subst try-,,$$(*F)).cu
 	@mkdir -p $(@D) && cp $< $@
-build/host/%/attention.o: %/attention.cu build/host/flags
-	@mkdir -p $(@D)
-	$(say)$(HOST) $(step_flags) -x c++ -c $< -o $@
-$(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
-	@mkdir -p $(@D)
-	$(say)$(CUDA) $(call gencode,$(call field,$(step),4)) $(step_flags) -c $< -o $@
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	@mkdir -p $(@D)
-	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-O1 -g0,$(if $(filter %_test.cpp common/testing/% common/exercises/% steps/%,$<),-O0 -g0)) -c $< -o $@
+	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-O1 -g0,$(if $(filter %_test.cpp common/testing/% common/exercises/% common/pages/% steps/%,$<),-O0 -g0)) -c $< -o $@
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(or $(patsubst sm_90,sm_90a,$(call field,$(*F),4)),$(ARCH))) -c $< -o $@
@@ -128,7 +117,7 @@ build/host/flags: FORCE
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo $(call quoted,$(CUDA)) >$@.$$PPID
 	$(changed)
-include steps/29-in-a-model/library.mk common/exercises/exercises.mk
+include common/kernel/kernel.mk steps/29-in-a-model/library.mk common/exercises/exercises.mk
 -include $(shell find build/host $(BUILD) -path "*/without-*" -prune -o -name '*.d' -print 2>/dev/null)
 
 #? Check

@@ -137,17 +137,18 @@ Row attention_row(const Inputs &inputs, const KeyValues &head, Place place) {
     q[k] = element_to_float(inputs.type, inputs.Q[query * d + k]) * Q_scale;
   rotate(inputs, position_of(shape, place.batch, place.row), q.data());
 
-  // Four keys at a time, since a sum alone waits for each of its additions. The last ones may be the
+  // Eight keys at a time, since a sum alone waits for each of its additions. The last ones may be the
   // same key.
+  constexpr int kKeys = 8;
   const auto at = [&](int i) { return static_cast<std::size_t>(row.keys[i] - head.first) * d; };
   row.scores.resize(n);
-  for (int j = 0; j < n; j += 4) {
-    const double *key[4];
-    for (int i = 0; i < 4; i++) key[i] = &head.K[at(std::min(j + i, n - 1))];
-    double s[4] = {};
+  for (int j = 0; j < n; j += kKeys) {
+    const double *key[kKeys];
+    for (int i = 0; i < kKeys; i++) key[i] = &head.K[at(std::min(j + i, n - 1))];
+    double s[kKeys] = {};
     for (int k = 0; k < d; k++)
-      for (int i = 0; i < 4; i++) s[i] += q[k] * key[i][k];
-    for (int i = 0; i < 4 && j + i < n; i++)
+      for (int i = 0; i < kKeys; i++) s[i] += q[k] * key[i][k];
+    for (int i = 0; i < kKeys && j + i < n; i++)
       row.scores[j + i] = s[i] / std::sqrt(static_cast<double>(d));
   }
 
@@ -158,10 +159,14 @@ Row attention_row(const Inputs &inputs, const KeyValues &head, Place place) {
   for (const double s : row.scores) l += row.weights.emplace_back(std::exp(s - m));
   for (double &p : row.weights) p /= l;
 
-  for (int j = 0; j < n; j++) {
-    const float *v = &head.V[at(j)];
-    for (int k = 0; k < d; k++) row.output[k] += row.weights[j] * v[k];
-  }
+  in_columns(d, [&](auto width, int first) {
+    double sum[width] = {};
+    for (int j = 0; j < n; j++) {
+      const float *v = &head.V[at(j) + first];
+      for (int k = 0; k < width; k++) sum[k] += row.weights[j] * v[k];
+    }
+    std::copy_n(sum, int{width}, &row.output[first]);
+  });
   return row;
 }
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <numeric>
 #include <random>
 #include <span>
 #include <tuple>
+#include <utility>
 
 #include "reference/parallel.h"
 
@@ -54,15 +54,15 @@ std::vector<double> fp32_errors(const Shape &shape, const double *row) {
 
 /// Which keys may be rounded alike, or are most of the sum alone.
 std::vector<bool> keys_that_count_fully(const std::vector<double> &weights) {
-  std::vector<int> order(weights.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [&](int a, int b) { return weights[a] < weights[b]; });
+  std::vector<std::pair<double, int>> order(weights.size());
+  for (std::size_t i = 0; i < order.size(); i++) order[i] = {weights[i], static_cast<int>(i)};
+  std::sort(order.begin(), order.end());
   std::vector<bool> fully(weights.size());
   for (std::size_t i = 0; i < order.size(); i++) {
-    const double w = weights[order[i]];
-    if (w > 0.5) fully[order[i]] = true;
-    if (i > 0 && w - weights[order[i - 1]] <= 0x1p-11 * w)
-      fully[order[i]] = fully[order[i - 1]] = true;
+    const auto [w, key] = order[i];
+    if (w > 0.5) fully[key] = true;
+    if (i > 0 && w - order[i - 1].first <= 0x1p-11 * w)
+      fully[key] = fully[order[i - 1].second] = true;
   }
   return fully;
 }
@@ -150,6 +150,12 @@ std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Pl
   const double n = static_cast<double>(row.weights.size());
   const bool fp8 = inputs.type == Type::kFp8;
   const double sums = 0x1p-23 * (d + n / 16) + (fp8 ? 0x1p-13 * n / 32 : 0);
+  // Of each key: where its value is, its part of c^2 for a value of 1, and of the sum of bounds.
+  struct Part {
+    const float *v;
+    double squares, sum;
+  };
+  std::vector<Part> parts(row.weights.size());
   for (std::size_t j = 0; j < row.weights.size(); j++) {
     const double w = row.weights[j];
     const double a = std::max(rounding.u * w, rounding.f * largest);
@@ -160,14 +166,21 @@ std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Pl
                               : 0x1p-13 * std::sqrt(33 * d / 32.0) / std::sqrt(d) *
                                     largest_term(row.query.data(), &head.K[key], d);
     const double e = (sums + score) * w + std::min(w, 0x1p-118 * largest);
-    const double squares = (a * a + b * b) * (fully[j] ? 1 : 1 / 3.0) + e * e;
-    const float *v = &head.V[key];
-    for (int k = 0; k < d; k++) {
-      const double value = v[k];
-      elements[k].c_squared += squares * value * value;
-      elements[k].at_most += (a + b + e) * std::abs(value);
-    }
+    parts[j] = {&head.V[key], (a * a + b * b) * (fully[j] ? 1 : 1 / 3.0) + e * e, a + b + e};
   }
+  in_columns(d, [&](auto width, int first) {
+    double c_squared[width] = {}, at_most[width] = {};
+    for (const Part &part : parts)
+      for (int k = 0; k < width; k++) {
+        const double value = part.v[first + k];
+        c_squared[k] += part.squares * value * value;
+        at_most[k] += part.sum * std::abs(value);
+      }
+    for (int k = 0; k < width; k++) {
+      elements[first + k].c_squared = c_squared[k];
+      elements[first + k].at_most = at_most[k];
+    }
+  });
   if (inputs.shape.rope != Rope::kNone) add_rotation(inputs, head, place, row, elements);
   return elements;
 }

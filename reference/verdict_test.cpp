@@ -512,10 +512,12 @@ Elements rotated_attention(const Inputs &inputs, const Rotated &how) {
         for (int k = 0; k < d; k++) elements[k] = round(row[k]);
       }
   Elements O;
-  for (int head = 0; head < kHeads; head++)
+  for (int head = 0; head < kHeads; head++) {
+    const reference::KeyValues keys = key_values(turned, {0, head, 0}, 0, kSeqlen);
     for (int i = 0; i < kSeqlen; i++)
-      for (const double x : attention_row(turned, {0, head, i}).output)
+      for (const double x : attention_row(turned, keys, {0, head, i}).output)
         O.push_back(inputs.type == Type::kFp16 ? double_to_half(x).bits : double_to_bf16(x).bits);
+  }
   return O;
 }
 
@@ -733,10 +735,10 @@ double cut_off(double x) {
 
 Elements attention_in_8_bits(const Inputs &inputs, const In8Bits &how) {
   Elements O;
-  for (int head = 0; head < kHeads; head++)
+  for (int head = 0; head < kHeads; head++) {
+    const reference::KeyValues values = key_values(inputs, {0, head, 0}, 0, kSeqlen);
     for (int row = 0; row < kSeqlen; row++) {
-      const reference::KeyValues values = key_values(inputs, {0, head, row}, 0, kSeqlen);
-      const reference::Row right = attention_row(inputs, {0, head, row});
+      const reference::Row right = attention_row(inputs, values, {0, head, row});
       const double m = *std::max_element(right.scores.begin(), right.scores.end());
       double l = 0, o[kHeadDim] = {};
       for (int j = 0; j < kSeqlen; j++) {
@@ -750,6 +752,7 @@ Elements attention_in_8_bits(const Inputs &inputs, const In8Bits &how) {
       }
       for (const double x : o) O.push_back(double_to_bf16(how.V_scale * x / l).bits);
     }
+  }
   return O;
 }
 

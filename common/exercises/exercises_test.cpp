@@ -11,6 +11,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -51,14 +52,41 @@ struct Trial {
   fs::path folder = kFolder / exercise.name();
   Judge judge{exercise, folder};
 
-  /// The verdict on this text, written into a file of this name.
+  /// The verdict on this text, written into a file of this name, unless it is there: a program may be
+  /// made of it already.
   Verdict operator()(const std::string &name, const std::string &text) {
     fs::create_directories(folder);
     const fs::path work = folder / (name + exercise.work().extension().string());
-    std::ofstream(work) << text;
+    if (!fs::exists(work) || read_text(work) != text) std::ofstream(work) << text;
     return judge.judge(work);
   }
 };
+
+/// All programs that an exercise's trials may run.
+std::vector<Copy> copies_of(const Exercise &exercise) {
+  std::map<std::string, std::string> sources;  // by name
+  const std::string step = source_of_step(exercise);
+  for (const Statement &statement : exercise.statements) {
+    if (statement.key != "run") continue;
+    const std::string program = docs::words(statement.words).at(1);
+    if (program == "step") sources[program] = step;
+    if (program != "step" && program != "work")
+      sources[program] = patched(step, exercise.folder() / (program + ".patch"));
+  }
+  if (!exercise.asks()) {
+    const std::string start = source_at_start(exercise);
+    sources["start"] = start_of(exercise);
+    sources["answer"] = step;
+    for (const fs::path &patch : files(exercise, ""))
+      if (const std::string name = patch.stem();
+          patch.extension() == ".patch" && (name == "answer" || name.starts_with("wrong-")))
+        sources[name] = patched(start, patch);
+  }
+  std::vector<Copy> copies;
+  for (const auto &[name, source] : sources)
+    copies.push_back({exercise.step + ":" + name, exercise.name() + "/" + name, source});
+  return copies;
+}
 
 /// What the reader would write if these are the answers.
 std::string filled(const std::map<std::string, std::string> &answers) {
@@ -152,6 +180,18 @@ TEST_SUITE_BEGIN("exercises");
 TEST_CASE(
     "exercises: the start fails, the answer passes, and wrong answers are told what is wrong") {
   const std::vector<Exercise> exercises = all_exercises();
+  // Before the judges would, one by one. What does not compile is left for them.
+  std::vector<Copy> copies;
+  for (const Exercise &exercise : exercises)
+    for (const Copy &copy : copies_of(exercise)) copies.push_back(copy);
+  compile_copies(kFolder, copies, "build/host/common/exercises/watch.o");
+  for (const Copy &copy : copies) {
+    const fs::path program = kFolder / copy.name;
+    const std::string step = copy.step.substr(0, copy.step.find(':'));
+    if (!copy.command.empty())
+      std::ofstream(program.string() + ".cpp")
+          << unit_of({program.string() + ".cu", program, step});
+  }
   std::vector<Job> jobs;
   for (const Exercise &exercise : exercises)
     jobs.push_back({exercise.name(), [&exercise] { return complaint(exercise); }, ""});

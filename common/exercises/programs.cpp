@@ -3,88 +3,20 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <mutex>
 #include <stdexcept>
 #include <utility>
 
 #include "common/pages/values.h"
 #include "common/program/ladder.h"
+#include "common/testing/compiler.h"
 #include "common/testing/process.h"
 
 namespace fs = std::filesystem;
 
 namespace {
 
-// --- what all programs share ---------------------------------------------------------------------
-
-const fs::path kFolder = "build/exercises";
-
-/// The compiler, optimising as much as is least to wait for: a run of steps 00 to 03 takes longer
-/// than their compilation, a run of the others does not. (At fixed addresses, which the watch names. The
-/// precompiled header is of use only to a compiler with the same options.)
-std::string compiler(bool slow_to_run) {
-  return environment("CXX", "g++") +
-         " -std=c++20 -w -g1 -fno-pie -fstack-clash-protection -pthread " +
-         (slow_to_run ? "-O1" : "-O0");
-}
-
-bool older(const fs::path &file, const fs::path &than) {
-  return !fs::exists(file) || fs::last_write_time(file) < fs::last_write_time(than);
-}
-
-/// A folder that has kernel.h and all that it includes, precompiled: most of a step's compilation.
-/// (g++ looks for NAME.gch where it looks for NAME. Another compiler passes it by.)
-fs::path precompile(bool slow_to_run) {
-  const fs::path folder = kFolder / (slow_to_run ? "slow-to-run" : "quick-to-run");
-  const fs::path header = "common/kernel/kernel.h", to = folder / header;
-  const fs::path made = to.string() + ".gch";
-  bool stale = !fs::exists(made);
-  for (const char *common : {"common", "reference"})
-    for (const auto &entry : fs::recursive_directory_iterator(common))
-      if (const std::string extension = entry.path().extension();
-          extension == ".h" || extension == ".def")
-        stale = stale || older(made, entry.path());
-  if (!stale) return folder;
-  fs::create_directories(to.parent_path());
-  // Of a second header that includes it, when a precompiled one can be used no more.
-  std::ofstream(to) << "#include_next <" << header.string() << ">\n";
-  run_command(compiler(slow_to_run) + " -I. -x c++-header " + header.string() + " -o " +
-              made.string());
-  return folder;
-}
-
-/// What every program is linked with, as one object without debug information: half of a link's time.
-fs::path link_common() {
-  const fs::path all = kFolder / "common.o";
-  fs::create_directories(kFolder);
-  bool stale = !fs::exists(all);
-  std::string objects = " build/host/common/exercises/watch.o";
-  for (const char *folder : {"common/emulator", "common/program", "reference"})
-    for (const auto &entry : fs::directory_iterator(fs::path("build/host") / folder))
-      if (const std::string object = entry.path();
-          object.ends_with(".o") && !object.ends_with("_test.o")) {
-        objects += " " + object;
-        stale = stale || older(all, entry.path());
-      }
-  if (!stale) return all;
-  const std::string line =
-      environment("CXX", "g++") + " -r -nostdlib -Wl,-S -o " + all.string() + objects;
-  if (const Finished finished = run_command(line); finished.status != 0)
-    throw std::runtime_error(line + "\n" + finished.err);
-  return all;
-}
-
-struct Shared {
-  fs::path folder, objects;
-};
-
-const Shared &shared(bool slow_to_run) {
-  static std::mutex mutex;
-  static std::map<bool, Shared> made;
-  const std::lock_guard lock(mutex);
-  if (!made.contains(slow_to_run)) made[slow_to_run] = {precompile(slow_to_run), link_common()};
-  return made[slow_to_run];
-}
+/// Says where a kernel crashed, or what it was still at when its time was up.
+const fs::path kWatch = "build/host/common/exercises/watch.o";
 
 /// The first error of a compiler, at the line of the source that caused it: an error within a template
 /// of common/ names that line beside it.
@@ -222,30 +154,32 @@ std::string source_line(const fs::path &source, unsigned line) {
   return line == 0 || line > lines.size() ? "" : docs::trim(lines[line - 1]);
 }
 
-std::string build(const Build &what) {
-  const bool slow_to_run = what.step < "04";
-  const Shared &with = shared(slow_to_run);
+std::string unit_of(const Build &what) {
   const auto step = std::find_if(ladder().begin(), ladder().end(),
                                  [&](const LadderStep &of) { return of.name == what.step; });
   if (step == ladder().end()) throw std::runtime_error("no such step: " + what.step);
-  const fs::path unit = what.program.string() + ".cpp";
   // First what is precompiled, or it is not used; what tells the programs apart comes after it.
-  const std::string text = "#include \"common/kernel/kernel.h\"\n#define STEP_NAME \"" + what.step +
-                           ":" + what.source.stem().string() + "\"\n#define STEP_NEEDS \"" +
-                           step->needs + "\"\n#define STEP_TAKES \"" + step->takes +
-                           "\"\n#line 1 \"" + what.source.string() + "\"\n" +
-                           read_text(what.source);
-  bool stale =
-      !fs::exists(what.program) || read_text(unit) != text || older(what.program, with.objects);
+  return "#include \"common/kernel/kernel.h\"\n#define STEP_NAME \"" + what.step + ":" +
+         what.source.stem().string() + "\"\n#define STEP_NEEDS \"" + step->needs +
+         "\"\n#define STEP_TAKES \"" + step->takes + "\"\n#line 1 \"" + what.source.string() +
+         "\"\n" + read_text(what.source);
+}
+
+std::string build(const Build &what) {
+  const Compiler &compiler = compiler_for(what.step);
+  const fs::path unit = what.program.string() + ".cpp";
+  const std::string text = unit_of(what);
+  bool stale = read_text(unit) != text || older(what.program, compiler.common) ||
+               older(what.program, kWatch);
   for (const auto &entry : fs::directory_iterator(fs::path("steps") / what.step))
     stale = stale || (entry.path().extension() == ".h" && older(what.program, entry.path()));
   if (!stale) return "";
   fs::create_directories(what.program.parent_path());
   fs::remove(what.program);
   std::ofstream(unit) << text;
-  const Finished finished = run_command(
-      compiler(slow_to_run) + " -no-pie -fdiagnostics-color=never -I" + with.folder.string() +
-      " -I. " + shell_word(unit) + " " + with.objects.string() + " -o " + shell_word(what.program));
+  const Finished finished =
+      run_command(compiler.command + " " + shell_word(unit) + " " + compiler.common.string() + " " +
+                  kWatch.string() + " -o " + shell_word(what.program));
   if (finished.status == 0) return "";
   fs::remove(what.program);
   return first_error(finished.err, what.source);

@@ -12,6 +12,9 @@ struct Build {
   std::string step;
 };
 
+/// The text that is compiled; build() keeps it beside the program, in PROGRAM.cpp.
+std::string unit_of(const Build &what);
+
 /// Compiles and links, unless the program is there and of the same text. Returns nothing, or the
 /// compiler's first error: "try/06/2.cu:87: 'smen' was not declared in this scope".
 std::string build(const Build &what);

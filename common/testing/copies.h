@@ -19,10 +19,10 @@ struct Copy {
   std::string complaint = "";  // what the compiler said, where it was not
 };
 
-/// Compiles all copies for the emulator, neighbours of one step into one program, in this folder.
-/// CXX is the compiler, default g++; HOST_OBJECTS is where make puts what they are linked with, default
-/// build/host.
-void compile_copies(const std::filesystem::path &folder, std::vector<Copy> &copies);
+/// Compiles all copies for the emulator, by compiler.h, into programs of their names in this folder;
+/// neighbours of one step are one program with several names. `with` is linked with them, too.
+void compile_copies(const std::filesystem::path &folder, std::vector<Copy> &copies,
+                    const std::string &with = "");
 
 /// Work of a test that takes a while, most often a copy to run.
 struct Job {

@@ -1,0 +1,23 @@
+# How a step becomes an object, for the emulator and for GPUs; the Makefile includes this.
+# Of $*, steps/15-early-k or build/variants/15-early-k/padded: the label, and the step that it is of.
+label = $(subst /,:,$(patsubst build/variants/%,%,$(patsubst common/program/%,%,$(*:steps/%=%))))
+step = $(firstword $(subst :, ,$(label)))
+# What a step is told of itself: $(1) is how, of a name and a value.
+told = $(call $(1),STEP_NAME,$(label)) $(call $(1),STEP_NEEDS,$(call field,$(step),2)) \
+	$(call $(1),STEP_TAKES,$(filter-out nothing,$(call field,$(step),3)))
+by_flag = -D$(1)='"$(2)"'
+by_line = '\#define $(1) "$(2)"'
+# kernel.h and what it includes are half of the compilation of most steps: precompiled. g++ takes that only if
+# no macro is new before it, so a step's come after it, in a file that it reads from a pipe; and only once, so
+# the next to include it gets another header of the same name.
+PRECOMPILED := build/host/precompiled/common/kernel/kernel.h.gch
+$(PRECOMPILED): common/kernel/kernel.h build/host/flags
+	@mkdir -p $(@D)
+	$(say)echo '#include_next <$<>' >$(@:.gch=) && $(HOST) -w -x c++-header $< -o $@
+build/host/%/attention.o: %/attention.cu $(PRECOMPILED)
+	@mkdir -p $(@D)
+	$(say)printf '%s\n' '#include <common/kernel/kernel.h>' $(call told,by_line) '#include "$<"' | \
+		$(HOST:-I.=-Ibuild/host/precompiled -I.) -MF $(@:.o=.d) -MT $@ -x c++ -c - -o $@
+$(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say)$(CUDA) $(call gencode,$(call field,$(step),4)) $(call told,by_flag) -c $< -o $@
