@@ -505,12 +505,27 @@ void Block::access(const void *address, int bytes, const void *value, bool store
                   caller);
 }
 
-/// Whether the running thread has waited for the launch before, or knows of one that has: what it wrote is
-/// then visible to the whole grid.
-bool Block::knows_launch_before() const {
-  return std::any_of(waits_.begin(), waits_.end(), [&](const auto &wait) {
-    return clocks_.knows(running_, wait.first, wait.second);
-  });
+std::atomic<bool> has_waited;
+
+void Block::wait_for_launch_before() {
+  waits_.push_back({running_, clocks_.now()});
+  has_waited = true;
+}
+
+/// Fails unless the running thread has waited for the launch before, or knows of a thread of its block that
+/// has: what the launch before wrote is then visible. (Of another block's wait it cannot know.)
+void Block::check_launch_before(const Allocation &allocation, const Access &access,
+                                const char *operation, const Where &where) {
+  const auto *byte = static_cast<const std::byte *>(access.memory);
+  if (!beside_ || !allocation.shadow.races_with_launch_before(
+                      static_cast<std::size_t>(byte - allocation.memory), access))
+    return;
+  if (std::none_of(waits_.begin(), waits_.end(), [&](const auto &wait) {
+        return clocks_.knows(running_, wait.first, wait.second);
+      }))
+    fail(std::string(operation) +
+             " of what the launch before may still be using: no griddepcontrol_wait",
+         where);
 }
 
 void Block::access_global(const Access &access, const Where &where) {
@@ -524,11 +539,7 @@ void Block::access_global(const Access &access, const Where &where) {
   }
   if (!last || static_cast<std::size_t>(byte - last->memory) + access.bytes > last->bytes)
     fail(std::string(access.store ? "store" : "load") + " outside of every allocation", where);
-  if (beside_ && !knows_launch_before() &&
-      last->shadow.races_with_launch_before(static_cast<std::size_t>(byte - last->memory), access))
-    fail(std::string(access.store ? "store" : "load") +
-             " of what the launch before may still be using: no griddepcontrol_wait",
-         where);
+  check_launch_before(*last, access, access.store ? "store" : "load", where);
   if (access.store)
     if (const std::string error = copies_.check_store(byte, access.bytes); !error.empty())
       fail(error, where);
@@ -548,6 +559,9 @@ unsigned Block::atomic(unsigned *address, const std::function<unsigned(unsigned)
   const Allocation *allocation = find_allocation(byte);
   if (!allocation || byte + sizeof *address > allocation->memory + allocation->bytes)
     fail("atomic outside of every allocation", where);
+  check_launch_before(*allocation,
+                      {clocks_, running_, site_of(where), true, sizeof *address, address}, "atomic",
+                      where);
   const std::lock_guard lock(atomics);
   clocks_.atomic(running_, told_by_atomics[address]);
   return std::exchange(*address, next(*address));

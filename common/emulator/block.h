@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -25,10 +26,15 @@
 
 namespace emulator {
 
+struct Allocation;
+
 constexpr unsigned kWarpgroup = 128;
 
 /// A launch begins: nothing has been told by its atomics.
 void begin_atomics();
+
+/// Whether a thread of the launch has waited for the launch before.
+extern std::atomic<bool> has_waited;
 
 /// The registers of each thread of a kernel that is to have so many threads on a multiprocessor, whose
 /// file has 65536: a multiple of 8, of 255 that a thread may name.
@@ -96,7 +102,7 @@ class Block {
   void mbarrier_wait(const void *address, int parity, const Where &where);
   void named_barrier(int id, int threads, bool sync, const Where &where);
   void set_registers(int registers, bool more, const Where &where);
-  void wait_for_launch_before() { waits_.push_back({running_, clocks_.now()}); }
+  void wait_for_launch_before();
   unsigned cluster_rank() const { return rank_of(running_); }
   void cluster_barrier(const Where &where);
   void mbarrier_arrive_at(const void *address, int rank, const Where &where);
@@ -230,14 +236,15 @@ class Block {
   void report(const std::string &line, const std::string &what);
   std::size_t shared_offset(const void *address) const;
   void access_global(const Access &access, const Where &where);
-  bool knows_launch_before() const;
+  void check_launch_before(const Allocation &allocation, const Access &access,
+                           const char *operation, const Where &where);
 
   const SignalStack signal_stack_;
   const Dim3 grid_, dim_;
   const unsigned block_size_, size_;  // threads of a block; of all that are run together
   const std::function<void()> &entry_;
   const std::size_t shared_bytes_;
-  const bool beside_;  // the launch before
+  const bool beside_;  // it may have begun before the launch before has ended
   Clocks clocks_;
   std::vector<Cta> ctas_;  // by rank in the cluster
   Cta *cta_ = nullptr;     // the running thread's

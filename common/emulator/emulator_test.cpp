@@ -643,15 +643,38 @@ TEST_CASE("emulator: a launch beside the one before waits for what that touched"
     __syncwarp();
     if (in_block_0(40)) at = __LINE__, read(m(0, 1));
   });
-  // A launch that is not beside another needs no wait; of two before it the last is meant.
+  // Each block for itself: what a thread of block 0 waited for, that of block 1 did not.
+  const std::string of_block_1 = error_beside([&] {
+    if (in_block_0(5)) griddepcontrol_wait();
+    if (blockIdx.x == 1 && is_thread(5)) at = __LINE__, read(m(0, 1));
+  });
+  CHECK(of_block_1.starts_with(file_and(at) + ": block (1,0,0) thread (5,0,0): load of what"));
+  const Global<unsigned> counters(2);
+  const Matrix<unsigned> counter{counters.data, 1, 2};
+  CHECK(error_of<void>(dim3(1), dim3(1), [&] { read(counter(0, 1)); }) == "");
+  CHECK(contains(error_of_work([&] {
+                   const Kernel early = [&] { atomic_dec(counter(0, 1), 2); };
+                   launch_beside<Numbers>(
+                       +[](const Kernel *body) { (*body)(); }, dim3(1), dim3(1), &early);
+                 }),
+                 ": atomic of what the launch before may still be using"));
+  // A launch that is not beside another needs no wait. A launch after two is beside both: it may begin
+  // when the first still runs, and if the second has not waited, it cannot know when that ends.
+  const auto beside = [&](const Kernel &kernel) {
+    return error_of_work([&] {
+      launch_beside<Numbers>(
+          +[](const Kernel *body) { (*body)(); }, dim3(1), dim3(1), &kernel);
+    });
+  };
   error = error_of<void>(dim3(1), dim3(1), [&] { read(m(0, 1)); });
   CHECK(error == "");
+  CHECK(error_beside([&] { griddepcontrol_wait(); }) == "");
+  CHECK(contains(beside([&] { read(m(0, 1)); }), "no griddepcontrol_wait"));
+  CHECK(error_beside([&] { griddepcontrol_wait(); }) == "");
+  CHECK(beside([&] { griddepcontrol_wait(), read(m(0, 1)); }) == "");
   CHECK(error_beside([&] {}) == "");
-  const Kernel late = [&] { read(m(0, 1)); };
-  CHECK(error_of_work([&] {
-          launch_beside<Numbers>(
-              +[](const Kernel *body) { (*body)(); }, dim3(1), dim3(1), &late);
-        }) == "");
+  CHECK(contains(beside([&] { griddepcontrol_wait(); }), "launch refused: it may begin beside"));
+  CHECK(error_of<void>(dim3(1), dim3(1), [&] { read(m(0, 1)); }) == "");
 }
 
 TEST_CASE("emulator: two warps of a block race in global memory without a __syncthreads") {

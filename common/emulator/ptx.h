@@ -208,8 +208,10 @@ inline float ex2(float x, Where where = Where::current()) {
       counter.checked(), [](unsigned before) { return before; }, counter.where());
 }
 
-/// On the emulator a launch follows the one before. What that touched is refused until this.
+/// Nothing: on the emulator a launch follows the one before.
 inline void griddepcontrol_launch_dependents() {}
+
+/// Until then what the launch before touched is refused.
 inline void griddepcontrol_wait() {
   emulator::wait_for_launch_before();
 }

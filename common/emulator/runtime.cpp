@@ -73,7 +73,14 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   if (together && blocks > kMostTogether)
     throw KernelError("launch refused: " + std::to_string(blocks) + " blocks at once; at most " +
                       std::to_string(kMostTogether) + " are allowed");
+  // Who waits for that launch would not know that the one before it has ended.
+  static bool beside_and_unwaited = false;
+  if (beside && beside_and_unwaited)
+    throw KernelError(
+        "launch refused: it may begin beside a launch that did so itself, and of which no thread "
+        "has waited: no griddepcontrol_wait");
   launch_number++;
+  has_waited = false;
   begin_launch(settings.profile, beside);
   begin_time();
   begin_atomics();
@@ -117,6 +124,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   for (unsigned i = 1; i < workers; i++) pool.emplace_back(work);
   work();
   for (std::thread &worker : pool) worker.join();
+  beside_and_unwaited = beside && !has_waited;
   if (first_error) std::rethrow_exception(first_error);
   if (!settings.profile) return;
   count_unique_bytes(profile.unique_read_bytes, profile.unique_written_bytes);

@@ -57,10 +57,12 @@ extern std::uint64_t launch_number;
 
 /// What cudaLaunchAttribute says of a launch.
 struct LaunchAttributes {
-  bool together =
-      false;  // each block has a thread of the host to itself: they can wait for each other
-  unsigned cluster = 1;  // so many blocks that follow each other in x run on one thread of the host
-  bool beside = false;   // it may begin before the launch before has ended
+  /// Each block has a thread of the host to itself: they can wait for each other.
+  bool together = false;
+  /// So many blocks that follow each other in x run on one thread of the host.
+  unsigned cluster = 1;
+  /// It may begin before the launch before has ended.
+  bool beside = false;
 };
 
 /// Runs one kernel: every thread of every block calls `thread`. Blocks are spread over the host's

@@ -388,9 +388,9 @@ void SharedShadow::end_async_read(const AsyncRead &read, unsigned agent, Time no
 // --- global memory -----------------------------------------------------------------------------
 
 void GlobalShadow::begin_launch(bool beside) {
-  before_.assign(beside ? units_.size() : 0, 0);
+  before_.resize(beside ? units_.size() : 0);
   for (std::size_t unit = 0; unit < before_.size(); unit++)
-    before_[unit] =
+    before_[unit] |=
         static_cast<std::uint8_t>((units_[unit].read != 0) | (units_[unit].write != 0) << 1);
   std::fill(units_.begin(), units_.end(), Unit{});
   sets_.clear();

@@ -151,10 +151,12 @@ class SharedShadow {
 class GlobalShadow {
  public:
   void resize(std::size_t bytes) { units_.resize((bytes + kUnit - 1) / kUnit); }
-  /// `beside` the launch before: what that has touched is remembered.
+
+  /// A launch that may begin `beside` the launch before must wait for what that has touched, and, if
+  /// that began beside another, for what the other has.
   void begin_launch(bool beside);
 
-  /// Whether an access would race with the launch before, if nobody waited for that.
+  /// Whether an access would race with a launch before, if nobody waited for that.
   bool races_with_launch_before(std::size_t offset, const Access &access) const;
 
   std::string check(std::size_t offset, const Access &access);
@@ -179,7 +181,7 @@ class GlobalShadow {
   std::string race_with_loads(Read before, const Access &access);
 
   std::vector<Unit> units_;
-  std::vector<std::uint8_t> before_;  // by unit, of the launch before: bit 0 read, bit 1 written
+  std::vector<std::uint8_t> before_;  // by unit, of launches before: bit 0 read, bit 1 written
   std::mutex mutex_;                  // guards sets_
   std::deque<ReadSet> sets_;
 };

@@ -122,9 +122,9 @@ void launch_clusters(int blocks, void (*kernel)(Parameters...), dim3 grid, dim3 
              "kernel launch");
 }
 
-/// The same launch, which may begin while the kernel before it in the stream still runs, from where that
-/// allows it. What that writes is there after griddepcontrol_wait (CUDA C++ Programming Guide,
-/// 'Programmatic Dependent Launch').
+/// A launch as `launch` makes it, but the kernel may begin while the one before it in the stream still runs:
+/// when all of that one's blocks have said griddepcontrol_launch_dependents or ended. What it writes is there
+/// after griddepcontrol_wait, and not before (CUDA C++ Programming Guide, 'Programmatic Dependent Launch').
 template <class SharedStorage, class... Parameters, class... Arguments>
 void launch_beside(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
   allow_shared_memory(reinterpret_cast<const void *>(kernel), sizeof(SharedStorage));
