@@ -3,7 +3,7 @@
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --type fp8
 // Before      step 38: the products of 128 x 128 scores at head dim 128 take 2048 clocks of an SM.
-// Bottleneck  The tensor cores, of which 16-bit operands are half of what they can do.
+// Bottleneck  The tensor cores, at half of what they can do, with 16-bit operands.
 // Change      wgmma of e4m3. It wants V with its keys side by side: a kernel before transposes it, and orders
 //             the keys as a thread has its scores, so that P goes on in registers. The scales of Q and K
 //             join the scores' factor, that of V joins 1 / l. Three warpgroups, each doing one thing at a time.
@@ -34,7 +34,7 @@ struct SharedStorage {
   Tile<float, 2, 2> scale;               // of its scores, for exponents of 2; and of V
 };
 
-/// Of 16 keys, the one whose values come at this place in V^T: of its scores a thread has those of keys 2t
+/// Of 16 keys, the one whose values come at this place in V^T: a thread has the scores of keys 2t
 /// and 2t + 1, and 8 further on, and as A of P V the tensor cores take them for columns 4t to 4t + 3.
 __device__ constexpr int key_at(int place) {
   return place / 4 * 2 + place % 4 / 2 * 8 + place % 2;
@@ -69,7 +69,8 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
   auto &smem = shared_storage<SharedStorage>();
   const int warpgroup = warp_index() / 4;
   if (threadIdx.x == 0) {
-    for (auto &Q : smem.Q) ring_init(Q, 4);  // a lane of each warp that computes: it is empty
+    for (auto &Q : smem.Q)
+      ring_init(Q, 4);  // a lane of each warp that computes says that it is empty
     ring_init(smem.K, consumers * 4);
     ring_init(smem.V, consumers * 4);
     mbarrier_fence_init();
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       const float scale_log2 = smem.scale(0, q.stage), V_scale = smem.scale(1, q.stage);
       const int first_row = at.row + warpgroup * 64, row = first_row + warp_index() % 4 * 16;
       float m[2] = {-FLT_MAX, -FLT_MAX}, l[2] = {}, alpha[2];
-      // Of the tiles of keys those that these 64 rows see: none, if they lie behind the last row.
+      // Of the tiles of keys those that these 64 rows see: none, and no row to store, behind the last.
       const int keys = order.causal ? first_row + 64 : order.seqlen;
       const int own_tiles = first_row < order.seqlen ? (keys + Bc - 1) / Bc : 0;
       for (int j = at.key_tiles; j > own_tiles; j--) {
@@ -202,10 +203,10 @@ std::size_t transposed_bytes(const Problem &p) {
 void run(const Problem &p) {
   const auto counter = static_cast<unsigned *>(p.workspace);
   const auto V_transposed = static_cast<e4m3 *>(p.workspace) + before_v;
-  const std::int64_t of_head = transposed_bytes(p);
+  const std::int64_t v_bytes = transposed_bytes(p);
   launch<void>(transpose, dim3(p.seqlen_k / Bc, p.batch * p.heads), dim3(Bc / 16 * 32), p.V,
                p.V_strides, V_transposed, p.heads, p.seqlen_k);
-  const Order order = longest_first(p, Br, std::int64_t{p.seqlen_k} * d + of_head);
+  const Order order = longest_first(p, Br, std::int64_t{p.seqlen_k} * d + v_bytes);
   constexpr int threads = (consumers + 1) * 128;
   const int blocks = std::min(order.all_heads * order.row_tiles,
                               resident_blocks<SharedStorage>(attention, threads));
@@ -213,7 +214,7 @@ void run(const Problem &p) {
       attention, dim3(blocks), dim3(threads),
       tensor_map<e4m3>(p.Q, p.Q_strides, p.batch, p.heads, p.seqlen_q, d, 64),
       tensor_map<e4m3>(p.K, p.K_strides, p.batch, p.heads, p.seqlen_k, d, Bc),
-      tensor_map<e4m3>(V_transposed, {of_head * p.heads, of_head, Bc}, p.batch, p.heads,
+      tensor_map<e4m3>(V_transposed, {v_bytes * p.heads, v_bytes, Bc}, p.batch, p.heads,
                        p.seqlen_k / Bc * d, Bc, d),
       tensor_map<bf16>(p.O, p.O_strides, p.batch, p.heads, p.seqlen_q, d, 64), p.scales, order,
       counter);
