@@ -94,8 +94,9 @@ struct BlockRow {
 /// What the first thread of a warpgroup of block 0 did at once so many times, and what comes before it by the
 /// rules of README.md, 'What happens before what'.
 struct EventRow {
-  struct
-      Other {  // the last event of another warpgroup that comes before, if none so far came after it
+  // The last event of another warpgroup that comes before this one and not before an earlier one of this
+  // warpgroup.
+  struct Other {
     unsigned warpgroup;
     std::size_t number;
   };
@@ -104,11 +105,12 @@ struct EventRow {
   std::size_t number;  // of the warpgroup's, from 0
   const char *what;    // "wgmma_wait"
   Line line;
-  std::int64_t
-      of;  // a named barrier's number, an mbarrier's place in shared memory, the groups that a
-           // wgmma_wait leaves under way; -1: nothing
+  // A named barrier's number, an mbarrier's place in shared memory, the groups that a wgmma_wait leaves
+  // under way; -1: nothing.
+  std::int64_t of;
   int times;
-  std::vector<Other> after;
+  std::vector<Other>
+      after;  // what it newly learned; a warpgroup of which it learned nothing is left out
 };
 
 /// All counts of the launches since the profile began.

@@ -9,12 +9,15 @@ namespace emulator {
 
 void Events::add(unsigned warpgroup, const char *what, std::int64_t of, SiteId site,
                  const Clocks &clocks) {
-  warpgroups_.resize(std::max<std::size_t>(warpgroups_.size(), warpgroup + 1));
+  warpgroups_.resize((clocks.warps() * 32 + kWarpgroup - 1) / kWarpgroup);
   Warpgroup &self = warpgroups_[warpgroup];
   self.known.resize(warpgroups_.size());
   std::vector<EventRow::Other> after;
+  bool known_to_others = false;  // the last event here: its time may move no more
   for (unsigned i = 0; i < warpgroups_.size(); i++) {
     if (i == warpgroup) continue;
+    known_to_others |= !self.events.empty() && clocks.knows(i * kWarpgroup, warpgroup * kWarpgroup,
+                                                            self.events.back().time);
     const std::vector<Event> &events = warpgroups_[i].events;
     const std::size_t before = self.known[i];
     while (self.known[i] < events.size() &&
@@ -22,7 +25,7 @@ void Events::add(unsigned warpgroup, const char *what, std::int64_t of, SiteId s
       self.known[i]++;
     if (self.known[i] > before) after.push_back({i, self.known[i] - 1});
   }
-  if (!self.events.empty() && after.empty()) {
+  if (!self.events.empty() && after.empty() && !known_to_others) {
     Event &last = self.events.back();
     if (last.site == site && std::strcmp(last.row.what, what) == 0 && last.row.of == of) {
       last.row.times++;

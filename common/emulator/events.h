@@ -15,7 +15,7 @@ namespace emulator {
 class Events {
  public:
   /// The first thread of a warpgroup does something, `of` what: see EventRow. What it repeats at one place,
-  /// with nothing between and without having learned more, is one event.
+  /// with nothing between, without having learned more and before another warpgroup knows of it, is one event.
   void add(unsigned warpgroup, const char *what, std::int64_t of, SiteId site,
            const Clocks &clocks);
 
@@ -29,8 +29,8 @@ class Events {
   };
   struct Warpgroup {
     std::vector<Event> events;
-    std::vector<std::size_t>
-        known;  // by warpgroup: how many events of its come before the next one here
+    // By warpgroup: how many events of its come before the next one here.
+    std::vector<std::size_t> known;
   };
   std::vector<Warpgroup> warpgroups_;
 };

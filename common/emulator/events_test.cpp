@@ -35,10 +35,19 @@ void tell() {
   }
 }
 
+/// Warpgroup 0 repeats something after the others know of it, by a barrier that is no event.
+void repeat() {
+  for (int i = 0; i < 2; i++) {
+    if (thread_id() < 128) (void)ex2(1.0f);
+    if (i == 0) __syncthreads();
+  }
+  if (thread_id() >= 128) (void)ex2(1.0f);
+}
+
 /// The events of one launch, a line for each: "1.2 exp2 x 1 after 0:3".
-std::vector<std::string> events(dim3 grid) {
+std::vector<std::string> events(dim3 grid, dim3 block = dim3(384), void (*kernel)() = tell) {
   (void)emulator::take_profile();
-  run<Shared>(grid, dim3(384), tell);
+  run<Shared>(grid, block, kernel);
   std::vector<std::string> lines;
   for (const emulator::EventRow &row : emulator::take_profile().events) {
     lines.push_back(std::to_string(row.warpgroup) + "." + std::to_string(row.number) + " " +
@@ -48,7 +57,8 @@ std::vector<std::string> events(dim3 grid) {
       lines.back() +=
           " after " + std::to_string(other.warpgroup) + "." + std::to_string(other.number);
     CHECK(row.launch == 0);
-    if (row.warpgroup == 0 && row.number == 0) CHECK(static_cast<int>(row.line.line) == at + 1);
+    if (kernel == tell && row.warpgroup == 0 && row.number == 0)
+      CHECK(static_cast<int>(row.line.line) == at + 1);
   }
   return lines;
 }
@@ -70,6 +80,28 @@ TEST_CASE(
     CHECK(events(dim3(1)) == expected);
     CHECK(events(dim3(3)) == expected);
   }
+}
+
+TEST_CASE("events: what is repeated after others know of it is another event") {
+  const Setup setup;
+  emulator::settings.profile = true;
+  const std::vector<std::string> expected = {"0.0 exp2 x 1", "0.1 exp2 x 1",
+                                             "1.0 exp2 x 1 after 0.0"};
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    CHECK(events(dim3(1), dim3(256), repeat) == expected);
+  }
+}
+
+TEST_CASE("events: launches of one profile are numbered") {
+  const Setup setup;
+  emulator::settings.profile = true;
+  (void)emulator::take_profile();
+  for (int launch = 0; launch < 2; launch++) run<Shared>(dim3(3), dim3(256), repeat);
+  std::vector<int> launches;
+  for (const emulator::EventRow &row : emulator::take_profile().events)
+    launches.push_back(row.launch);
+  CHECK(launches == std::vector<int>{0, 0, 0, 1, 1, 1});
 }
 
 TEST_CASE("events: none without a profile") {

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <map>
 #include <string>
 #include <thread>
@@ -349,10 +350,10 @@ TEST_CASE("exercises: with WATCH=1 a save is judged, however it comes") {
   for (const char *other : {"2.cu", "3.cu", "4.cu"}) fs::remove(work.parent_path() / other);
 
   // It would wait for ever: ended below, or by itself.
-  const pid_t watch = std::stoi(
-      run_command(in_root +
-                  "{ WATCH=1 timeout 60 build/host/bin/exercises check-02 >said & echo $!; }")
-          .out);
+  std::future<Finished> watch = std::async(
+      std::launch::async, run_command,
+      in_root +
+          "echo $$ >pid && exec env WATCH=1 timeout 60 build/host/bin/exercises check-02 >said");
   const auto says = [&](const std::string &text) {
     for (int i = 0; i < 500 && !contains(read_text(said), text); i++)
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -370,7 +371,9 @@ TEST_CASE("exercises: with WATCH=1 a save is judged, however it comes") {
     fs::rename(beside, work);
     CHECK(says("read32 = " + std::string(value) + ": a number is wanted"));
   }
-  CHECK(kill(watch, SIGTERM) == 0);
+  CHECK(kill(std::stoi(read_text(root / "pid")), SIGTERM) == 0);
+  CHECK(watch.get().status == 128 + SIGTERM);
+  fs::remove_all(root);
 }
 
 TEST_SUITE_END();

@@ -12,14 +12,15 @@ skip() { echo "SKIP: deadlocks on a GPU: $1"; exit; }
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1)
 [ "$capability" = 9.0 ] || skip "the GPU is of compute capability $capability, and mbarriers wait in steps for 9.0"
 
-# deadlock STEP TEXT REPLACEMENT WHAT: TEXT is in one line of the step.
+# deadlock STEP TEXT REPLACEMENT WHAT: TEXT is in one line of the step. (Called before ||, where set -e ends
+# nothing.)
 deadlock() {
   local number=${1%%-*} source=steps/$1/attention.cu copy=build/variants/$1/deadlock
   local program=build/cuda-sm_90a/bin/step-$number-deadlock log=build/deadlock-$number
   [ "$(grep -cF -- "$2" "$source")" = 1 ] || { echo "$source: not one line has '$2'" >&2; return 1; }
-  mkdir -p "$copy"
+  mkdir -p "$copy" || return 1
   awk -v text="$2" -v other="$3" 'at = index($0, text) {
-    $0 = substr($0, 1, at - 1) other substr($0, at + length(text)) } { print }' "$source" >"$copy/attention.cu"
+    $0 = substr($0, 1, at - 1) other substr($0, at + length(text)) } { print }' "$source" >"$copy/attention.cu" || return 1
   make --no-print-directory QUIET=1 NVCC="$NVCC" ARCH=sm_90a "$program" >"$log.make" 2>&1 ||
     { cat "$log.make"; return 1; }
   local status=0 begin=$SECONDS

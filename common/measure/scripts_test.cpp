@@ -182,7 +182,18 @@ TEST_CASE("check-deadlock: a run must end by itself, with exit status 1 and one 
   }
   stub("timeout", failed + "exit 1");
   stub("make", "echo 'an error of nvcc'; exit 2");
-  CHECK(check("h200", "nvcc").status == 1);
+  const Finished uncompiled = check("h200", "nvcc");
+  CHECK(uncompiled.status == 1);
+  CHECK(uncompiled.out.find("an error of nvcc\n") != std::string::npos);
+  stub("make", "");
+  for (const std::string tool : {"mkdir", "awk"}) {  // the copy of another time is not run
+    CAPTURE(tool);
+    stub(tool, "exit 1");
+    const Finished finished = check("h200", "nvcc");
+    fs::remove(folder / tool);
+    CHECK(finished.status == 1);
+    CHECK(finished.out == "");
+  }
   fs::remove_all(folder);
 }
 

@@ -299,11 +299,13 @@ struct Page {
 
   std::string cell(const std::string &text, const Row &row) {
     static const std::regex braces("\\{(.*?)\\}");
-    for (const std::string &way : split(text, ";")) try {
+    for (const std::string &way : split(text, ";")) {
+      try {
         return replaced(filled(way, row), braces,
                         [&](const std::string &match) { return value(match); });
-      } catch (const Missing &) {
+      } catch (const Missing &) {  // the next way
       }
+    }
     return kDash;
   }
 
@@ -353,9 +355,13 @@ struct Page {
     for (size_t i = 1; i < list.size(); ++i)
       given[i == 1 ? "file" : std::to_string(i - 1)] = list[i];
     for (const auto &[name, table] : kTables) names.push_back(name);
-    if (list.size() < 2 || !kTables.count(list[0]))
-      throw Error("a table is 'NAME FILE [ARGUMENTS] [filters]', NAME one of " + join(names, ", ") +
-                  "; not '" + arguments + "'");
+    const std::string name = list.empty() ? "" : list[0];
+    const size_t least = name == "problems" ? 4 : name == "models" ? 3 : 2;
+    if (!kTables.count(name) || list.size() < least || (list.size() > least && name != "problems"))
+      throw Error(
+          "a table is 'NAME FILE [filters]', 'models FILE FILE [filters]' or 'problems FILE "
+          "COLUMN STEP... [filters]', NAME one of " +
+          join(names, ", ") + "; not '" + arguments + "'");
     const Table &table = kTables.at(list[0]);
     Rows rows;
     for (const Row *found : select(list[1], words(filled(table.filters + " $filters", given)))) {
@@ -376,6 +382,7 @@ struct Page {
       if (row["problem"] = about(row, "problem"); row.count("emulator") && row.count("ncu"))
         if (std::find(problems.begin(), problems.end(), row["problem"]) == problems.end())
           problems.push_back(row["problem"]);
+    if (problems.empty()) throw Error("ncu has measured nothing in " + list[1]);
     if (list[0] == "truth-sentence") return {truth_sentence(rows, problems)};
     for (const std::string &problem : problems) {
       Rows these = rows;
@@ -399,12 +406,13 @@ struct Page {
     parts.resize(3);
     const std::string &what = parts[0], &from = parts[1], &to = parts[2];
     const Finished run = code ? Finished{0, read_text(directory / what), ""}
-                              : run_command("cd '" + root.string() + "' && exec 2>&1 && " + what);
+                              : run_command("cd " + shell_word(root) + " && exec 2>&1 && " + what);
     if (run.status > 1)  // 1: a wrong answer, as some are to show
       throw Error("'" + what + "' fails: " + trim(run.out));
     const Strings lines = code ? lines_of(run.out) : split(trim(run.out), "\n");
+    if (lines.empty()) throw Error("cannot read " + what);
     Strings found;  // the lines that contain `from`
-    size_t first = 0, last = from.empty() ? lines.size() - 1 : 0;
+    size_t first = 0, last = from.empty() && to.empty() ? lines.size() - 1 : 0;
     for (size_t i = lines.size(); !from.empty() && i-- > 0;)
       if (lines[i].find(from) != from.npos)
         first = last = i, found.push_back(std::to_string(i + 1));

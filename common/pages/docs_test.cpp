@@ -69,7 +69,7 @@ const char kSource[] =
 
 /// A repository in a temporary directory, removed at the end.
 struct Repository {
-  fs::path root = fs::temp_directory_path() / ("docs_test." + std::to_string(getpid()));
+  fs::path root = fs::temp_directory_path() / ("docs_test's." + std::to_string(getpid()));
 
   Repository() {
     write("plots/results/gpu.csv", std::string(kBenchHeader) + kBench);
@@ -176,6 +176,8 @@ TEST_CASE("docs: formats of a value") {
   CHECK(r.value("1234.5678:2") == "1234.57");
   CHECK(r.value("1234567.8:,") == "1,234,568");
   CHECK(r.value("0-999:,") == "-999");
+  CHECK(r.value("0-999999:,") == "-999,999");
+  CHECK(r.value("-0.2:,") == "0");
   CHECK(r.value("0.456:%") == "46%");
   CHECK(r.value("0.456:%1") == "45.6%");
   CHECK(r.value("7.31:x") == "7.3×");
@@ -184,7 +186,8 @@ TEST_CASE("docs: formats of a value") {
   CHECK(r.value("0.456:%s") == "46%");
   CHECK(r.value("0.0456:%s") == "4.6%");
   has(message([&] { r.value("1:s0"); }), "unknown format 's0'; allowed: 0 1 2..");
-  has(message([&] { r.value("1:furlongs"); }), "unknown format 'furlongs'");
+  for (const std::string format : {"furlongs", "%%", "%%0", "%x", "%,", "%s0", "%10", ""})
+    has(message([&] { r.value("1:" + format); }), "unknown format '" + format + "'");
 }
 
 TEST_CASE("docs: arithmetic") {
@@ -340,7 +343,7 @@ TEST_CASE("docs: tables of the problems of Part III") {
       "head dim 128, causal | 405 TFLOP/s | 1.09× | 0.82× | — |\n"
       "| [25-cache](steps/25-cache/README.md) | — | batch 1, 64 heads, seqlen 1, head dim 128, "
       "seqlen-k=131072 kv-heads=8 | 4.00 TB/s | — | — | 1.49× |");
-  has(message([&] { r.table("models ../models"); }), "nothing is measured for 'speed");
+  has(message([&] { r.table("models ../models gpu"); }), "nothing is measured for 'speed");
   CHECK(r.value("[gpu-models cache_TBs 25-cache seqlen=1 options~kv-heads=8]:2") == "4.00");
   CHECK(r.table("problems gpu-models tflops 20-causal 20-causal:slow flash-attention-2 options~") ==
         "| batch | 20-causal | 20-causal:slow | flash-attention-2 |\n"
@@ -406,6 +409,11 @@ TEST_CASE("docs: tables of counters") {
   CHECK(r.table("truth-sentence gpu-counters seqlen=256") ==
         "1 of 2 counts equal ncu's, at batch 1, 1 head, seqlen 256, head dim 64. "
         "The others, by step: shared wavefronts (02).");
+  r.write("plots/results/no-ncu-counters.csv",
+          std::string(kCounterHeader) + "02-loop,emulator,1,1,256,64,,0,mma,5\n");
+  for (const std::string name : {"truth", "truth-sentence"})
+    has(message([&] { r.table(name + " no-ncu-counters"); }),
+        "ncu has measured nothing in no-ncu-counters");
   has(message([&] { r.table("counters gpu-counters step=03-banks"); }), "no step=03-banks");
   has(message([&] {
         r.table("counters gpu-counters step=00-standard batch~ seqlen~");
@@ -428,7 +436,10 @@ TEST_CASE("docs: a table of named values") {
 TEST_CASE("docs: a table that there is not") {
   Repository r;
   has(message([&] { r.table("steps gpu"); }), "NAME one of counters, ladder, models, ");
-  has(message([&] { r.table("ladder"); }), "a table is 'NAME FILE [ARGUMENTS] [filters]'");
+  for (const char *arguments :
+       {"ladder", "ladder gpu gpu", "models gpu", "models gpu gpu gpu", "problems gpu",
+        "problems gpu tflops", "counters", "counters gpu-counters gpu"})
+    has(message([&] { r.table(arguments); }), "a table is 'NAME FILE [filters]', 'models FILE");
   has(message([&] { r.table("ladder gpu-counters"); }), "nothing is measured for 'TFLOP/s");
   has(message([&] { r.table("ladder gpu kernel=total"); }), "no column 'kernel'; there are");
 }
@@ -439,6 +450,8 @@ TEST_CASE("docs: quotes of output") {
   CHECK(
       r.output("cat steps/02-loop/attention.cu | for ( | }") ==
       "```text\n$ cat steps/02-loop/attention.cu\n...\n  for (;;) {\n\n    step();\n  }\n...\n```");
+  CHECK(r.output("printf 'one\\ntwo\\nsix' |  | two") ==
+        "```text\n$ printf 'one\\ntwo\\nsix'\none\ntwo\n...\n```");
   CHECK(r.output("echo WRONG; exit 1") == "```text\n$ echo WRONG; exit 1\nWRONG\n```");
   has(message([&] { r.output("echo no GPU; exit 3"); }), "'echo no GPU; exit 3' fails: no GPU");
   has(message([&] { r.output("./step-99"); }), "'./step-99' fails: ");
@@ -455,8 +468,10 @@ TEST_CASE("docs: code quotes") {
   CHECK(r.quote("attention.cu | // Before |") ==
         "```cuda\n// Before      step 00: a wall\n```\n<sub>[attention.cu](attention.cu#L1-L1), "
         "line 1</sub>");
-  has(message([&] { r.quote("missing.cu | a | b"); }),
-      "one line of missing.cu must contain 'a', not 0");
+  for (const char *lines : {" | a | b", " | a |", " |", " |  | b"})
+    has(message([&] { r.quote("missing.cu" + std::string(lines)); }), "cannot read missing.cu");
+  has(message([&] { r.quote("attention.cu |  | goto"); }),
+      "no line of attention.cu from 1 on contains 'goto'");
   has(message([&] { r.quote("attention.cu | goto | }"); }),
       "one line of attention.cu must contain 'goto', not 0: ");
   has(message([&] { r.quote("attention.cu | void f | goto"); }),

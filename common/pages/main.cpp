@@ -16,7 +16,8 @@ Exit status: 0 all is fresh (or was written), 1 --check found something stale, 2
       The source from the one line that contains FIRST through the first line from there on that
       contains LAST; no LAST, that one line. The path is relative to the Markdown file.
   <!-- output: COMMAND | FIRST | LAST --> ... <!-- /output -->
-      The same lines of what a shell command prints; without FIRST and LAST, all of them.
+      The same lines of what a shell command prints; without FIRST and LAST, all of them. A bar between
+      spaces ends the COMMAND: its pipes are written without, as in 2>&1|grep.
   <!-- table: NAME FILE ARGUMENTS... filters... --> ... <!-- /table -->
       A table of docs.cpp (kTables) of the rows of plots/results/FILE.csv that match the filters.
       models has a second file to take its speeds from; problems a column and names of steps, variants
@@ -27,9 +28,10 @@ Exit status: 0 all is fresh (or was written), 1 --check found something stale, 2
                                                             at which K and V are read, each once)
         [h200-counters ncu dram bytes 02-loop-inverted]     a counter of the emulator or of ncu
         [h200-ceilings mma-ex2]                             a value that has a name
-      FORMAT: 0, 1, 2... decimals; s3 significant digits (the default); "," 1,234,567; %, %1 a ratio as
-      percent; %s the same, with two digits below ten; x a ratio as 7.3x. It may stand anywhere but at
-      the start of a line, where Markdown would end the paragraph.
+      FORMAT: 0 to 9 decimals; s1 to s9 significant digits (s3 if there is no FORMAT); "," 1,234,567;
+      % a ratio as percent, %1 or %s2 the same with the digits of 1 or s2; %s with two below ten; x a
+      ratio as 7.3x. It may stand anywhere but at the start of a line, where Markdown would end the
+      paragraph.
 
 A filter is COLUMN=TEXT, or COLUMN~REGEX for a column that matches; a + is a space, =max the largest.
 Those of a benchmark start from options= seqlen=8192 head_dim=128, those of counters from options=

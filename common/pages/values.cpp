@@ -44,14 +44,15 @@ std::string format(double value, const std::string &how) {
   if (how == "x") return format(value, value < 2 ? "2" : value < 10 ? "1" : "0") + "×";
   if (how == "%") return format(value, "%0");
   if (how == "%s") return format(value, value < 0.1 ? "%s2" : "%0");
-  if (how[0] == '%') return format(100 * value, how.substr(1)) + "%";
   if (how == ",") {
     std::string s = printed("%.*f", 0, std::fabs(value));
     for (int i = static_cast<int>(s.size()) - 3; i > 0; i -= 3) s.insert(i, 1, ',');
-    return (value < 0 ? "-" : "") + s;
+    return (value < 0 && s != "0" ? "-" : "") + s;
   }
-  if (!std::regex_match(how, std::regex("[0-9]|s[1-9]")))
-    throw Error("unknown format '" + how + "'; allowed: 0 1 2.. s1 s2 s3.. , % %0 %1.. %s x");
+  if (!std::regex_match(how, std::regex("%?([0-9]|s[1-9])")))
+    throw Error("unknown format '" + how +
+                "'; allowed: 0 1 2..9 s1 s2..s9 , % %0 %1..%9 %s1 %s2..%s9 %s x");
+  if (how[0] == '%') return format(100 * value, how.substr(1)) + "%";
   const int digits = how.back() - '0';
   if (how[0] != 's') return printed("%.*f", digits, value);
   const double rounded = std::atof(printed("%.*e", digits - 1, value).c_str());  // 9.999: 10.0

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <sstream>
 #include <string>
@@ -51,7 +52,8 @@ Trace parse(const std::string &csv) {
   return trace;
 }
 
-/// A product of a warpgroup: its first wgmma, and the wait for it. (Here a wait is for all.)
+/// A product of a warpgroup: its first wgmma, and the wait for it, SIZE_MAX if there is none. (Here a wait
+/// is for all.)
 struct Product {
   std::size_t warpgroup, start, wait;
 };
@@ -61,8 +63,11 @@ std::vector<Product> products(const Trace &trace, std::size_t warpgroup) {
   bool under_way = false;
   for (std::size_t i = 0; i < trace[warpgroup].size(); i++) {
     const std::string &what = trace[warpgroup][i].what;
-    if (what.starts_with("wgmma with") && !under_way) found.push_back({warpgroup, i, 0});
-    if (what == "wgmma_wait") found.back().wait = i;
+    if (what.starts_with("wgmma with") && !under_way) found.push_back({warpgroup, i, SIZE_MAX});
+    if (what == "wgmma_wait") {
+      REQUIRE(!found.empty());
+      found.back().wait = i;
+    }
     under_way = what == "wgmma_wait" ? false : under_way || what.starts_with("wgmma with");
   }
   return found;
@@ -105,6 +110,12 @@ TEST_CASE("the trace that chapter 34 draws is that of the steps, with any order 
     CHECK_MESSAGE(csv == read_text("plots/results/events-34.csv"),
                   "plots/results/events-34.csv is stale: make counters writes it");
   }
+}
+
+TEST_CASE("a product that nobody waits for has not ended before another") {
+  const Event product = {"wgmma with A in registers", {}}, wait = {"wgmma_wait", {}};
+  CHECK(side_by_side({{product, wait}, {{product.what, {{0, 1}}}, wait}}) == 0);
+  CHECK(side_by_side({{product}, {{product.what, {{0, 0}}}, wait}}) == 1);
 }
 
 TEST_CASE("turns keep the products of two warpgroups apart, and without them nothing does") {
