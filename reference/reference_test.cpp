@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <set>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "reference/attention.h"
@@ -348,7 +350,8 @@ TEST_CASE("reference: parallel_for calls once for each number, and passes an exc
   CHECK_THROWS_WITH(parallel_for(100000,
                                  [&](std::size_t i) {
                                    if (i == 10) throw std::runtime_error("ten");
-                                   before++;
+                                   before++;  // slowly: the other threads must hear of it in time
+                                   std::this_thread::sleep_for(std::chrono::microseconds(10));
                                  }),
                     "ten");
   CHECK(before < 99999);

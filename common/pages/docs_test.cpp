@@ -178,6 +178,7 @@ TEST_CASE("docs: formats of a value") {
   CHECK(r.value("0-999:,") == "-999");
   CHECK(r.value("0-999999:,") == "-999,999");
   CHECK(r.value("-0.2:,") == "0");
+  CHECK(r.value("-0.002:%") == "0%");
   CHECK(r.value("0.456:%") == "46%");
   CHECK(r.value("0.456:%1") == "45.6%");
   CHECK(r.value("7.31:x") == "7.3×");

@@ -39,7 +39,8 @@ std::string join(const Strings &pieces, const std::string &separator) {
 std::string format(double value, const std::string &how) {
   const auto printed = [](const char *as, int digits, double v) {
     char buffer[400];  // the longest double has 309 digits before the point
-    return std::string(buffer, std::snprintf(buffer, sizeof buffer, as, digits, v));
+    std::snprintf(buffer, sizeof buffer, as, digits, v);
+    return std::string(buffer + (buffer[0] == '-' && std::atof(buffer) == 0));  // not "-0"
   };
   if (how == "x") return format(value, value < 2 ? "2" : value < 10 ? "1" : "0") + "×";
   if (how == "%") return format(value, "%0");
