@@ -286,7 +286,8 @@ const Plant kPlants[] = {
     {"16", "V's copies not committed", "gV, j);\n        cp_async_commit();", "gV, j);",
      kStillWriting},
     {"16", "V copied before the barrier, too", "cp_async_wait<0>();\n    __syncthreads();  // Q",
-     "load_tile<Bc, d>(smem.V, gV, j);\n    cp_async_wait<0>();\n    __syncthreads();  // Q",
+     "load_tile<Bc, d>(smem.V, gV, j);\n    cp_async_commit();\n    cp_async_wait<0>();\n    "
+     "__syncthreads();  // Q",
      kRace},
     {"16", "V copied in the first tile alone", "if (col == 0) {", "if (j + col == 0) {", kWrong},
     {"16", "V copied where head dim 64 has no columns", "if (col == 0) {", "if (col == 64) {",
