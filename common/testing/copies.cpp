@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <mutex>
@@ -136,6 +137,14 @@ void compile_copies(const fs::path &folder, std::vector<Copy> &copies, const std
       programs.emplace_back();
     programs.back().push_back(&copy);
   }
+  // The largest first: none is left to wait for at the end.
+  const auto size_of = [](const std::vector<Copy *> &some) {
+    std::size_t size = 0;
+    for (const Copy *copy : some) size += copy->source.size();
+    return size;
+  };
+  std::stable_sort(programs.begin(), programs.end(),
+                   [&](const auto &a, const auto &b) { return size_of(a) > size_of(b); });
   std::vector<Job> jobs;
   for (const std::vector<Copy *> &some : programs)
     jobs.push_back({number_of(*some[0]),
