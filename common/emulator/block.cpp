@@ -622,10 +622,9 @@ void Block::begin_copy(void *shared, const void *global, const Where &where, con
   if (global) access_global({clocks_, running_, site, false, kCopyBytes, global}, where);
   copies_.begin(running_, offset, global, site);
   if (!settings.profile) return;
-  requests_.add(running_, Kind::kCopy, kCopyBytes, offset, site, caller);
-  if (global)
-    requests_.add(running_, Kind::kGlobalLoad, kCopyBytes, reinterpret_cast<std::uintptr_t>(global),
-                  site, caller);
+  const auto source = reinterpret_cast<std::uintptr_t>(global);
+  requests_.add(running_, Kind::kCopy, kCopyBytes, offset, site, caller, source);
+  if (global) requests_.add(running_, Kind::kGlobalLoad, kCopyBytes, source, site, caller);
 }
 
 void Block::wait_for_copies(int groups) {

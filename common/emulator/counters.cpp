@@ -1,6 +1,8 @@
 #include "common/emulator/counters.h"
 
 #include <algorithm>
+#include <bit>
+#include <utility>
 
 namespace emulator {
 
@@ -41,20 +43,18 @@ namespace {
 
 constexpr int kBanks = 32;
 
-/// True if every active lane shares its address with lane ^ flip.
+/// True if no active lane asks for another address than lane ^ flip does.
 bool pairs_agree(const Request &request, unsigned flip) {
   for (unsigned lane = 0; lane < 32; lane++) {
-    if (!(request.active >> lane & 1)) continue;
     const unsigned other = lane ^ flip;
-    if (!(request.active >> other & 1)) return false;
+    if (!(request.active >> lane & 1) || !(request.active >> other & 1)) continue;
     if (request.address[lane] != request.address[other]) return false;
   }
   return true;
 }
 
-}  // namespace
-
-Wavefronts shared_wavefronts(const Request &request) {
+/// The wavefronts by banks: of all requests but a copy of data.
+Wavefronts by_banks(const Request &request) {
   int groups = std::max(1, request.bytes / 4);
   if (groups > 1 && request.kind == Kind::kSharedLoad &&
       (pairs_agree(request, 1) || pairs_agree(request, 2)))
@@ -90,6 +90,58 @@ Wavefronts shared_wavefronts(const Request &request) {
   }
   result.ideal = std::min(result.actual, (active * request.bytes + 127) / 128);
   return result;
+}
+
+/// The wavefronts by lines of global memory: of a copy of data.
+Wavefronts by_lines(const Request &request) {
+  constexpr std::uint64_t kLine = 128, kSector = 32;
+  Wavefronts result{0, 0, {}};
+  std::uint32_t left = request.active;
+  while (left) {
+    const std::uint64_t line = request.source[std::countr_zero(left)] / kLine;
+    // Of each 32 bytes of the banks, what fills them: one sector, in one place, per wavefront.
+    std::array<std::vector<std::pair<std::uint64_t, std::uint64_t>>, kLine / kSector> fills;
+    std::size_t deepest = 0;
+    for (unsigned lane = 0; lane < 32; lane++) {
+      if (!(left >> lane & 1) || request.source[lane] / kLine != line) continue;
+      left &= ~(1u << lane);
+      const std::uint64_t place = request.address[lane] / kSector;
+      auto &of_banks = fills[place % fills.size()];
+      const std::pair fill{request.source[lane] / kSector, place};
+      const auto found = std::find(of_banks.begin(), of_banks.end(), fill);
+      result.of_lane[lane] = result.actual + static_cast<int>(found - of_banks.begin());
+      if (found == of_banks.end()) of_banks.push_back(fill);
+      deepest = std::max(deepest, of_banks.size());
+    }
+    result.actual += static_cast<int>(deepest);
+  }
+  result.ideal = (std::popcount(request.active) * request.bytes + 127) / 128;
+  return result;
+}
+
+/// Zeros are stored. If some lanes copy data, it follows.
+Wavefronts copy_wavefronts(const Request &request) {
+  Request data = request;
+  for (unsigned lane = 0; lane < 32; lane++)
+    if (!request.source[lane]) data.active &= ~(1u << lane);
+  if (!data.active) return by_banks(request);
+  Wavefronts result = by_lines(data);
+  if (data.active == request.active) return result;
+  const Wavefronts zeros = by_banks(request);
+  for (unsigned lane = 0; lane < 32; lane++)
+    if (data.active >> lane & 1)
+      result.of_lane[lane] += zeros.actual;
+    else
+      result.of_lane[lane] = zeros.of_lane[lane];
+  result.actual += zeros.actual;
+  result.ideal += zeros.ideal;
+  return result;
+}
+
+}  // namespace
+
+Wavefronts shared_wavefronts(const Request &request) {
+  return request.kind == Kind::kCopy ? copy_wavefronts(request) : by_banks(request);
 }
 
 int global_sectors(const Request &request) {

@@ -135,16 +135,21 @@ struct Request {
   int bytes;                              // per lane: 2, 4, 8 or 16
   std::uint32_t active;                   // bit i: lane i takes part
   std::array<std::uint64_t, 32> address;  // shared memory: from its start; global: as it is
+  std::array<std::uint64_t, 32> source;   // of a copy, in global memory; 0: it writes zeros
 };
 
 /// The wavefronts that a shared-memory request costs, and the fewest it could. Lanes are served in
 /// groups that fit 128 bytes: the whole warp for 1 to 4 bytes a lane, half-warps for 8,
 /// quarter-warps for 16; of ldmatrix, the 8 lanes that name the rows of one matrix. A load's
-/// neighbouring groups merge into one when lanes i and i^1, or lanes i and i^2, ask for the same
-/// address throughout the warp. Within a group a wavefront serves one 4-byte word of each of the 32
-/// banks. (Loads and stores are as measured: wavefronts_h200.csv holds 260 patterns with what ncu
+/// neighbouring groups merge into one when nowhere in the warp lanes i and i^1 ask for two addresses, or
+/// nowhere lanes i and i^2. Within a group a wavefront serves one 4-byte word of each of the 32
+/// banks.
+/// A cp.async writes what each 128-byte line of global memory holds by itself: a wavefront fills each 32
+/// bytes of the banks from one sector of the line. Zeros are written as a store writes; where some lanes write
+/// zeros and others data, the zeros go to all lanes, and the data follows.
+/// (Loads and stores are as measured: wavefronts_h200.csv holds 260 patterns with what ncu
 /// counted for each on an H200, and the tests compare them all. ldmatrix and cp.async are as ncu
-/// counts them in steps 05 to 15: plots/results/h200-counters.csv.)
+/// counts them in the steps: plots/results/h200-counters.csv.)
 struct Wavefronts {
   int actual;
   int ideal;

@@ -30,7 +30,7 @@ constexpr std::uint32_t kAll = 0xffffffff;
 /// A request in which lane i asks for the address that `address` returns for it.
 template <class Address>
 Request request(Kind kind, int bytes, std::uint32_t active, Address address) {
-  Request result{kind, bytes, active, {}};
+  Request result{kind, bytes, active, {}, {}};
   for (int lane = 0; lane < 32; lane++)
     result.address[lane] = active >> lane & 1 ? static_cast<std::uint64_t>(address(lane)) : 0;
   return result;
@@ -68,6 +68,18 @@ Cost store_cost(std::uint32_t active, int bytes, Address address) {
 template <class Address>
 Cost store_cost(int bytes, Address address) {
   return store_cost(kAll, bytes, address);
+}
+
+/// Of a copy to shared memory at `address` from global memory at `source`, which may be kZeros.
+constexpr int kZeros = -1;
+template <class Address, class Source>
+Cost copy_cost(std::uint32_t active, Address address, Source source) {
+  constexpr std::uint64_t kSomewhere = 1 << 20;  // a multiple of 128
+  Request copy = request(Kind::kCopy, 16, active, address);
+  for (int lane = 0; lane < 32; lane++)
+    if (source(lane) != kZeros) copy.source[lane] = kSomewhere + source(lane);
+  const Wavefronts wavefronts = emulator::shared_wavefronts(copy);
+  return {wavefronts.actual, wavefronts.ideal};
 }
 
 template <class Address>
@@ -196,14 +208,57 @@ TEST_CASE("counters: ldmatrix: an 8 x 8 matrix at a time, whose rows never merge
   CHECK(x4([](int) { return 512; }) == Cost{4, 4});
 }
 
-TEST_CASE("counters: cp.async writes as a store of 16 bytes a lane") {
-  const auto copy = [](std::uint32_t active, auto address) {
+TEST_CASE("counters: cp.async stores zeros as a store of 16 bytes a lane") {
+  const auto zeros = [](std::uint32_t active, auto address) {
     return cost(Kind::kCopy, active, 16, address);
   };
-  CHECK(copy(kAll, [](int lane) { return 16 * lane; }) == Cost{4, 4});
-  CHECK(copy(kAll, [](int lane) { return 256 * lane; }) == Cost{32, 4});
-  CHECK(copy(kAll, [](int) { return 64; }) == Cost{4, 4});  // never merged, unlike a load
-  CHECK(copy(0xff, [](int lane) { return 16 * lane; }) == Cost{1, 1});
+  CHECK(zeros(kAll, [](int lane) { return 16 * lane; }) == Cost{4, 4});
+  CHECK(zeros(kAll, [](int lane) { return 256 * lane; }) == Cost{32, 4});
+  CHECK(zeros(kAll, [](int) { return 64; }) == Cost{4, 4});  // never merged, unlike a load
+  CHECK(zeros(0xff, [](int lane) { return 16 * lane; }) == Cost{1, 1});
+}
+
+TEST_CASE("counters: cp.async writes each line of global memory by itself") {
+  // Rows of `lanes` times 16 bytes, in global memory `pitch` bytes apart from `first` on, in shared memory
+  // one after the other.
+  const auto copy = [](int lanes, int pitch, int first) {
+    return copy_cost(
+        kAll, [](int lane) { return 16 * lane; },
+        [=](int lane) { return first + lane / lanes * pitch + lane % lanes * 16; });
+  };
+  CHECK(copy(8, 128, 0) == Cost{4, 4});  // a line per row, next to each other or not
+  CHECK(copy(8, 1152, 0) == Cost{4, 4});
+  CHECK(copy(2, 160, 0) == Cost{16, 4});  // step 28 at d = 80: a piece of 16 lines
+  CHECK(copy(2, 64, 0) == Cost{8, 4});    // two pieces of one line
+  CHECK(copy(2, 32, 0) == Cost{4, 4});
+  // Rows that begin in the middle of a line: 6 lanes and 2, 4 lanes and 4.
+  CHECK(copy(8, 1024, 32) == Cost{8, 4});
+  CHECK(copy(8, 1024, 64) == Cost{8, 4});
+  // And in the middle of a sector: of 7 lanes, 3 pairs share a sector, and none of them is a pair in shared
+  // memory. 7 lanes and 1, 5 and 3, 1 and 7.
+  CHECK(copy(8, 1024, 16) == Cost{12, 4});
+  CHECK(copy(8, 1024, 48) == Cost{16, 4});
+  CHECK(copy(8, 1024, 112) == Cost{12, 4});
+  // The swizzle permutes a row's lanes; pairs stay pairs.
+  const auto row = [](int lane) { return lane / 8 * 1024 + lane % 8 * 16; };
+  CHECK(copy_cost(
+            kAll, [](int lane) { return 16 * (lane ^ 5); }, row) == Cost{4, 4});
+  // All rows in the same 16 bytes of the banks.
+  CHECK(copy_cost(
+            kAll, [](int lane) { return 128 * lane; }, row) == Cost{32, 4});
+}
+
+TEST_CASE("counters: cp.async of zeros and data writes zeros for all lanes, and then the data") {
+  const auto copy = [](std::uint32_t with_data) {
+    return copy_cost(
+        kAll, [](int lane) { return 16 * lane; },
+        [=](int lane) { return with_data >> lane & 1 ? lane / 8 * 1024 + lane % 8 * 16 : kZeros; });
+  };
+  CHECK(copy(0) == Cost{4, 4});
+  CHECK(copy(0x000000ff) == Cost{5, 5});
+  CHECK(copy(0x0000ffff) == Cost{6, 6});
+  CHECK(copy(0x00ffffff) == Cost{7, 7});
+  CHECK(copy(0xffffffff) == Cost{4, 4});
 }
 
 TEST_CASE("counters: lanes that take no part cost nothing and ask for nothing") {
@@ -216,11 +271,17 @@ TEST_CASE("counters: lanes that take no part cost nothing and ask for nothing") 
   CHECK(load_cost(0x0000ffff, 8, linear(8)) == Cost{1, 1});
   CHECK(load_cost(0x00ffff00, 8, linear(8)) == Cost{2, 1});
   CHECK(load_cost(0x000000ff, 16, linear(16)) == Cost{1, 1});
-  CHECK(load_cost(0x01010101, 16, linear(16)) == Cost{4, 1});
   CHECK(load_cost(0x000001ff, 16, linear(16)) == Cost{2, 2});
-  // A lane whose neighbour takes no part shares with nobody.
-  CHECK(load_cost(0x7fffffff, 8, [](int lane) { return 8 * (lane / 2); }) == Cost{2, 2});
+  // A lane whose neighbour takes no part keeps no groups apart: the last row of step 24's rotation is
+  // lanes 0, 8, 16 and 24, each with a chunk of it.
+  const auto quarters = [](int lane) { return 16 * (lane / 8 + 4 * (lane % 8)); };
+  CHECK(load_cost(0x01010101, 16, quarters) == Cost{2, 1});
+  CHECK(load_cost(0x7fffffff, 8, [](int lane) { return 8 * (lane / 2); }) == Cost{1, 1});
   CHECK(load_cost(0x3fffffff, 8, [](int lane) { return 8 * (lane / 2); }) == Cost{1, 1});
+  CHECK(load_cost(0x03030303, 16, quarters) == Cost{2, 1});  // no lane i^2
+  const auto thirds = [](int lane) { return 16 * ((lane % 8 + 3 * (lane / 8)) % 8); };
+  CHECK(load_cost(0x07070707, 16, thirds) == Cost{4, 2});  // lanes 0 and 1 differ, and 0 and 2
+  CHECK(store_cost(0x01010101, 16, quarters) == Cost{4, 1});
 }
 
 TEST_CASE("counters: the ideal is 128 bytes a wavefront, but never more than it costs") {
@@ -627,7 +688,8 @@ TEST_CASE("counters: cp.async is a global load and a store of its own kind") {
   const Profile profile = profile_of(dim3(2), dim3(64), [&] {
     const Matrix<const half> g{reinterpret_cast<const half *>(memory.data), 32, 128};
     const int row = static_cast<int>(threadIdx.x) / 4, col = static_cast<int>(threadIdx.x) % 4 * 8;
-    // Each warp: 8 rows of 64 bytes, which follow each other in shared memory; twice.
+    // Each warp: 8 rows of 64 bytes, which follow each other in shared memory, each of another line of global
+    // memory; twice.
     for (int i = 0; i < 2; i++)
       at = __LINE__, cp_async_16(shared().h(row + 16 * i, col), g(row + 16 * i, col));
     cp_async_commit();
@@ -635,7 +697,7 @@ TEST_CASE("counters: cp.async is a global load and a store of its own kind") {
   });
   CHECK(counts_at(profile, at) ==
         global_loads(8, 8 * 16) +
-            ", cp.async requests 8, cp.async wavefronts 32, cp.async wavefronts, ideal 32");
+            ", cp.async requests 8, cp.async wavefronts 64, cp.async wavefronts, ideal 32");
   CHECK(profile.total()[emulator::kSharedStoreRequests] == 0);
   CHECK(profile.unique_read_bytes == 32 * 64);
 }
