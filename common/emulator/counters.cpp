@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <utility>
 
 namespace emulator {
 
@@ -95,25 +94,30 @@ Wavefronts by_banks(const Request &request) {
 /// The wavefronts by lines of global memory: of a copy of data.
 Wavefronts by_lines(const Request &request) {
   constexpr std::uint64_t kLine = 128, kSector = 32;
+  constexpr std::size_t kParts = kLine / kSector;  // of the banks, 32 bytes each
+  struct Fill {                                    // of a part, in one wavefront
+    std::uint64_t sector, place;
+    bool operator==(const Fill &) const = default;
+  };
   Wavefronts result{0, 0, {}};
   std::uint32_t left = request.active;
   while (left) {
     const std::uint64_t line = request.source[std::countr_zero(left)] / kLine;
-    // Of each 32 bytes of the banks, what fills them: one sector, in one place, per wavefront.
-    std::array<std::vector<std::pair<std::uint64_t, std::uint64_t>>, kLine / kSector> fills;
-    std::size_t deepest = 0;
+    std::array<std::array<Fill, 32>, kParts> fills;
+    std::array<int, kParts> depth{};
     for (unsigned lane = 0; lane < 32; lane++) {
       if (!(left >> lane & 1) || request.source[lane] / kLine != line) continue;
       left &= ~(1u << lane);
-      const std::uint64_t place = request.address[lane] / kSector;
-      auto &of_banks = fills[place % fills.size()];
-      const std::pair fill{request.source[lane] / kSector, place};
-      const auto found = std::find(of_banks.begin(), of_banks.end(), fill);
-      result.of_lane[lane] = result.actual + static_cast<int>(found - of_banks.begin());
-      if (found == of_banks.end()) of_banks.push_back(fill);
-      deepest = std::max(deepest, of_banks.size());
+      const Fill fill{request.source[lane] / kSector, request.address[lane] / kSector};
+      auto *begin = fills[fill.place % kParts].data(), *end = begin + depth[fill.place % kParts];
+      auto *found = std::find(begin, end, fill);
+      if (found == end) {
+        *end = fill;
+        depth[fill.place % kParts]++;
+      }
+      result.of_lane[lane] = result.actual + static_cast<int>(found - begin);
     }
-    result.actual += static_cast<int>(deepest);
+    result.actual += *std::max_element(depth.begin(), depth.end());
   }
   result.ideal = (std::popcount(request.active) * request.bytes + 127) / 128;
   return result;
