@@ -154,6 +154,9 @@ TEST_CASE("truth: what nvcc makes of a source of Part III") {
         "1: 144 switched off, 32 each; -4 NOT EXPLAINED");
   CHECK(explained(ragged + "open 21-ragged|1|3|384|64||cp.async wavefronts|-4\n", "21-ragged", 64,
                   "cp.async wavefronts", 4000, 8604) == "0: 144 switched off, 32 each; -4 open");
+  // Of 384 queries the first 256 see none of 100 keys.
+  CHECK(explained(ragged, "21-ragged", 64, "cp.async requests", 1000, 1048,
+                  "causal seqlen-k=100") == "0: 48 switched off");
   // 50 tiles of K, counted once per warp: two times three loads.
   CHECK(explained(count("24-rope", "emulator", 64, "votes", 50), "24-rope", 64,
                   "shared load requests", 100, 400) == "0: 300 switched off");
@@ -163,7 +166,9 @@ TEST_CASE("truth: what nvcc makes of a source of Part III") {
   CHECK(explained(cache, "25-kv-cache", 64, "shared load requests", 100, 148) ==
         "0: 48 switched off");
   const std::string split =
+      tiles("26-split-kv", "warps 8") +
       "tile 26-split-kv rows 16\nline 26-split-kv store_part 41\n" +
+      count("26-split-kv", "emulator", 64, "block barriers", 128) +
       count("26-split-kv", "emulator", 64, "atomics", 4) +
       count("26-split-kv", "emulator", 64, "global store requests", 8, "", 41) +
       count("26-split-kv", "emulator", 64, "global store sectors", 99, "", 41);

@@ -9,14 +9,15 @@
 # instead (`make sass-15`: @!P1 LDGSTS). In the last iteration, of step 21 in the first, the warp issues them,
 # and ncu counts them, though no lane copies. Where the predicate is P0 (steps 11 to 14 and 21), it also gives
 # each 32 wavefronts, 4 of them ideal; where it is P1 or P2 (steps 15 and 20) none. A warp of a block has
-# Bc d / 8 / threads of them, so all the warps of all the blocks have batch heads (seqlen / Br) (Bc d / 8 / 32).
+# Bc d / 8 / threads of them, so all the warps of all the blocks have batch heads (seqlen / Br) (Bc d / 8 / 32),
+# less those of blocks that see no key.
 # 2. In step 12 at head dim 128 the next fragment's ldmatrix has a predicate, which is off once in
 # each iteration of each warp.
 # 3. Before the copies of a tile, ptxas puts three loads that are switched off for good (`make sass-24`:
 # @!PT LDS), before a fence four (`make sass-26`). ncu counts them as requests. (Of steps without any other load
-# ncu.awk leaves them out.) In step 24 a warp comes by two such places per tile of K, and votes once. In steps
-# 25 and 26 it comes by the one before Q's copies: as many warps of a block as Q has 256 elements. In step
-# 26 one warp of a block passes two fences and counts the block.
+# ncu.awk leaves them out.) In step 24 a warp comes by two such places per tile of K, and votes once; without a
+# key, by the one before Q's copies. That is the only one in steps 25 and 26, of a warp for each 256 elements of
+# Q. In step 26 one warp of a block passes two fences, if there are splits.
 # 4. In step 22 a block whose sequence has no row for it leaves, and nvcc puts the load of the keys' number
 # after that.
 # 5. In step 26 the 16 bytes of a part that a lane stores are not in neighbouring registers: nvcc makes it four
@@ -73,16 +74,25 @@ function left(step, heads, seqlen, options,  list, lengths, n, i, with_rows) {
   return blocks(step, n, heads, seqlen) - with_rows
 }
 
+# Those that see no key: of causal queries before the first key.
+function without_keys(step, batch, heads, seqlen, options,  keys) {
+  if (options !~ /causal/ || !match(options, /seqlen-k=[0-9]+/)) return 0
+  keys = substr(options, RSTART + 9, RLENGTH - 9)
+  return keys < seqlen ? batch * heads * int((seqlen - keys) / tile[step, "Br"]) : 0
+}
+
 # How much more ncu counts by the rules above; says why in `reason`.
-function explained(problem, counter,  part, step, d, off, copies, line, stores) {
+function explained(problem, counter,  part, step, d, all, unseeing, off, copies, barriers, splits, line, stores) {
   split(problem, part, "|")
   step = part[1]
   d = part[5]
+  all = blocks(step, part[2], part[3], part[4])
+  unseeing = without_keys(step, part[2], part[3], part[4], part[6])
   reason = "switched off"
   if (step ~ /^12-/ && d == 128 && counter ~ /^(ldmatrix|shared load requests)$/)
-    return blocks(step, part[2], part[3], part[4]) * tile[step, "warps"] * part[4] / tile[step, "Bc"]
+    return all * tile[step, "warps"] * part[4] / tile[step, "Bc"]
   if (step ~ /^(1[1-5]|2[01])-/ && d == 64) {
-    off = blocks(step, part[2], part[3], part[4]) * tile[step, "Bc"] * d / 8 / 32
+    off = (all - unseeing) * tile[step, "Bc"] * d / 8 / 32
     if (counter == "cp.async requests") return off
     if (step ~ /^(15|20)-/) return 0
     reason = off " switched off, 32 each"
@@ -91,10 +101,13 @@ function explained(problem, counter,  part, step, d, off, copies, line, stores) 
     if (counter == "shared wavefronts, ideal") return 4 * off
   }
   if (counter == "shared load requests") {
-    if (step ~ /^24-/) return 3 * 2 * count[problem "|votes", "emulator"]
-    copies = 3 * d * tile[step, "rows"] / 256
-    if (step ~ /^25-/) return copies * count[problem "|block barriers", "emulator"] / 2 / tile[step, "warps"]
-    if (step ~ /^26-/) return (copies + 2 * 4) * count[problem "|atomics", "emulator"]
+    if (step ~ /^24-/) return 3 * (2 * count[problem "|votes", "emulator"] + unseeing * tile[step, "warps"])
+    if (step ~ /^2[56]-/) {
+      copies = d * tile[step, "rows"] / 256
+      barriers = count[problem "|block barriers", "emulator"] / tile[step, "warps"]
+      splits = count[problem "|atomics", "emulator"] > 0  # a block has four barriers then, and two otherwise
+      return 3 * copies * barriers / (splits ? 4 : 2) + (splits ? 2 * 4 * barriers / 4 : 0)
+    }
   }
   if (step ~ /^22-/ && counter ~ /^global (load (requests|sectors)|bytes read)$/) {
     reason = "not loaded by blocks that leave"
