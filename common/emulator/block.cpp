@@ -571,7 +571,7 @@ void Block::load_rows(const std::array<const void *, 32> &rows, int count, const
   const unsigned first_thread = running_ / 32 * 32;
   const SiteId site = site_of(where);
   Request request{
-      Kind::kLdmatrix, 16, static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1), {}};
+      Kind::kLdmatrix, 16, static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1), {}, {}};
   for (int i = 0; i < count; i++) {
     const std::size_t offset = shared_offset(rows[i]);
     const std::string error =
@@ -590,7 +590,7 @@ void Block::load_rows(const std::array<const void *, 32> &rows, int count, const
 void Block::store_rows(const std::array<const void *, 32> &rows, const Where &where) {
   const unsigned first_thread = running_ / 32 * 32;
   const SiteId site = site_of(where);
-  Request request{Kind::kStmatrix, 16, kAllLanes, {}};
+  Request request{Kind::kStmatrix, 16, kAllLanes, {}, {}};
   for (unsigned i = 0; i < 32; i++) {
     const std::size_t offset = shared_offset(rows[i]);
     const std::string error =
