@@ -91,33 +91,43 @@ Wavefronts by_banks(const Request &request) {
   return result;
 }
 
-/// The wavefronts by lines of global memory: of a copy of data.
-Wavefronts by_lines(const Request &request) {
-  constexpr std::uint64_t kLine = 128, kSector = 32;
-  constexpr std::size_t kParts = kLine / kSector;  // of the banks, 32 bytes each
-  struct Fill {                                    // of a part, in one wavefront
-    std::uint64_t sector, place;
-    bool operator==(const Fill &) const = default;
+/// The wavefronts by sectors of global memory: of a copy of data.
+Wavefronts by_sectors(const Request &request) {
+  // What a lane copies, in chunks of 16 bytes: 2 are a sector, 8 a line.
+  const auto from = [&](unsigned lane) { return request.source[lane] / 16; };
+  const auto to = [&](unsigned lane) { return request.address[lane] / 16; };
+  const auto same = [](std::uint64_t a, std::uint64_t b, int chunks) {
+    return a / chunks == b / chunks;
+  };
+  // The halves of a sector that belongs together: both, or one of them.
+  std::array<unsigned, 32> halves{};
+  for (unsigned lane = 0; lane < 32; lane++) {
+    halves[lane] = 1u << from(lane) % 2;
+    for (unsigned other = 0; other < 32; other++)
+      if (request.active >> other & 1 && same(from(lane), from(other), 2) &&
+          same(to(lane), to(other), 2) && to(lane) % 2 != to(other) % 2)
+        halves[lane] |= 1u << from(other) % 2;
+  }
+  const auto together = [&](unsigned lane, unsigned other) {
+    return halves[lane] == halves[other] && from(lane) != from(other) &&
+           same(from(lane), from(other), 8) && same(to(lane), to(other), 8) &&
+           same(from(lane), from(other), 2) == same(to(lane), to(other), 2) &&
+           (from(lane) ^ to(lane)) % 4 == (from(other) ^ to(other)) % 4;
   };
   Wavefronts result{0, 0, {}};
-  std::uint32_t left = request.active;
-  while (left) {
-    const std::uint64_t line = request.source[std::countr_zero(left)] / kLine;
-    std::array<std::array<Fill, 32>, kParts> fills;
-    std::array<int, kParts> depth{};
-    for (unsigned lane = 0; lane < 32; lane++) {
-      if (!(left >> lane & 1) || request.source[lane] / kLine != line) continue;
-      left &= ~(1u << lane);
-      const Fill fill{request.source[lane] / kSector, request.address[lane] / kSector};
-      auto *begin = fills[fill.place % kParts].data(), *end = begin + depth[fill.place % kParts];
-      auto *found = std::find(begin, end, fill);
-      if (found == end) {
-        *end = fill;
-        depth[fill.place % kParts]++;
-      }
-      result.of_lane[lane] = result.actual + static_cast<int>(found - begin);
-    }
-    result.actual += *std::max_element(depth.begin(), depth.end());
+  std::array<std::uint32_t, 32> served{};  // the lanes of each wavefront
+  for (unsigned lane = 0; lane < 32; lane++) {
+    if (!(request.active >> lane & 1)) continue;
+    const auto fits = [&](std::uint32_t lanes) {
+      for (; lanes; lanes &= lanes - 1)
+        if (!together(lane, std::countr_zero(lanes))) return false;
+      return true;
+    };
+    int wavefront = 0;
+    while (!fits(served[wavefront])) wavefront++;  // an empty one at the latest
+    served[wavefront] |= 1u << lane;
+    result.of_lane[lane] = wavefront;
+    result.actual = std::max(result.actual, wavefront + 1);
   }
   result.ideal = (std::popcount(request.active) * request.bytes + 127) / 128;
   return result;
@@ -129,7 +139,7 @@ Wavefronts copy_wavefronts(const Request &request) {
   for (unsigned lane = 0; lane < 32; lane++)
     if (!request.source[lane]) data.active &= ~(1u << lane);
   if (!data.active) return by_banks(request);
-  Wavefronts result = by_lines(data);
+  Wavefronts result = by_sectors(data);
   if (data.active == request.active) return result;
   const Wavefronts zeros = by_banks(request);
   for (unsigned lane = 0; lane < 32; lane++)
