@@ -144,16 +144,19 @@ struct Request {
 /// neighbouring groups merge into one when nowhere in the warp lanes i and i^1 ask for two addresses, or
 /// nowhere lanes i and i^2. Within a group a wavefront serves one 4-byte word of each of the 32
 /// banks.
-/// The data of a cp.async goes sector by sector, 32 bytes each. A wavefront has sectors of one 128-byte line of
-/// global memory and puts each in a place of its own in one 128-byte row of shared memory. All of them are whole, or
-/// first halves, or second halves; all have their halves swapped, or none; and all keep the last bit of their
-/// number in the line, or none does. A lane goes into the first wavefront that has room for it by these rules.
-/// Zeros are written as a store writes; where some lanes write zeros and others data, the zeros go to all
-/// lanes, and the data follows.
-/// (Loads and stores are as measured: wavefronts_h200.csv holds 260 patterns with what ncu counted for each on an
-/// H200, and the tests compare them all. Of cp.async this is what ncu's metric of the SASS says, 155 patterns of it;
-/// the hardware's own counter, l1tex__data_pipe_lsu_wavefronts_mem_shared, counted nothing for data, and for zeros
-/// one for each quarter-warp that has any. ldmatrix is as ncu counts it in the steps:
+/// The data of a cp.async goes sector by sector, 32 bytes each. A wavefront has sectors of one
+/// 128-byte line of global memory and puts each in a place of its own in one 128-byte row of shared
+/// memory. All of them are whole, or first halves, or second halves; all have their halves swapped,
+/// or none; and all keep the last bit of their number in the line, or none does. A lane goes into
+/// the first wavefront that has room for it by these rules.
+/// Zeros are written as a store writes; where some lanes write zeros and others data, the zeros go
+/// to all lanes, and the data follows.
+/// (Loads and stores are as measured: wavefronts_h200.csv holds 260 patterns with what ncu counted
+/// for each on an H200, and the tests compare them all. Of cp.async this is what ncu's metric of
+/// the SASS says, 155 patterns of it; the hardware's own counter,
+/// l1tex__data_pipe_lsu_wavefronts_mem_shared, counted nothing for data, and for zeros one for each
+/// quarter-warp that has any. No pattern tells whether halves go with whole sectors, or what zeros
+/// cost in another order than one after the other. ldmatrix is as ncu counts it in the steps:
 /// plots/results/h200-counters.csv.)
 struct Wavefronts {
   int actual;

@@ -114,6 +114,9 @@ TEST_CASE("truth: equal, explained by the shape, or a failure") {
   CHECK(awk(truth, {both("13-lane-map", 64, "cp.async wavefronts", 8064, 12672)}).status == 0);
   CHECK(awk(truth, {both("13-lane-map", 64, "shared wavefronts, ideal", 42624, 43200)}).status ==
         0);
+  // Where the predicate is not P0, no wavefronts.
+  CHECK(awk(truth, {both("16-late-copies", 64, "cp.async requests", 2016, 2160)}).status == 0);
+  CHECK(awk(truth, {both("16-late-copies", 64, "cp.async wavefronts", 8064, 12672)}).status == 1);
   CHECK(awk(truth, {both("09-v-pairs", 64, "cp.async requests", 2016, 2160)}).status == 1);
   // Problems are told apart by their options, which may hold commas; a line's counts are left out.
   const std::string list = "\"causal lengths=3,4:5\"";

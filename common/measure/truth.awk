@@ -7,10 +7,11 @@
 # 1. Copies of an iteration that has none: `if (j + Bc < seqlen) load_tile(K)` is a branch at head
 # dim 128; at head dim 64 a thread has four copies per tile, and ptxas puts a predicate on each
 # instead (`make sass-15`: @!P1 LDGSTS). In the last iteration, of step 21 in the first, the warp issues them,
-# and ncu counts them, though no lane copies. Where the predicate is P0 (steps 11 to 14 and 21), it also gives
-# each 32 wavefronts, 4 of them ideal; where it is P1 or P2 (steps 15 and 20) none. A warp of a block has
-# Bc d / 8 / threads of them, so all the warps of all the blocks have batch heads (seqlen / Br) (Bc d / 8 / 32),
-# less those of blocks that see no key.
+# and ncu counts them, though no lane copies. Where the predicate is P0 (steps 11 to 14 and 21), ncu's metric of
+# wavefronts reads it as false (TRUTH.md) and counts them as if all lanes copied: 32 wavefronts each, 4 of them
+# ideal. Where it is P1 or P2 (steps 15, 16 and 20) it counts none. A warp of a block has Bc d / 8 / threads of
+# them, so all the warps of all the blocks have batch heads (seqlen / Br) (Bc d / 8 / 32), less those of
+# blocks that see no key.
 # 2. In step 12 at head dim 128 the next fragment's ldmatrix has a predicate, which is off once in
 # each iteration of each warp.
 # 3. Before the copies of a tile, ptxas puts three loads that are switched off for good (`make sass-24`:
@@ -91,10 +92,10 @@ function explained(problem, counter,  part, step, d, all, unseeing, off, copies,
   reason = "switched off"
   if (step ~ /^12-/ && d == 128 && counter ~ /^(ldmatrix|shared load requests)$/)
     return all * tile[step, "warps"] * part[4] / tile[step, "Bc"]
-  if (step ~ /^(1[1-5]|2[01])-/ && d == 64) {
+  if (step ~ /^(1[1-6]|2[01])-/ && d == 64) {
     off = (all - unseeing) * tile[step, "Bc"] * d / 8 / 32
     if (counter == "cp.async requests") return off
-    if (step ~ /^(15|20)-/) return 0
+    if (step ~ /^(15|16|20)-/) return 0
     reason = off " switched off, 32 each"
     if (counter == "cp.async wavefronts") return 32 * off
     reason = off " switched off, 4 each"
