@@ -307,6 +307,41 @@ TEST_CASE("emulator: accesses of different widths race where they overlap") {
   CHECK(side_by_side == "");
 }
 
+TEST_CASE("emulator: what was accessed in large pieces is remembered when small ones come") {
+  const Setup setup;
+  // Until a thread stores one float, all of shared memory is accessed by fours.
+  const auto written_by_fours = []() -> Numbers & {
+    auto &smem = numbers();
+    for (int i = static_cast<int>(threadIdx.x); i < 64; i += static_cast<int>(blockDim.x))
+      store(smem.x(i / 16, i % 16 * 4), Vector<float, 4>{});
+    __syncthreads();
+    return smem;
+  };
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = seed;
+    for (int col = 4; col < 8; col++) {
+      CAPTURE(col);
+      // The shuffles make one come after the other, without putting them in order.
+      std::string error = error_of<Numbers>(dim3(64), [&] {
+        auto &smem = written_by_fours();
+        if (threadIdx.x >= 32) at = __LINE__, load<4>(smem.x(1, 4));
+        __shfl_xor_sync(kAllLanes, 0, 1);
+        if (is_thread(40)) also_at = __LINE__, smem.x(1, col) = 1.0f;
+      });
+      CHECK(error ==
+            error_in_thread(also_at, 40,
+                            race("store", "shared", "load", at, "several threads of warp 1")));
+      error = error_of<Numbers>(dim3(32), [&] {
+        auto &smem = written_by_fours();
+        if (is_thread(3)) at = __LINE__, store(smem.x(1, 4), Vector<float, 4>{});
+        __shfl_xor_sync(kAllLanes, 0, 1);
+        if (is_thread(2)) also_at = __LINE__, smem.x(1, col) = 1.0f;
+      });
+      CHECK(error == error_in_thread(also_at, 2, race("store", "shared", "store", at, "thread 3")));
+    }
+  }
+}
+
 TEST_CASE("emulator: lanes of one warp race without a __syncwarp") {
   const Setup setup;
   check_race("shared", "store", 3, "load", 4, [] {
