@@ -73,10 +73,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // of the warp's rows
 
   load_tile<Br, d, true>(smem.Q, gQ, first_row);
-  if (last >= 0) {
-    load_tile<Bc, d, true>(smem.K, gK, last);
-    load_tile<Bc, d, true>(smem.V, gV, last);  // missing rows are 0: a weight of 0 times NaN is NaN
-  }
+  if (last >= 0) load_tile<Bc, d, true>(smem.K, gK, last);
   cp_async_commit();
 
   // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
@@ -87,8 +84,6 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   for (int j = last; j >= 0; j -= Bc) {
     cp_async_wait<0>();
     __syncthreads();  // Q and K are there for all warps, and the previous V has been read by all
-    if (j < last) load_tile<Bc, d>(smem.V, gV, j);
-    cp_async_commit();  // V is on its way behind Q K^T; the first V came with Q and K
 
     // S = Q K^T. mma wants K^T column by column: that is K row by row, as it lies.
     FragmentC s[m_tiles][Bc / 8] = {};
@@ -104,13 +99,14 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
           mma(s[mt][key / 8 + 1], q[mt], {k[2], k[3]});
         }
       }
+      if (col == 0) {  // the tensor cores have work: V is on its way behind the rest of Q K^T
+        load_tile<Bc, d, true>(smem.V, gV, j);  // missing rows are 0: 0 times NaN is NaN
+        cp_async_commit();
+      }
     }
 
     cp_async_wait<0>();
     __syncthreads();  // V is there for all warps, and K has been read by all
-    if (j > 0) load_tile<Bc, d>(smem.K, gK, j - Bc);
-    cp_async_commit();  // the next K is on its way behind the softmax and P V
-
     if (j + Bc > all_see) {
 #pragma unroll
       for (int mt = 0; mt < m_tiles; mt++)
@@ -133,6 +129,8 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
           m_lane[mt][r] = fmaxf(m_lane[mt][r], fmaxf(x[2 * r], x[2 * r + 1]));
         must_rescale |= m_lane[mt][r] * scale_log2 > m[mt][r] + rescale_threshold;
       }
+    if (j > 0) load_tile<Bc, d>(smem.K, gK, j - Bc);
+    cp_async_commit();  // the next K is on its way behind the exponentials and P V
     if (__any_sync(kAllLanes, must_rescale)) {
 #pragma unroll
       for (int mt = 0; mt < m_tiles; mt++)

@@ -25,12 +25,9 @@ constexpr int threads_per_row = d % 64 == 0   ? 8
 /// Starts the copies of Rows x d elements, 16 bytes per thread and copy. Of a ragged tile, which may
 /// go on after the matrix' last row, the rows that are not there become zeros.
 template <bool ragged, class T, int Rows, int d>
-__device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
-                          int first_row) {
+__device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &part) {
   constexpr int threads = threads_per_row<d>;
   const int row = threadIdx.x / threads, col = threadIdx.x % threads * 8;
-  const StridedMatrix<const T> part{&matrix.data[(first_row + row) * matrix.stride + col],
-                                    matrix.rows - first_row - row, d - col, matrix.stride};
 #pragma unroll
   for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads)
     for (int c = 0; c < d; c += threads * 8)
@@ -62,13 +59,14 @@ __device__ void load_pages(SharedTile<Rows, d, T> &tile, const StridedMatrix<con
   }
 }
 
+/// Either: of pages `rows` are the head's, else what the thread copies of the tile and what follows.
 template <bool paged, bool ragged = false, class T, int Rows, int d>
-__device__ void load_keys(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &head,
+__device__ void load_keys(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &rows,
                           int first_row, const Problem &problem, const Strides &strides, int b) {
   if constexpr (paged)
-    load_pages(tile, head, first_row, problem, strides, b);
+    load_pages(tile, rows, first_row, problem, strides, b);
   else
-    load_tile<ragged>(tile, head, first_row);
+    load_tile<ragged>(tile, rows);
 }
 
 /// Loads a tile of Q, rotated. Rows that are not there, or are before the first key and see none,
