@@ -280,6 +280,21 @@ const Plant kPlants[] = {
     {"15", "O begins with anything", "o[m_tiles][d / 8] = {}", "o[m_tiles][d / 8]", kNotWritten},
     {"15", "l begins with anything", "l[m_tiles][2] = {}", "l[m_tiles][2]", kNotWritten},
 
+    // Step 16
+    {"16", "V not waited for", "cp_async_wait<0>();\n    __syncthreads();  // V is",
+     "__syncthreads();  // V is", kStillWriting},
+    {"16", "V's copies not committed", "gV, j);\n        cp_async_commit();", "gV, j);",
+     kStillWriting},
+    {"16", "V copied before the barrier, too", "cp_async_wait<0>();\n    __syncthreads();  // Q",
+     "load_tile<Bc, d>(smem.V, gV, j);\n    cp_async_commit();\n    cp_async_wait<0>();\n    "
+     "__syncthreads();  // Q",
+     kRace},
+    {"16", "V copied in the first tile alone", "if (col == 0) {", "if (j + col == 0) {", kWrong},
+    {"16", "V copied where head dim 64 has no columns", "if (col == 0) {", "if (col == 64) {",
+     kNobodyWrote, "normal", "--head-dim 64"},
+    {"16", "last tile of K and V skipped", "j < seqlen;", "j < seqlen - Bc;", kWrong,
+     "normal rising one-hot equal-keys"},
+
     // Step 20
     {"20", "the diagonal hidden", "lane % 4 * 2 + e % 2 >", "lane % 4 * 2 + e % 2 >=", kNotWritten,
      "normal", "--causal"},

@@ -144,7 +144,7 @@ struct Request {
 /// address throughout the warp. Within a group a wavefront serves one 4-byte word of each of the 32
 /// banks. (Loads and stores are as measured: wavefronts_h200.csv holds 260 patterns with what ncu
 /// counted for each on an H200, and the tests compare them all. ldmatrix and cp.async are as ncu
-/// counts them in steps 05 to 15: plots/results/h200-counters.csv.)
+/// counts them in steps 05 to 16: plots/results/h200-counters.csv.)
 struct Wavefronts {
   int actual;
   int ideal;

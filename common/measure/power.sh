@@ -78,7 +78,7 @@ step_power() {
 
 for step in "${steps[@]}"; do
   case $step in
-    05-* | 07-* | 10-* | 11-* | 13-* | 14-*) step_power "$step" normal ;;
+    05-* | 07-* | 10-* | 11-* | 13-* | 14-* | 16-*) step_power "$step" normal ;;
     15-*) for inputs in normal equal-keys one-hot; do step_power "$step" $inputs; done ;;
   esac
 done

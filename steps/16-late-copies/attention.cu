@@ -1,11 +1,11 @@
-// Step 16: late copies. The copies of V are asked for when the first products are under way.
+// Step 16: late copies. V is asked for behind the loads of the first fragments, not before them.
 //
 // Needs       sm_80: cp.async, mma.m16n8k16
-// Before      step 15: behind the barrier come the copies of V, and then Q K^T.
-// Bottleneck  The queue in front of shared memory: cp.async and ldmatrix stand in the same one, in
-//             order. The first ldmatrix waits for 8 copies and their addresses, and mma for it.
-// Change      Four lines move: V is copied behind the first 16 columns of Q K^T.
-// Prediction  100 cycles of some 4400 per tile, less what the other block of the SM hides: 1 to 2%.
+// Before      step 15: behind the barrier come V's copies, and then Q K^T.
+// Bottleneck  What stands in front of the first mma of a tile. A warp issues in order: 8 copies and
+//             their addresses, then the first ldmatrix, and the mma waits for that.
+// Change      V's two lines move, behind the first 16 columns of Q K^T.
+// Prediction  100 of some 4500 clocks per tile, less what the other block of the SM hides: 1 to 2%.
 #include "common/kernel/kernel.h"
 
 namespace {
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
           mma(s[mt][key / 8 + 1], q[mt], {k[2], k[3]});
         }
       }
-      if (col == 0) {  // the tensor cores have work: V is on its way behind the rest of Q K^T
+      if (col == 0) {  // the first fragments are asked for: now V, on its way behind Q K^T
         load_tile<Bc, d>(smem.V, gV, j);
         cp_async_commit();
       }
