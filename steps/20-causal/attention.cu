@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
 
     cp_async_wait<0>();
     __syncthreads();  // V is there for all warps, and K has been read by all
+
     // The warp's first row sees keys up to its own: a tile that goes on is masked.
     if (causal && j + Bc - 1 > first_row + warp_row) {
 #pragma unroll

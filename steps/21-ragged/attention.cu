@@ -107,6 +107,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
 
     cp_async_wait<0>();
     __syncthreads();  // V is there for all warps, and K has been read by all
+
     if (j + Bc > all_see) {
 #pragma unroll
       for (int mt = 0; mt < m_tiles; mt++)

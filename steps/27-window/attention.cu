@@ -29,8 +29,8 @@ struct SharedStorage {
   SharedTile<Bc, d> K, V;
 };
 
-/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
-/// may go on after the matrix' last row, the rows that are not there become zeros.
+/// Starts the copies of a tile, 16 bytes per thread and iteration. `part` begins with the thread's
+/// first. Of a ragged tile, which may go on after the matrix' last row, missing rows become zeros.
 template <int Rows, int d, bool ragged = false>
 __device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const half> &part) {
   // Eight threads copy 128 bytes of a row, then the next 128: of these addresses one is computed.
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);
   const int in_all_windows = first_row + warp_row + m_tiles * 16 - 1 + query_0_sees - window;
 
-  const int copy_row = threadIdx.x / 8, copy_col = threadIdx.x % 8 * 8;  // of each tile the first
+  const int copy_row = threadIdx.x / 8, copy_col = threadIdx.x % 8 * 8;  // the thread's first
   load_tile<Br, d, true>(smem.Q, gQ.from(first_row + copy_row, copy_col));
   auto K = gK.from(last + copy_row, copy_col), V = gV.from(last + copy_row, copy_col);
   if (last >= 0) load_tile<Bc, d, true>(smem.K, K);

@@ -31,26 +31,23 @@ struct SharedStorage {
 
 /// So many threads copy 128 bytes of a row, or what divides it, then the next: one address.
 template <int d>
-constexpr int threads_per_row = d % 64 == 0   ? 8
-                                : d % 32 == 0 ? 4
-                                              : 2;
+constexpr int threads_per_row = d % 64 ? (d & -d) / 8 : 8;
 
-/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
-/// may go on after the matrix' last row, the rows that are not there become zeros.
+/// Starts the copies of a tile, 16 bytes per thread and iteration. `part` begins with the thread's
+/// first. Of a ragged tile, which may go on after the matrix' last row, missing rows become zeros.
 template <bool ragged = false, class T, int Rows, int d>
 __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &part) {
-  constexpr int threads = threads_per_row<d>;
-  const int row = threadIdx.x / threads, col = threadIdx.x % threads * 8;
+  const int row = threadIdx.x / threads_per_row<d>, col = threadIdx.x % threads_per_row<d> * 8;
 #pragma unroll
-  for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads)
-    for (int c = 0; c < d; c += threads * 8)
+  for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads_per_row<d>)
+    for (int c = 0; c < d; c += threads_per_row<d> * 8)
       cp_async_16_or_zeros(tile(row + i, col + c), part(i, c), !ragged || i < part.rows);
 }
 
 template <class T, int d>
 __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per_SM)
     attention(const Problem problem, float scale_log2) {
-  constexpr int Br = tiling<d>.Br, Bc = tiling<d>.Bc;
+  constexpr int Br = tiling<d>.Br, Bc = tiling<d>.Bc, threads = threads_per_row<d>;
   constexpr int m_tiles = Br / tiling<d>.num_warps / 16;  // a warp's rows, in units of mma's 16
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
@@ -78,9 +75,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
   const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // keys before it
-
-  const int copy_row = threadIdx.x / threads_per_row<d>;  // of each tile the first
-  const int copy_col = threadIdx.x % threads_per_row<d> * 8;
+  const int copy_row = threadIdx.x / threads, copy_col = threadIdx.x % threads * 8;  // the first
   load_tile<true>(smem.Q, gQ.from(first_row + copy_row, copy_col));
   auto K = gK.from(last + copy_row, copy_col), V = gV.from(last + copy_row, copy_col);
   if (last >= 0) load_tile<true>(smem.K, K);

@@ -60,14 +60,14 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   const int in_all_windows = first_row + warp_row + m_tiles * 16 - 1 + query_0_sees - window;
 
   const bool rotates = may_rotate && problem.rope != Rope::kNone;
-  const int copy_row = threadIdx.x / threads_per_row<d>;  // of each tile the first
+  const int copy_row = threadIdx.x / threads_per_row<d>;  // the thread's first of a tile
   const int copy_col = threadIdx.x % threads_per_row<d> * 8;
   if (!rotates) load_tile<true>(smem.Q, gQ.from(first_row + copy_row, copy_col));
   auto K = paged ? gK : gK.from(last + copy_row, copy_col);
   auto V = paged ? gV : gV.from(last + copy_row, copy_col);
   if (last >= 0) load_keys<paged, true>(smem.K, K, last, problem, problem.K_strides, b);
   cp_async_commit();
-  if (rotates)  // while K and V are on their way
+  if (rotates)  // while K is on its way
     load_rotated(smem.Q, gQ, problem, first_row, seqlen_k - seqlen_q);
 
   // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.

@@ -18,12 +18,10 @@ constexpr Tiling tiling = d == 32    ? Tiling{128, 64, 4, 3}
 
 /// So many threads copy 128 bytes of a row, or what divides it, then the next: one address.
 template <int d>
-constexpr int threads_per_row = d % 64 == 0   ? 8
-                                : d % 32 == 0 ? 4
-                                              : 2;
+constexpr int threads_per_row = d % 64 ? (d & -d) / 8 : 8;
 
-/// Starts the copies of Rows x d elements, 16 bytes per thread and copy. Of a ragged tile, which may
-/// go on after the matrix' last row, the rows that are not there become zeros.
+/// Starts the copies of a tile, 16 bytes per thread and copy. `part` begins with the thread's first.
+/// Of a ragged tile, which may go on after the matrix' last row, missing rows become zeros.
 template <bool ragged, class T, int Rows, int d>
 __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &part) {
   constexpr int threads = threads_per_row<d>;
@@ -59,7 +57,8 @@ __device__ void load_pages(SharedTile<Rows, d, T> &tile, const StridedMatrix<con
   }
 }
 
-/// Either: of pages `rows` are the head's, else what the thread copies of the tile and what follows.
+/// Starts the copies of a tile of K or V. `rows` are the head's if they are in pages, or else begin
+/// with the thread's first.
 template <bool paged, bool ragged = false, class T, int Rows, int d>
 __device__ void load_keys(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &rows,
                           int first_row, const Problem &problem, const Strides &strides, int b) {
