@@ -4,8 +4,8 @@
 // Takes       --causal, --seqlen-k, --layout, --lengths
 // Before      step 21: tensors are dense, [batch, heads, seqlen, d].
 // Bottleneck  Copies made beforehand: a model has its tensors in other orders, interleaved or packed.
-// Change      A row's address is the caller's stride times its number. Lengths and first rows are read
-//             for each batch element; a block with no rows ends at once.
+// Change      Addresses go from row to row and from tile to tile by the caller's strides. Lengths and
+//             first rows are read for each batch element; a block with no rows ends at once.
 // Prediction  8 addresses for 16 copies, each a 64-bit addition: 16 to 20 instructions of 900, 2%.
 #include "common/kernel/kernel.h"
 #include "common/kernel/order.h"
