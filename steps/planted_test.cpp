@@ -364,7 +364,7 @@ const Plant kPlants[] = {
     {"22", "the tail of V not filled", "load_tile<Bc, d, true>(smem.V, V);",
      "load_tile<Bc, d>(smem.V, {V.data, Bc, d, V.stride});", kWrong, "normal",
      "--seqlen 128 --lengths 70"},
-    {"22", "the last tile of K for all", "K = K.from(-Bc);", "", kWrong, "normal", "--seqlen 200"},
+    {"22", "the last tile of K for all", "K = K.from(-Bc);", "", kWrong, "normal", "--seqlen 256"},
     {"22", "V from the last tile forwards", "V = V.from(-Bc);", "V = V.from(Bc);", kWrong, "normal",
      "--seqlen 200"},
     {"22", "keys of the neighbour", "of_batch(problem.cu_seqlens_k, problem, b, 0)",
