@@ -886,28 +886,6 @@ std::string source_of(const std::string &step) {
   return source;
 }
 
-/// The source without the kernels that no run with these options asks for: it compiles in a fraction of the
-/// time. Without options, head dim 64 in fp16 is left.
-std::string only_for(const std::string &options, std::string source) {
-  const auto all = [&](const std::string &find, const std::string &replace) {
-    for (std::size_t at = 0; (at = source.find(find, at)) != std::string::npos;)
-      source.replace(at, find.size(), replace);
-  };
-  std::string head_dims = "64";
-  for (const std::string head_dim : {"32", "80", "96", "128", "192", "256"})
-    if (options.find("--head-dim " + head_dim) != std::string::npos) head_dims += ", " + head_dim;
-  all("<32, 64, 80, 96, 128, 192, 256>", "<" + head_dims + ">");
-  if (head_dims == "64") {
-    all("run<128>", "run<64>"), all("run<T, 128>", "run<T, 64>");
-    all("run<128, 3>", "run<64, 3>"), all("run<128, 2>", "run<64, 3>");
-    all("resident<128, 3>", "resident<64, 3>"), all("resident<128, 2>", "resident<64, 3>");
-  }
-  if (options.find("bf16") == std::string::npos)
-    for (const std::string of_bf16 : {"run<bf16>", "run<bf16, d>", "parts_bytes<bf16, d>"})
-      all(of_bf16, std::string(of_bf16).replace(of_bf16.find("bf16"), 4, "half"));
-  return source;
-}
-
 /// `text` with the one `find` in it replaced; empty if there is none, or another.
 std::string replaced(std::string text, const std::string &find, const std::string &replace) {
   const std::size_t at = text.find(find);

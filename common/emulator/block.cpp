@@ -571,7 +571,7 @@ void Block::load_rows(const std::array<const void *, 32> &rows, int count, const
   const unsigned first_thread = running_ / 32 * 32;
   const SiteId site = site_of(where);
   Request request{
-      Kind::kLdmatrix, 16, static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1), {}};
+      Kind::kLdmatrix, 16, static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1), {}, {}};
   for (int i = 0; i < count; i++) {
     const std::size_t offset = shared_offset(rows[i]);
     const std::string error =
@@ -590,7 +590,7 @@ void Block::load_rows(const std::array<const void *, 32> &rows, int count, const
 void Block::store_rows(const std::array<const void *, 32> &rows, const Where &where) {
   const unsigned first_thread = running_ / 32 * 32;
   const SiteId site = site_of(where);
-  Request request{Kind::kStmatrix, 16, kAllLanes, {}};
+  Request request{Kind::kStmatrix, 16, kAllLanes, {}, {}};
   for (unsigned i = 0; i < 32; i++) {
     const std::size_t offset = shared_offset(rows[i]);
     const std::string error =
@@ -622,10 +622,9 @@ void Block::begin_copy(void *shared, const void *global, const Where &where, con
   if (global) access_global({clocks_, running_, site, false, kCopyBytes, global}, where);
   copies_.begin(running_, offset, global, site);
   if (!settings.profile) return;
-  requests_.add(running_, Kind::kCopy, kCopyBytes, offset, site, caller);
-  if (global)
-    requests_.add(running_, Kind::kGlobalLoad, kCopyBytes, reinterpret_cast<std::uintptr_t>(global),
-                  site, caller);
+  const auto source = reinterpret_cast<std::uintptr_t>(global);
+  requests_.add(running_, Kind::kCopy, kCopyBytes, offset, site, caller, source);
+  if (global) requests_.add(running_, Kind::kGlobalLoad, kCopyBytes, source, site, caller);
 }
 
 void Block::wait_for_copies(int groups) {

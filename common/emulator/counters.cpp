@@ -1,6 +1,7 @@
 #include "common/emulator/counters.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace emulator {
 
@@ -41,20 +42,18 @@ namespace {
 
 constexpr int kBanks = 32;
 
-/// True if every active lane shares its address with lane ^ flip.
+/// True if no active lane asks for another address than lane ^ flip does.
 bool pairs_agree(const Request &request, unsigned flip) {
   for (unsigned lane = 0; lane < 32; lane++) {
-    if (!(request.active >> lane & 1)) continue;
     const unsigned other = lane ^ flip;
-    if (!(request.active >> other & 1)) return false;
+    if (!(request.active >> lane & 1) || !(request.active >> other & 1)) continue;
     if (request.address[lane] != request.address[other]) return false;
   }
   return true;
 }
 
-}  // namespace
-
-Wavefronts shared_wavefronts(const Request &request) {
+/// The wavefronts by banks: of all requests but a copy of data.
+Wavefronts by_banks(const Request &request) {
   int groups = std::max(1, request.bytes / 4);
   if (groups > 1 && request.kind == Kind::kSharedLoad &&
       (pairs_agree(request, 1) || pairs_agree(request, 2)))
@@ -90,6 +89,73 @@ Wavefronts shared_wavefronts(const Request &request) {
   }
   result.ideal = std::min(result.actual, (active * request.bytes + 127) / 128);
   return result;
+}
+
+/// The wavefronts by sectors of global memory: of a copy of data.
+Wavefronts by_sectors(const Request &request) {
+  // What a lane copies, in chunks of 16 bytes: 2 are a sector, 8 a line.
+  const auto from = [&](unsigned lane) { return request.source[lane] / 16; };
+  const auto to = [&](unsigned lane) { return request.address[lane] / 16; };
+  const auto same = [](std::uint64_t a, std::uint64_t b, int chunks) {
+    return a / chunks == b / chunks;
+  };
+  // The halves of a sector that belongs together: both, or one of them.
+  std::array<unsigned, 32> halves{};
+  for (unsigned lane = 0; lane < 32; lane++) {
+    halves[lane] = 1u << from(lane) % 2;
+    for (unsigned other = 0; other < 32; other++)
+      if (request.active >> other & 1 && same(from(lane), from(other), 2) &&
+          same(to(lane), to(other), 2) && to(lane) % 2 != to(other) % 2)
+        halves[lane] |= 1u << from(other) % 2;
+  }
+  const auto together = [&](unsigned lane, unsigned other) {
+    return halves[lane] == halves[other] && from(lane) != from(other) &&
+           same(from(lane), from(other), 8) && same(to(lane), to(other), 8) &&
+           same(from(lane), from(other), 2) == same(to(lane), to(other), 2) &&
+           (from(lane) ^ to(lane)) % 4 == (from(other) ^ to(other)) % 4;
+  };
+  Wavefronts result{0, 0, {}};
+  std::array<std::uint32_t, 32> served{};  // the lanes of each wavefront
+  for (unsigned lane = 0; lane < 32; lane++) {
+    if (!(request.active >> lane & 1)) continue;
+    const auto fits = [&](std::uint32_t lanes) {
+      for (; lanes; lanes &= lanes - 1)
+        if (!together(lane, std::countr_zero(lanes))) return false;
+      return true;
+    };
+    int wavefront = 0;
+    while (!fits(served[wavefront])) wavefront++;  // an empty one at the latest
+    served[wavefront] |= 1u << lane;
+    result.of_lane[lane] = wavefront;
+    result.actual = std::max(result.actual, wavefront + 1);
+  }
+  result.ideal = (std::popcount(request.active) * request.bytes + 127) / 128;
+  return result;
+}
+
+/// Zeros are stored. If some lanes copy data, it follows.
+Wavefronts copy_wavefronts(const Request &request) {
+  Request data = request;
+  for (unsigned lane = 0; lane < 32; lane++)
+    if (!request.source[lane]) data.active &= ~(1u << lane);
+  if (!data.active) return by_banks(request);
+  Wavefronts result = by_sectors(data);
+  if (data.active == request.active) return result;
+  const Wavefronts zeros = by_banks(request);
+  for (unsigned lane = 0; lane < 32; lane++)
+    if (data.active >> lane & 1)
+      result.of_lane[lane] += zeros.actual;
+    else
+      result.of_lane[lane] = zeros.of_lane[lane];
+  result.actual += zeros.actual;
+  result.ideal += zeros.ideal;
+  return result;
+}
+
+}  // namespace
+
+Wavefronts shared_wavefronts(const Request &request) {
+  return request.kind == Kind::kCopy ? copy_wavefronts(request) : by_banks(request);
 }
 
 int global_sectors(const Request &request) {

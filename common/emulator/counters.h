@@ -135,16 +135,29 @@ struct Request {
   int bytes;                              // per lane: 2, 4, 8 or 16
   std::uint32_t active;                   // bit i: lane i takes part
   std::array<std::uint64_t, 32> address;  // shared memory: from its start; global: as it is
+  std::array<std::uint64_t, 32> source;   // of a copy, in global memory; 0: it writes zeros
 };
 
 /// The wavefronts that a shared-memory request costs, and the fewest it could. Lanes are served in
 /// groups that fit 128 bytes: the whole warp for 1 to 4 bytes a lane, half-warps for 8,
 /// quarter-warps for 16; of ldmatrix, the 8 lanes that name the rows of one matrix. A load's
-/// neighbouring groups merge into one when lanes i and i^1, or lanes i and i^2, ask for the same
-/// address throughout the warp. Within a group a wavefront serves one 4-byte word of each of the 32
-/// banks. (Loads and stores are as measured: wavefronts_h200.csv holds 260 patterns with what ncu
-/// counted for each on an H200, and the tests compare them all. ldmatrix and cp.async are as ncu
-/// counts them in steps 05 to 16: plots/results/h200-counters.csv.)
+/// neighbouring groups merge into one when nowhere in the warp lanes i and i^1 ask for two addresses, or
+/// nowhere lanes i and i^2. Within a group a wavefront serves one 4-byte word of each of the 32
+/// banks.
+/// The data of a cp.async goes sector by sector, 32 bytes each. A wavefront has sectors of one
+/// 128-byte line of global memory and puts each in a place of its own in one 128-byte row of shared
+/// memory. All of them are whole, or first halves, or second halves; all have their halves swapped,
+/// or none; and all keep the last bit of their number in the line, or none does. A lane goes into
+/// the first wavefront that has room for it by these rules.
+/// Zeros are written as a store writes; where some lanes write zeros and others data, the zeros go
+/// to all lanes, and the data follows.
+/// (Loads and stores are as measured: wavefronts_h200.csv holds 260 patterns with what ncu counted
+/// for each on an H200, and the tests compare them all. Of cp.async this is what ncu's metric of
+/// the SASS says, 155 patterns of it; the hardware's own counter,
+/// l1tex__data_pipe_lsu_wavefronts_mem_shared, counted nothing for data, and for zeros one for each
+/// quarter-warp that has any. No pattern tells whether halves go with whole sectors, or what zeros
+/// cost in another order than one after the other. ldmatrix is as ncu counts it in the steps:
+/// plots/results/h200-counters.csv.)
 struct Wavefronts {
   int actual;
   int ideal;

@@ -30,7 +30,7 @@ constexpr std::uint32_t kAll = 0xffffffff;
 /// A request in which lane i asks for the address that `address` returns for it.
 template <class Address>
 Request request(Kind kind, int bytes, std::uint32_t active, Address address) {
-  Request result{kind, bytes, active, {}};
+  Request result{kind, bytes, active, {}, {}};
   for (int lane = 0; lane < 32; lane++)
     result.address[lane] = active >> lane & 1 ? static_cast<std::uint64_t>(address(lane)) : 0;
   return result;
@@ -68,6 +68,18 @@ Cost store_cost(std::uint32_t active, int bytes, Address address) {
 template <class Address>
 Cost store_cost(int bytes, Address address) {
   return store_cost(kAll, bytes, address);
+}
+
+/// Of a copy to shared memory at `address` from global memory at `source`, which may be kZeros.
+constexpr int kZeros = -1;
+template <class Address, class Source>
+Cost copy_cost(std::uint32_t active, Address address, Source source) {
+  constexpr std::uint64_t kSomewhere = 1 << 20;  // a multiple of 128
+  Request copy = request(Kind::kCopy, 16, active, address);
+  for (int lane = 0; lane < 32; lane++)
+    if (source(lane) != kZeros) copy.source[lane] = kSomewhere + source(lane);
+  const Wavefronts wavefronts = emulator::shared_wavefronts(copy);
+  return {wavefronts.actual, wavefronts.ideal};
 }
 
 template <class Address>
@@ -196,14 +208,124 @@ TEST_CASE("counters: ldmatrix: an 8 x 8 matrix at a time, whose rows never merge
   CHECK(x4([](int) { return 512; }) == Cost{4, 4});
 }
 
-TEST_CASE("counters: cp.async writes as a store of 16 bytes a lane") {
-  const auto copy = [](std::uint32_t active, auto address) {
+TEST_CASE("counters: cp.async stores zeros as a store of 16 bytes a lane") {
+  const auto zeros = [](std::uint32_t active, auto address) {
     return cost(Kind::kCopy, active, 16, address);
   };
-  CHECK(copy(kAll, [](int lane) { return 16 * lane; }) == Cost{4, 4});
-  CHECK(copy(kAll, [](int lane) { return 256 * lane; }) == Cost{32, 4});
-  CHECK(copy(kAll, [](int) { return 64; }) == Cost{4, 4});  // never merged, unlike a load
-  CHECK(copy(0xff, [](int lane) { return 16 * lane; }) == Cost{1, 1});
+  CHECK(zeros(kAll, [](int lane) { return 16 * lane; }) == Cost{4, 4});
+  CHECK(zeros(kAll, [](int lane) { return 256 * lane; }) == Cost{32, 4});
+  CHECK(zeros(kAll, [](int) { return 64; }) == Cost{4, 4});  // never merged, unlike a load
+  CHECK(zeros(0xff, [](int lane) { return 16 * lane; }) == Cost{1, 1});
+}
+
+TEST_CASE("counters: cp.async of rows of global memory costs what ncu counts on an H200") {
+  // Rows of `lanes` chunks of 16 bytes, in global memory `pitch` bytes apart from chunk `first` on, in shared
+  // memory one after the other, each with its chunks permuted by an XOR.
+  const auto copy = [](int lanes, int pitch, int first, int swizzle = 0) {
+    return copy_cost(
+        kAll, [=](int lane) { return 16 * (lane ^ swizzle); },
+        [=](int lane) { return 16 * first + lane / lanes * pitch + lane % lanes * 16; });
+  };
+  // Rows of 128 bytes that begin 0 to 7 chunks after a line does. The line has whole sectors of the row, or by an
+  // odd shift first halves and second halves, and so has the next line: 8 and 0 lanes, 7 and 1, 6 and 2 ...
+  const int of_shift[] = {4, 12, 8, 16, 8, 16, 8, 12};
+  for (int first = 0; first < 8; first++) {
+    CAPTURE(first);
+    CHECK(copy(8, 1024, first) == Cost{of_shift[first], 4});
+    if (first < 6) CHECK(copy(8, 128, first) == Cost{of_shift[first], 4});  // in one piece
+    for (int swizzle : {1, 2, 5})
+      if (first < 4) CHECK(copy(8, 1024, first, swizzle) == Cost{of_shift[first], 4});
+  }
+  CHECK(copy(16, 1024, 0) == Cost{4, 4});
+  // Rows of 64 bytes.
+  const int of_shift_4[] = {8, 16, 8, 16};
+  for (int first = 0; first < 4; first++) CHECK(copy(4, 256, first) == Cost{of_shift_4[first], 4});
+  // Rows of a sector each, or of two halves: step 28 at d = 80 has a pitch of 160.
+  for (int pitch : {64, 128, 160, 256}) {
+    CHECK(copy(2, pitch, 0) == Cost{16, 4});
+    CHECK(copy(2, pitch, 1) == Cost{32, 4});
+  }
+  CHECK(copy(2, 32, 0) == Cost{4, 4});
+  CHECK(copy(2, 32, 1) == Cost{12, 4});
+  // A chunk per row: of each sector, of each line.
+  CHECK(copy(1, 32, 0) == Cost{32, 4});
+  CHECK(copy(1, 128, 0) == Cost{32, 4});
+}
+
+TEST_CASE("counters: cp.async of chunks in any order costs what ncu counts on an H200") {
+  const auto linear = [](int lane) { return 16 * lane; };
+  const auto from = [&](auto source) { return copy_cost(kAll, linear, source); };
+  const auto to = [&](auto address) { return copy_cost(kAll, address, linear); };
+  CHECK(from([](int) { return 0; }) == Cost{32, 4});
+  CHECK(from([](int lane) { return lane / 8 * 128; }) == Cost{32, 4});
+  CHECK(from([](int lane) { return lane / 8 * 128 + (7 - lane % 8) * 16; }) == Cost{4, 4});
+  CHECK(from([](int lane) { return 16 * (lane ^ 1); }) == Cost{4, 4});
+  CHECK(from([](int lane) { return lane % 8 * 128 + lane / 8 * 16; }) == Cost{32, 4});
+  CHECK(to([](int lane) { return 128 * lane; }) == Cost{32, 4});
+  CHECK(to([](int lane) { return lane / 2 * 128 + lane % 2 * 16; }) == Cost{16, 4});
+  CHECK(to([](int lane) { return lane / 2 * 16 + lane % 2 * 512; }) == Cost{32, 4});
+  CHECK(to([](int lane) { return lane / 2 * 32 + lane % 2 * (512 + 16); }) == Cost{8, 4});
+  CHECK(to([](int lane) { return lane / 8 * 128 + lane % 8 / 2 * 16 + lane % 2 * 64; }) ==
+        Cost{32, 4});
+  // Lanes that take part.
+  const auto some = [&](std::uint32_t active) {
+    return copy_cost(active, linear, [](int lane) { return lane / 8 * 1024 + lane % 8 * 16; });
+  };
+  CHECK(some(0x000000ff) == Cost{1, 1});
+  CHECK(some(0x0000ffff) == Cost{2, 2});
+  CHECK(some(0xffffff00) == Cost{3, 3});
+  CHECK(some(0x55555555) == Cost{4, 2});
+  CHECK(some(0x01010101) == Cost{4, 1});
+  CHECK(some(0x80000000) == Cost{1, 1});
+  // At random.
+  struct Measured {
+    std::array<int, 32> from, to;  // in chunks of 16 bytes
+    int wavefronts;
+  };
+  for (const auto &[chunks, slots, wavefronts] : {
+           Measured{{5, 11, 12, 8,  31, 9, 11, 5,  15, 0,  16, 1,  12, 7,  13, 28,
+                     6, 25, 18, 20, 30, 5, 18, 20, 11, 28, 10, 28, 29, 14, 18, 4},
+                    {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                     16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31},
+                    30},
+           Measured{{23, 23, 9,  17, 23, 30, 0,  22, 13, 9,  9,  7, 31, 29, 22, 25,
+                     1,  0,  28, 17, 8,  24, 13, 19, 15, 10, 25, 8, 30, 7,  3,  6},
+                    {26, 13, 15, 10, 12, 0,  8,  5,  2, 22, 7,  31, 17, 6, 18, 14,
+                     9,  20, 11, 30, 19, 28, 29, 21, 3, 27, 24, 23, 16, 4, 1,  25},
+                    28},
+           Measured{{15, 0,  4, 25, 15, 2,  23, 7, 26, 25, 8, 22, 9,  3,  7,  30,
+                     23, 29, 4, 27, 5,  25, 19, 6, 8,  0,  2, 10, 23, 15, 15, 23},
+                    {29, 16, 19, 14, 5,  8,  6, 15, 27, 25, 18, 1,  28, 26, 9,  21,
+                     30, 24, 11, 10, 23, 22, 0, 7,  31, 12, 17, 20, 3,  4,  13, 2},
+                    30},
+           Measured{{56, 61, 13, 6,  52, 21, 6, 2,  12, 27, 21, 11, 7,  13, 8,  11,
+                     12, 43, 20, 30, 36, 39, 7, 45, 4,  57, 48, 60, 18, 32, 13, 10},
+                    {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                     16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31},
+                    29},
+           Measured{{33, 53, 20, 10, 32, 55, 61, 56, 25, 21, 39, 32, 57, 19, 25, 49,
+                     14, 13, 20, 52, 43, 6,  13, 56, 59, 15, 24, 59, 9,  2,  7,  53},
+                    {8, 14, 13, 27, 3,  22, 21, 23, 30, 19, 4,  20, 29, 24, 16, 6,
+                     2, 5,  10, 0,  31, 25, 18, 11, 28, 7,  26, 12, 9,  1,  15, 17},
+                    31},
+       }) {
+    CHECK(copy_cost(
+              kAll, [&](int lane) { return 16 * slots[lane]; },
+              [&](int lane) { return 16 * chunks[lane]; }) == Cost{wavefronts, 4});
+  }
+}
+
+TEST_CASE("counters: cp.async of zeros and data writes zeros for all lanes, and then the data") {
+  const auto copy = [](std::uint32_t with_data) {
+    return copy_cost(
+        kAll, [](int lane) { return 16 * lane; },
+        [=](int lane) { return with_data >> lane & 1 ? lane / 8 * 1024 + lane % 8 * 16 : kZeros; });
+  };
+  CHECK(copy(0) == Cost{4, 4});
+  CHECK(copy(0x000000ff) == Cost{5, 5});
+  CHECK(copy(0x0000ffff) == Cost{6, 6});
+  CHECK(copy(0x00ffffff) == Cost{7, 7});
+  CHECK(copy(0xffffffff) == Cost{4, 4});
 }
 
 TEST_CASE("counters: lanes that take no part cost nothing and ask for nothing") {
@@ -216,11 +338,17 @@ TEST_CASE("counters: lanes that take no part cost nothing and ask for nothing") 
   CHECK(load_cost(0x0000ffff, 8, linear(8)) == Cost{1, 1});
   CHECK(load_cost(0x00ffff00, 8, linear(8)) == Cost{2, 1});
   CHECK(load_cost(0x000000ff, 16, linear(16)) == Cost{1, 1});
-  CHECK(load_cost(0x01010101, 16, linear(16)) == Cost{4, 1});
   CHECK(load_cost(0x000001ff, 16, linear(16)) == Cost{2, 2});
-  // A lane whose neighbour takes no part shares with nobody.
-  CHECK(load_cost(0x7fffffff, 8, [](int lane) { return 8 * (lane / 2); }) == Cost{2, 2});
+  // A lane whose neighbour takes no part keeps no groups apart: the last row of step 24's rotation is
+  // lanes 0, 8, 16 and 24, each with a chunk of it.
+  const auto quarters = [](int lane) { return 16 * (lane / 8 + 4 * (lane % 8)); };
+  CHECK(load_cost(0x01010101, 16, quarters) == Cost{2, 1});
+  CHECK(load_cost(0x7fffffff, 8, [](int lane) { return 8 * (lane / 2); }) == Cost{1, 1});
   CHECK(load_cost(0x3fffffff, 8, [](int lane) { return 8 * (lane / 2); }) == Cost{1, 1});
+  CHECK(load_cost(0x03030303, 16, quarters) == Cost{2, 1});  // no lane i^2
+  const auto thirds = [](int lane) { return 16 * ((lane % 8 + 3 * (lane / 8)) % 8); };
+  CHECK(load_cost(0x07070707, 16, thirds) == Cost{4, 2});  // lanes 0 and 1 differ, and 0 and 2
+  CHECK(store_cost(0x01010101, 16, quarters) == Cost{4, 1});
 }
 
 TEST_CASE("counters: the ideal is 128 bytes a wavefront, but never more than it costs") {
@@ -627,7 +755,8 @@ TEST_CASE("counters: cp.async is a global load and a store of its own kind") {
   const Profile profile = profile_of(dim3(2), dim3(64), [&] {
     const Matrix<const half> g{reinterpret_cast<const half *>(memory.data), 32, 128};
     const int row = static_cast<int>(threadIdx.x) / 4, col = static_cast<int>(threadIdx.x) % 4 * 8;
-    // Each warp: 8 rows of 64 bytes, which follow each other in shared memory; twice.
+    // Each warp: 8 rows of 64 bytes, which follow each other in shared memory, each of another line of global
+    // memory; twice.
     for (int i = 0; i < 2; i++)
       at = __LINE__, cp_async_16(shared().h(row + 16 * i, col), g(row + 16 * i, col));
     cp_async_commit();
@@ -635,7 +764,7 @@ TEST_CASE("counters: cp.async is a global load and a store of its own kind") {
   });
   CHECK(counts_at(profile, at) ==
         global_loads(8, 8 * 16) +
-            ", cp.async requests 8, cp.async wavefronts 32, cp.async wavefronts, ideal 32");
+            ", cp.async requests 8, cp.async wavefronts 64, cp.async wavefronts, ideal 32");
   CHECK(profile.total()[emulator::kSharedStoreRequests] == 0);
   CHECK(profile.unique_read_bytes == 32 * 64);
 }
@@ -769,7 +898,8 @@ TEST_CASE("counters: the trace has the rows of ldmatrix and the writes of cp.asy
     // Before h lie 32 x 32 floats; its rows of 64 bytes begin 16 banks apart.
     wrong += static_cast<int>(row.address) !=
              4096 + (copy ? 64 * (8 * row.request + r) + 16 * eighth : 64 * row.lane + 48);
-    wrong += row.wavefront != 4 * eighth + r / 2;
+    // A pair of rows of a matrix at a time; of a sector, the lanes write to two rows.
+    wrong += row.wavefront != (copy ? row.lane : 4 * eighth + r / 2);
   }
   CHECK(copies == 64);
   CHECK(rows == 16);

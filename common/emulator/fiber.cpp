@@ -1,6 +1,7 @@
 #include "common/emulator/fiber.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -16,9 +17,13 @@ namespace {
 constexpr std::size_t kStackBytes = 640 * 1024, kGuardBytes = 64 * 1024;
 constexpr std::size_t kMappedBytes = kGuardBytes + kStackBytes;
 
-// Of a new stack so much is poisoned. Of one that ran before, what it used down to its deepest
-// yield and a little more, or this if it never yielded.
-constexpr std::size_t kNewPoison = 32 * 1024, kMorePoison = 256, kLeastPoison = 4096;
+// Of a new stack the top is accessible, and poisoned. What lies deeper is once it is touched: most kernels
+// never do, and a block has up to 1024 stacks.
+const std::size_t kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE)), kNewPoison = 2 * kPage;
+
+// Of one that ran before is poisoned what it used down to its deepest yield and a little more, or this if
+// it never yielded.
+constexpr std::size_t kMorePoison = 256, kLeastPoison = 4096;
 
 thread_local Fiber *running = nullptr;
 
@@ -106,8 +111,17 @@ void Fiber::poison() {
   std::byte *const top = stack_ + kStackBytes;
   std::size_t bytes = kLeastPoison;
   if (deepest_) bytes = static_cast<std::size_t>(top - deepest_) + kMorePoison;
-  bytes = std::min(bytes, kStackBytes);
+  bytes = std::min(bytes, static_cast<std::size_t>(top - accessible_));
   std::memset(top - bytes, 0xff, bytes);
+}
+
+/// Makes the stack accessible down to what was touched, and poisons what that adds.
+void Fiber::deepen(const std::byte *touched) {
+  std::byte *const before = accessible_;
+  accessible_ = stack_ + static_cast<std::size_t>(touched - stack_) / kPage * kPage;
+  const auto added = static_cast<std::size_t>(before - accessible_);
+  mprotect(accessible_, added, PROT_READ | PROT_WRITE);
+  std::memset(accessible_, 0xff, added);
 }
 
 void Fiber::start(void (*function)(void *), void *argument) {
@@ -119,8 +133,8 @@ void Fiber::start(void (*function)(void *), void *argument) {
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     stack_ = static_cast<std::byte *>(memory) + kGuardBytes;
-    mprotect(memory, kGuardBytes, PROT_NONE);
-    deepest_ = stack_ + kStackBytes - kNewPoison;
+    mprotect(memory, kMappedBytes - kNewPoison, PROT_NONE);
+    deepest_ = accessible_ = stack_ + kStackBytes - kNewPoison;
   }
   poison();
   deepest_ = nullptr;
@@ -178,9 +192,11 @@ void Fiber::switch_to_resumer() {
 
 // --- a stack that is full ------------------------------------------------------------------------
 
-/// Handles SIGSEGV, on the signal stack. It does not return to the fiber that touched its guard.
+/// Handles SIGSEGV, on the signal stack. It does not return to a fiber that touched its guard.
 void Fiber::on_fault(int, siginfo_t *fault, void *) {
   const auto *address = static_cast<const std::byte *>(fault->si_addr);
+  if (running && address >= running->stack_ && address < running->accessible_)
+    return running->deepen(address);
   if (running && address >= running->stack_ - kGuardBytes && address < running->stack_) {
     running->overflowed_ = true;
     switch_to_resumer();

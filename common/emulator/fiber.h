@@ -50,12 +50,14 @@ class Fiber {
   static void on_fault(int, siginfo_t *fault, void *);
   static void switch_to_resumer();
   void poison();
+  void deepen(const std::byte *touched);
 
   void (*function_)(void *) = nullptr;
   void *argument_ = nullptr;
   bool finished_ = true, overflowed_ = false;
-  std::byte *stack_ = nullptr;    // its lowest address
-  std::byte *deepest_ = nullptr;  // where the stack was at its deepest yield since the start
+  std::byte *stack_ = nullptr;       // its lowest address
+  std::byte *accessible_ = nullptr;  // the lowest that was touched, to a page
+  std::byte *deepest_ = nullptr;     // where the stack was at its deepest yield since the start
 #ifdef FIBER_UCONTEXT
   ucontext_t context_{}, resumer_{};
 #else

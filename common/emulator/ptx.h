@@ -6,30 +6,11 @@
 #include <bit>
 #include <cmath>
 #include <thread>
-#include <vector>
 
 #include "common/kernel/view.h"
 
 namespace emulator {
 
-/// The value of each fp16 number: looked up, a matrix product converts in a third of the time.
-inline const std::vector<float> float_of_half = [] {
-  std::vector<float> values(65536);
-  for (std::size_t bits = 0; bits < values.size(); bits++)
-    values[bits] = half_to_float(half{static_cast<std::uint16_t>(bits)});
-  return values;
-}();
-
-/// The values of the elements, fp16 or bf16, in the lower and in the upper half of a register.
-template <class T>
-float low_of(std::uint32_t pair) {
-  if constexpr (std::is_same_v<T, bf16>) return std::bit_cast<float>(pair << 16);
-  return float_of_half[pair & 0xffff];
-}
-template <class T>
-float high_of(std::uint32_t pair) {
-  return low_of<T>(pair >> 16);
-}
 inline std::uint32_t pair_of(std::uint16_t low, std::uint16_t high) {
   return low | std::uint32_t{high} << 16;
 }
@@ -67,44 +48,24 @@ template <int N, bool Transposed, class T>
   return lane.result;
 }
 
+/// A lane's registers of an mma.
+struct MmaLane {
+  float *c;
+  const std::uint32_t *a, *b;
+};
+
+/// Computes it for a warp, of fp16 or bf16. (In products.cpp, not compiled with each kernel.)
+template <class T>
+void compute_mma(void **lanes);
+
 }  // namespace emulator
 
 template <class T = half>
 [[gnu::noinline]] void mma(FragmentC &c, const FragmentA &a, const FragmentB &b,
                            Where where = Where::current()) {
-  struct Lane {
-    FragmentC *c;
-    const FragmentA *a;
-    const FragmentB *b;
-  } lane{&c, &a, &b};
-  static constexpr emulator::Collective kCollective{
-      "mma", emulator::kMma, true, false, [](void **lanes) {
-        float A[16][16], B[16][8], C[16][8];
-        for (int i = 0; i < 32; i++) {
-          const Lane &l = *static_cast<const Lane *>(lanes[i]);
-          const int g = i / 4, t = i % 4;
-          for (int r = 0; r < 4; r++) {
-            const int row = g + 8 * (r % 2), col = 2 * t + 8 * (r / 2);
-            A[row][col] = emulator::low_of<T>((*l.a)[r]);
-            A[row][col + 1] = emulator::high_of<T>((*l.a)[r]);
-            C[g + 8 * (r / 2)][2 * t + r % 2] = (*l.c)[r];
-          }
-          for (int r = 0; r < 2; r++) {
-            B[2 * t + 8 * r][g] = emulator::low_of<T>((*l.b)[r]);
-            B[2 * t + 8 * r + 1][g] = emulator::high_of<T>((*l.b)[r]);
-          }
-        }
-        // A product of two fp16, or of two bf16, is exact in fp32. The hardware adds them in another
-        // order and rounds otherwise within one instruction; the verdict's bound is far above that.
-        for (int i = 0; i < 16; i++)
-          for (int k = 0; k < 16; k++)
-            for (int j = 0; j < 8; j++) C[i][j] += A[i][k] * B[k][j];
-        for (int i = 0; i < 32; i++) {
-          const int g = i / 4, t = i % 4;
-          for (int r = 0; r < 4; r++)
-            (*static_cast<const Lane *>(lanes[i])->c)[r] = C[g + 8 * (r / 2)][2 * t + r % 2];
-        }
-      }};
+  static constexpr emulator::Collective kCollective{"mma", emulator::kMma, true, false,
+                                                    emulator::compute_mma<T>};
+  emulator::MmaLane lane{c.value, a.value, b.value};
   emulator::collective(kCollective, 0xffffffff, where, &lane);
 }
 

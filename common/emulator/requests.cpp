@@ -23,27 +23,29 @@ std::uint32_t lane_bit(unsigned lane) {
 
 // --- noting --------------------------------------------------------------------------------------
 
-inline void Requests::add(unsigned thread, Place place, std::uint64_t address, const void *caller) {
+inline void Requests::add(unsigned thread, Place place, std::uint64_t address, const void *caller,
+                          std::uint64_t source) {
   Lane &lane = warps_[thread / 32][thread % 32];
-  lane.events.push_back(
-      {address, place, static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(caller))});
+  lane.events.push_back({address, source, place,
+                         static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(caller))});
   lane.path = (lane.path ^ place) * 0x9e3779b97f4a7c15u;
   lane.path ^= lane.path >> 32;
 }
 
 void Requests::add(unsigned thread, Kind kind, int bytes, std::uint64_t address, SiteId site,
-                   const void *caller) {
+                   const void *caller, std::uint64_t source) {
   const auto width = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes)));
-  add(thread, site * kCodes + static_cast<std::uint32_t>(kind) * kWidths + width, address, caller);
+  add(thread, site * kCodes + static_cast<std::uint32_t>(kind) * kWidths + width, address, caller,
+      source);
 }
 
 void Requests::add(unsigned thread, Counter counter, SiteId site, const void *caller) {
-  add(thread, site * kCodes + kFirstCounter + counter, 0, caller);
+  add(thread, site * kCodes + kFirstCounter + counter, 0, caller, 0);
 }
 
 void Requests::meet(unsigned warp, std::uint32_t lanes, SiteId site) {
   for (unsigned lane = 0; lane < 32; lane++)
-    if (lanes & lane_bit(lane)) add(warp * 32 + lane, site * kCodes + kMeeting, 0, nullptr);
+    if (lanes & lane_bit(lane)) add(warp * 32 + lane, site * kCodes + kMeeting, 0, nullptr, 0);
 }
 
 // --- grouping ------------------------------------------------------------------------------------
@@ -88,6 +90,7 @@ void Requests::issue(std::uint32_t lanes, EventOf event_of, bool trace) {
     if (lanes & lane_bit(lane)) {
       const Event &of_lane = event_of(lane);
       request.address[lane] = of_lane.address;
+      request.source[lane] = of_lane.source;
       mixed |= of_lane.caller != event.caller;
     }
   if (mixed) {

@@ -26,9 +26,10 @@ class Requests {
  public:
   explicit Requests(unsigned warps) : warps_(warps) {}
 
-  /// One lane asks for memory. `caller` tells copies of one place in the compiled code apart.
+  /// One lane asks for memory. `caller` tells copies of one place in the compiled code apart; `source` is
+  /// a copy's, as Request has it.
   void add(unsigned thread, Kind kind, int bytes, std::uint64_t address, SiteId site,
-           const void *caller);
+           const void *caller, std::uint64_t source = 0);
 
   /// One lane executes an instruction that its warp executes as one.
   void add(unsigned thread, Counter counter, SiteId site, const void *caller);
@@ -51,6 +52,7 @@ class Requests {
   using Place = std::uint32_t;
   struct Event {
     std::uint64_t address;
+    std::uint64_t source;  // of a copy
     Place place;
     std::uint32_t caller;  // the lower half of a code address
   };
@@ -68,7 +70,8 @@ class Requests {
     std::uint32_t lanes;
   };
 
-  void add(unsigned thread, Place place, std::uint64_t address, const void *caller);
+  void add(unsigned thread, Place place, std::uint64_t address, const void *caller,
+           std::uint64_t source);
   template <class EventOf>
   void issue(std::uint32_t lanes, EventOf event_of, bool trace);
   void issue_apart(const Warp &warp, bool trace);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <type_traits>
 
 namespace emulator {
 namespace {
@@ -104,9 +105,9 @@ std::string under_way(const std::string &operation, const char *doing, const Eng
 // --- shared memory -----------------------------------------------------------------------------
 
 SharedShadow::SharedShadow(std::size_t bytes, unsigned warps)
-    : writes_((bytes + kUnit - 1) / kUnit),
+    : writes_((bytes + kCopyBytes - 1) / kCopyBytes),
       reads_(warps),
-      copies_((bytes + kCopyBytes - 1) / kCopyBytes),
+      copies_(writes_.size()),
       agents_reads_(warps) {}
 
 void SharedShadow::reset() {
@@ -114,6 +115,26 @@ void SharedShadow::reset() {
   if (reading_) std::fill(being_read_.begin(), being_read_.end(), Reading{});
   copying_ = reading_ = 0;
   lanes_reads_.clear();
+}
+
+/// From now on units are of so many bytes, fewer than before: what is remembered of one holds for each of
+/// its parts.
+void SharedShadow::refine(std::size_t bytes) {
+  const std::size_t parts = (std::size_t{1} << unit_bits_) / bytes;
+  const auto refined = [parts](const auto &units) {
+    std::remove_cvref_t<decltype(units)> all;
+    all.reserve(units.size() * parts);
+    for (const auto &unit : units) all.insert(all.end(), parts, unit);
+    return all;
+  };
+  writes_ = refined(writes_);
+  for (std::vector<WarpReads> &reads : reads_) reads = refined(reads);
+  std::unordered_map<std::size_t, std::array<Time, 32>> lanes_reads;
+  for (const auto &[unit_and_warp, times] : lanes_reads_)
+    for (std::size_t part = 0; part < parts; part++)
+      lanes_reads[(unit_and_warp / 32 * parts + part) * 32 + unit_and_warp % 32] = times;
+  lanes_reads_ = std::move(lanes_reads);
+  unit_bits_ = std::countr_zero(bytes);
 }
 
 inline bool SharedShadow::ordered_after_store(const Stamp &write, const Access &access) const {
@@ -140,7 +161,7 @@ inline bool SharedShadow::ordered_after_store(const Stamp &write, const Access &
                                                           const Access &access) const {
   return std::all_of(agents_reads_.begin(), agents_reads_.end(), [&](const auto &of_warp) {
     if (of_warp.empty()) return true;
-    const AgentReads &reads = of_warp[unit * kUnit / kCopyBytes];
+    const AgentReads &reads = of_warp[chunk_of(unit)];
     return reads.time < access.clocks.begin() ||
            access.clocks.knows(access.thread, reads.agent, reads.time);
   });
@@ -176,7 +197,7 @@ std::string SharedShadow::race(const char *operation, std::size_t unit,
   if (!ordered_after_store(write, access)) {
     if (write.thread >= kFirstAgent)
       return under_way(std::string(operation) + (access.store ? " to shared" : " of shared"),
-                       "writing", kLoadEngine, issuers_[unit * kUnit / kCopyBytes], write.site);
+                       "writing", kLoadEngine, issuers_[chunk_of(unit)], write.site);
     return message(operation, "shared", write.copy ? "cp.async" : "store", name_of(write.thread),
                    write.site);
   }
@@ -187,7 +208,7 @@ std::string SharedShadow::race(const char *operation, std::size_t unit,
   if (loads.site) return message(operation, "shared", "load", loads.who, loads.site);
   for (unsigned warp = 0; warp < agents_reads_.size(); warp++) {
     if (agents_reads_[warp].empty()) continue;
-    const AgentReads &reads = agents_reads_[warp][unit * kUnit / kCopyBytes];
+    const AgentReads &reads = agents_reads_[warp][chunk_of(unit)];
     if (reads.time >= access.clocks.begin() &&
         !access.clocks.knows(access.thread, reads.agent, reads.time))
       return message(operation, "shared", kWgmmaEngine.name, name_of_warp(warp), reads.site);
@@ -207,6 +228,7 @@ std::string SharedShadow::still_read(const std::string &operation, std::size_t c
 }
 
 std::string SharedShadow::check(std::size_t offset, const Access &access) {
+  if (access.bytes >> unit_bits_ == 0) refine(static_cast<std::size_t>(access.bytes));
   if (copying_) {
     const std::size_t chunk = offset / kCopyBytes;  // an aligned access touches no second one
     if (copies_[chunk].site)
@@ -215,7 +237,7 @@ std::string SharedShadow::check(std::size_t offset, const Access &access) {
   if (reading_ && access.store && being_read_[offset / kCopyBytes].times)
     return still_read("store to shared", offset / kCopyBytes);
   std::vector<WarpReads> &reads = reads_[access.thread / 32];
-  const std::size_t first = offset / kUnit, end = first + access.bytes / kUnit;
+  const std::size_t first = unit_of(offset), end = unit_of(offset + access.bytes);
   if (access.store) {
     for (std::size_t unit = first; unit < end; unit++) {
       if (!ordered_after_store(writes_[unit], access) || !ordered_after_loads(unit, access))
@@ -248,16 +270,15 @@ std::string SharedShadow::begin_copy(std::size_t offset, const Access &access) {
   if (copy.site) return still_written("cp.async to shared", offset / kCopyBytes);
   if (reading_ && being_read_[offset / kCopyBytes].times)
     return still_read("cp.async to shared", offset / kCopyBytes);
-  constexpr std::size_t kUnits = kCopyBytes / kUnit;
-  const std::size_t first = offset / kUnit;
+  const std::size_t first = unit_of(offset), units = unit_of(kCopyBytes);
   // Mostly everybody knows of everything before: then nothing needs a closer look.
   const Time known = access.clocks.known_by_all();
   Time latest = 0;
-  for (std::size_t i = 0; i < kUnits; i++) latest = std::max<Time>(latest, writes_[first + i].time);
+  for (std::size_t i = 0; i < units; i++) latest = std::max<Time>(latest, writes_[first + i].time);
   for (const std::vector<WarpReads> &reads : reads_)
-    for (std::size_t i = 0; i < kUnits && !reads.empty(); i++)
+    for (std::size_t i = 0; i < units && !reads.empty(); i++)
       latest = std::max(latest, reads[first + i].time);
-  for (std::size_t i = 0; i < kUnits && latest >= known; i++)
+  for (std::size_t i = 0; i < units && latest >= known; i++)
     if (!ordered_after_store(writes_[first + i], access) || !ordered_after_loads(first + i, access))
       return race("cp.async", first + i, access);
   copy = {access.site, static_cast<std::uint16_t>(access.thread)};
@@ -268,7 +289,7 @@ std::string SharedShadow::begin_copy(std::size_t offset, const Access &access) {
 void SharedShadow::end_copy(std::size_t offset, const Access &access) {
   copies_[offset / kCopyBytes] = {};
   copying_--;
-  std::fill_n(writes_.begin() + offset / kUnit, kCopyBytes / kUnit, stamp(access, true));
+  std::fill_n(writes_.begin() + unit_of(offset), unit_of(kCopyBytes), stamp(access, true));
 }
 
 // --- engines -------------------------------------------------------------------------------------
@@ -291,11 +312,11 @@ bool is_visible(const Stamp &write, const Access &access) {
 
 std::string SharedShadow::begin_async_write(const Piece &piece, const Access &access) {
   const std::size_t first = piece.offset / kCopyBytes, end = first + piece.bytes / kCopyBytes;
-  constexpr std::size_t kUnits = kCopyBytes / kUnit;
+  const std::size_t units = unit_of(kCopyBytes);
   for (std::size_t chunk = first; chunk < end; chunk++) {
     if (copies_[chunk].site) return still_written("TMA load to shared", chunk);
     if (reading_ && being_read_[chunk].times) return still_read("TMA load to shared", chunk);
-    for (std::size_t unit = chunk * kUnits; unit < (chunk + 1) * kUnits; unit++) {
+    for (std::size_t unit = chunk * units; unit < (chunk + 1) * units; unit++) {
       const Stamp &write = writes_[unit];
       if (!ordered_after_store(write, access) || !ordered_after_loads(unit, access))
         return race(kLoadEngine.name, unit, access);
@@ -316,7 +337,7 @@ void SharedShadow::end_async_write(const Piece &piece, unsigned agent, const Acc
     copies_[chunk] = {};
   }
   copying_ -= end - first;
-  const std::size_t first_unit = piece.offset / kUnit, units = piece.bytes / kUnit;
+  const std::size_t first_unit = unit_of(piece.offset), units = unit_of(piece.bytes);
   std::fill_n(writes_.begin() + first_unit, units,
               Stamp{access.clocks.now(), access.site, agent, false});
   // Who knows of the write knows of what was read before.
@@ -331,16 +352,16 @@ std::string SharedShadow::begin_async_read(const AsyncRead &read, const Clocks &
   if (being_read_.empty()) being_read_.resize(copies_.size());
   Stamp checked{};  // mostly one store, or one load of the TMA, wrote a good part of the bytes
   for (const Piece &piece : read.pieces) {
-    for (std::size_t unit = piece.offset / kUnit; unit < (piece.offset + piece.bytes) / kUnit;
+    for (std::size_t unit = unit_of(piece.offset); unit < unit_of(piece.offset + piece.bytes);
          unit++) {
-      if (copying_ && copies_[unit * kUnit / kCopyBytes].site)
-        return still_written(std::string(engine.name) + " of shared", unit * kUnit / kCopyBytes);
+      if (copying_ && copies_[chunk_of(unit)].site)
+        return still_written(std::string(engine.name) + " of shared", chunk_of(unit));
       const Stamp &write = writes_[unit];
       if (write.time < clocks.begin())
         return std::string(engine.name) + " of shared memory that nobody wrote";
       if (std::bit_cast<std::uint64_t>(write) == std::bit_cast<std::uint64_t>(checked)) continue;
       for (unsigned i = 0; i < read.threads; i++) {
-        const Access access{clocks, read.first_thread + i, read.site, false, kUnit};
+        const Access access{clocks, read.first_thread + i, read.site, false, kCopyBytes};
         if (!ordered_after_store(write, access)) return race(engine.name, unit, access);
         if (!is_visible(write, access)) return invisible(engine, write);
       }
@@ -371,7 +392,7 @@ void SharedShadow::end_async_read(const AsyncRead &read, const Access &access) {
   if (reads.empty()) reads.resize(writes_.size());
   const Reader reader(access);
   for (const Piece &piece : read.pieces)
-    for (std::size_t unit = piece.offset / kUnit; unit < (piece.offset + piece.bytes) / kUnit;
+    for (std::size_t unit = unit_of(piece.offset); unit < unit_of(piece.offset + piece.bytes);
          unit++)
       add_read(unit, reader, access);
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -17,7 +18,7 @@
 
 namespace emulator {
 
-/// Accesses are tracked in units of two bytes, the smallest that a kernel here uses.
+/// Accesses to global memory are tracked in units of two bytes, the smallest that a kernel here uses.
 constexpr std::size_t kUnit = 2;
 
 /// What one cp.async copies, and its alignment.
@@ -120,6 +121,9 @@ class SharedShadow {
     SiteId site = 0;
     unsigned agent = 0;
   };
+  void refine(std::size_t bytes);
+  std::size_t unit_of(std::size_t offset) const { return offset >> unit_bits_; }
+  std::size_t chunk_of(std::size_t unit) const { return (unit << unit_bits_) / kCopyBytes; }
   std::string race(const char *operation, std::size_t unit, const Access &access) const;
   void end_reading(const AsyncRead &read);
   std::string still_written(const std::string &operation, std::size_t chunk) const;
@@ -132,7 +136,9 @@ class SharedShadow {
   bool ordered_after_store(const Stamp &write, const Access &access) const;
   bool ordered_after_loads(std::size_t unit, const Access &access) const;
 
-  std::vector<Stamp> writes_;
+  // Accesses are tracked in units as large as the smallest access so far: 2^unit_bits_ bytes, 16 to 2.
+  int unit_bits_ = std::countr_zero(unsigned{kCopyBytes});
+  std::vector<Stamp> writes_;  // by unit
   std::vector<std::vector<WarpReads>>
       reads_;                           // by warp, then by unit; empty for a warp without any
   std::vector<Copy> copies_;            // under way, by 16 bytes; site 0: none

@@ -89,6 +89,14 @@ std::vector<Copy> copies_of(const Exercise &exercise) {
   return copies;
 }
 
+/// The options of all runs of an exercise.
+std::string options_of(const Exercise &exercise) {
+  std::string options;
+  for (const Statement &statement : exercise.statements)
+    if (statement.key == "run") options += " " + statement.words;
+  return options;
+}
+
 /// What the reader would write if these are the answers.
 std::string filled(const std::map<std::string, std::string> &answers) {
   std::string text;
@@ -181,17 +189,25 @@ TEST_SUITE_BEGIN("exercises");
 TEST_CASE(
     "exercises: the start fails, the answer passes, and wrong answers are told what is wrong") {
   const std::vector<Exercise> exercises = all_exercises();
-  // Before the judges would, one by one. What does not compile is left for them.
+  // Before the judges would, one by one. What does not compile is left for them. Of a wrong answer, which
+  // need not compile for what is not run, only what is.
   std::vector<Copy> copies;
+  std::vector<std::string> sources;  // as the judges see them
   for (const Exercise &exercise : exercises)
-    for (const Copy &copy : copies_of(exercise)) copies.push_back(copy);
+    for (Copy copy : copies_of(exercise)) {
+      sources.push_back(copy.source);
+      if (contains(copy.name, "/wrong-"))
+        copy.source = only_for(options_of(exercise), std::move(copy.source));
+      copies.push_back(std::move(copy));
+    }
   compile_copies(kFolder, copies, "build/host/common/exercises/watch.o");
-  for (const Copy &copy : copies) {
+  for (std::size_t i = 0; i < copies.size(); i++) {
+    const Copy &copy = copies[i];
     const fs::path program = kFolder / copy.name;
     const std::string step = copy.step.substr(0, copy.step.find(':'));
-    if (!copy.command.empty())
-      std::ofstream(program.string() + ".cpp")
-          << unit_of({program.string() + ".cu", program, step});
+    if (copy.command.empty()) continue;
+    std::ofstream(program.string() + ".cu") << sources[i];
+    std::ofstream(program.string() + ".cpp") << unit_of({program.string() + ".cu", program, step});
   }
   std::vector<Job> jobs;
   for (const Exercise &exercise : exercises)

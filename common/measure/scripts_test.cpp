@@ -114,6 +114,9 @@ TEST_CASE("truth: equal, explained by the shape, or a failure") {
   CHECK(awk(truth, {both("13-lane-map", 64, "cp.async wavefronts", 8064, 12672)}).status == 0);
   CHECK(awk(truth, {both("13-lane-map", 64, "shared wavefronts, ideal", 42624, 43200)}).status ==
         0);
+  // Where the predicate is not P0, no wavefronts.
+  CHECK(awk(truth, {both("16-late-copies", 64, "cp.async requests", 2016, 2160)}).status == 0);
+  CHECK(awk(truth, {both("16-late-copies", 64, "cp.async wavefronts", 8064, 12672)}).status == 1);
   CHECK(awk(truth, {both("09-v-pairs", 64, "cp.async requests", 2016, 2160)}).status == 1);
   // Problems are told apart by their options, which may hold commas; a line's counts are left out.
   const std::string list = "\"causal lengths=3,4:5\"";
@@ -128,7 +131,67 @@ TEST_CASE("truth: equal, explained by the shape, or a failure") {
       problems.out ==
       "  batch 1, heads 3, seqlen 384, head dim 64: 1 of 1 counts are equal\n"
       "  batch 1, heads 3, seqlen 384, head dim 64, causal lengths=3,4:5: 0 of 1 counts are equal\n"
-      "    22-x, shared wavefronts, ideal: emulator 6, ncu 7: NOT EXPLAINED\n");
+      "    22-x, shared wavefronts, ideal: emulator 6, ncu 7: 1 NOT EXPLAINED\n");
+}
+
+TEST_CASE("truth: what nvcc makes of a source of Part III") {
+  const auto tiles = [](const std::string &step, const std::string &names) {
+    return "tile " + step + " Br 128\ntile " + step + " Bc 64\ntile " + step + " " + names + "\n";
+  };
+  // The exit status, and what explains the difference.
+  const auto explained = [&](const std::string &head, const std::string &step, int head_dim,
+                             const std::string &counter, int emulator, int ncu,
+                             const std::string &options = "") {
+    const Finished finished =
+        awk("-f common/measure/truth.awk",
+            {head + count(step, "emulator", head_dim, counter, emulator, options) +
+             count(step, "ncu", head_dim, counter, ncu, options)});
+    const std::string line = lines_of(finished.out).at(1);
+    return std::to_string(finished.status) + line.substr(line.rfind(':'));
+  };
+  // 9 blocks, 4 warps, 4 copies each in the first iteration; their predicate is P0. What is left is open.
+  const std::string ragged = tiles("21-ragged", "warps 4");
+  CHECK(explained(ragged, "21-ragged", 64, "cp.async requests", 1000, 1144) ==
+        "0: 144 switched off");
+  CHECK(explained(ragged, "21-ragged", 64, "cp.async wavefronts", 4000, 8604) ==
+        "1: 144 switched off, 32 each; -4 NOT EXPLAINED");
+  CHECK(explained(ragged + "open 21-ragged|1|3|384|64||cp.async wavefronts|-4\n", "21-ragged", 64,
+                  "cp.async wavefronts", 4000, 8604) == "0: 144 switched off, 32 each; -4 open");
+  // Of 384 queries the first 256 see none of 100 keys.
+  CHECK(explained(ragged, "21-ragged", 64, "cp.async requests", 1000, 1048,
+                  "causal seqlen-k=100") == "0: 48 switched off");
+  // 50 tiles of K, counted once per warp: two times three loads.
+  CHECK(explained(count("24-rope", "emulator", 64, "votes", 50), "24-rope", 64,
+                  "shared load requests", 100, 400) == "0: 300 switched off");
+  // 4 blocks of 8 warps with two barriers: at head dim 64 half of the warps copy Q.
+  const std::string cache = tiles("25-kv-cache", "warps 8") + "tile 25-kv-cache rows 16\n" +
+                            count("25-kv-cache", "emulator", 64, "block barriers", 64);
+  CHECK(explained(cache, "25-kv-cache", 64, "shared load requests", 100, 148) ==
+        "0: 48 switched off");
+  const std::string split =
+      tiles("26-split-kv", "warps 8") +
+      "tile 26-split-kv rows 16\nline 26-split-kv store_part 41\n" +
+      count("26-split-kv", "emulator", 64, "block barriers", 128) +
+      count("26-split-kv", "emulator", 64, "atomics", 4) +
+      count("26-split-kv", "emulator", 64, "global store requests", 8, "", 41) +
+      count("26-split-kv", "emulator", 64, "global store sectors", 99, "", 41);
+  CHECK(explained(split, "26-split-kv", 64, "shared load requests", 100, 180) ==
+        "0: 80 switched off");
+  CHECK(explained(split, "26-split-kv", 64, "global store requests", 10, 34) ==
+        "0: a part's 16 bytes in four stores");
+  CHECK(explained(split, "26-split-kv", 64, "global store sectors", 120, 417) ==
+        "0: a part's 16 bytes in four stores");
+  CHECK(explained(split, "26-split-kv", 64, "global bytes written", 3840, 13344) ==
+        "0: a part's 16 bytes in four stores");
+  // Of each sequence and head 3 blocks: of 384, 129 and no rows 3, 2 and none do not leave.
+  const std::string strides = tiles("22-strides", "warps 4");
+  const std::string lengths = "\"lengths=384,129:7,0\"";
+  CHECK(explained(strides, "22-strides", 64, "global load requests", 1000, 952, lengths) ==
+        "0: not loaded by blocks that leave");
+  CHECK(explained(strides, "22-strides", 64, "global bytes read", 32000, 30464, lengths) ==
+        "0: not loaded by blocks that leave");
+  CHECK(explained(strides, "22-strides", 64, "global load requests", 1000, 951, lengths) ==
+        "1: not loaded by blocks that leave; -1 NOT EXPLAINED");
 }
 
 TEST_CASE("scripts: what measures says so where there is nothing to measure with") {

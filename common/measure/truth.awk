@@ -1,22 +1,38 @@
 # Compares the emulator's counts with ncu's, problem by problem. Input: lines "tile STEP Br 64" for Br,
-# Bc and the warps of a block, lines of truth.open, and a counters CSV. Exit status 1 if they differ where
-# nothing here explains it and truth.open does not have the difference.
+# Bc and the warps of a block, "line STEP store_part 41" for the line of a source, lines of truth.open, and a
+# counters CSV. Exit status 1 if they differ where nothing here explains it and truth.open does not have what
+# is left.
 #
-# Explained, and computed from the shape: instructions that are issued and switched off, which ncu
-# counts as requests.
-# 1. Copies of the last iteration. `if (j + Bc < seqlen) load_tile(K)` is a branch at head
+# Explained, and computed from the shape and from what else the emulator counts: what nvcc makes of a source.
+# 1. Copies of an iteration that has none: `if (j + Bc < seqlen) load_tile(K)` is a branch at head
 # dim 128; at head dim 64 a thread has four copies per tile, and ptxas puts a predicate on each
-# instead (`make sass-15`: @!P1 LDGSTS). In the last iteration the warp issues them, and ncu counts
-# them, though no lane copies. In steps 11 to 14 it also gives each 32 wavefronts, 4 of
-# them ideal, in step 15 none; why, we do not know. A warp of a block has Bc d / 8 / threads of
-# them, so all the warps of all the blocks have batch heads (seqlen / Br) (Bc d / 8 / 32).
+# instead (`make sass-15`: @!P1 LDGSTS). In the last iteration, of step 21 in the first, the warp issues them,
+# and ncu counts them, though no lane copies. Where the predicate is P0 (steps 11 to 14 and 21), ncu's metric of
+# wavefronts reads it as false (TRUTH.md) and counts them as if all lanes copied: 32 wavefronts each, 4 of them
+# ideal. Where it is P1 or P2 (steps 15, 16 and 20) it counts none. A warp of a block has Bc d / 8 / threads of
+# them, so all the warps of all the blocks have batch heads (seqlen / Br) (Bc d / 8 / 32), less those of
+# blocks that see no key.
 # 2. In step 12 at head dim 128 the next fragment's ldmatrix has a predicate, which is off once in
 # each iteration of each warp.
+# 3. Before the copies of a tile, ptxas puts three loads that are switched off for good (`make sass-24`:
+# @!PT LDS), before a fence four (`make sass-26`). ncu counts them as requests. (Of steps without any other load
+# ncu.awk leaves them out.) In step 24 a warp comes by two such places per tile of K, and votes once; without a
+# key, by the one before Q's copies. That is the only one in steps 25 and 26, of a warp for each 256 elements of
+# Q. In step 26 one warp of a block passes two fences, if there are splits.
+# 4. In step 22 a block whose sequence has no row for it leaves, and nvcc puts the load of the keys' number
+# after that.
+# 5. In step 26 the 16 bytes of a part that a lane stores are not in neighbouring registers: nvcc makes it four
+# stores of 4 bytes (`make sass-26`: STG.E), each of which touches all the sectors.
 BEGIN { FS = "," }
 
 $1 ~ /^tile / {
   split($1, word, " ")
   tile[word[2], word[3]] = word[4]
+  next
+}
+$1 ~ /^line / {
+  split($1, word, " ")
+  line_of[word[2], word[3]] = word[4]
   next
 }
 $1 ~ /^open / {
@@ -29,25 +45,82 @@ $2 == "emulator" || $2 == "ncu" {
   n = split($0, part, "\"")
   options = substr($0, 1, length($0) - length(part[n]) - length(part[n - 1]) - 3)
   for (i = 0; i < 6; i++) sub(/^[^,]*,/, "", options)
-  if (!sub(/,0$/, "", options)) next
+  line = options
+  sub(/^.*,/, "", line)
+  sub(/,[0-9]+$/, "", options)
   gsub("\"", "", options)
-  key = $1 "|" $3 "|" $4 "|" $5 "|" $6 "|" options "|" part[n - 1]
+  problem = $1 "|" $3 "|" $4 "|" $5 "|" $6 "|" options
+  value = substr(part[n], 2)
+  if (line != 0) {
+    of_line[problem, line, part[n - 1]] = value
+    next
+  }
+  key = problem "|" part[n - 1]
   if (!(key in known)) order[++keys] = key
   known[key] = 1
-  count[key, $2] = substr(part[n], 2)
+  count[key, $2] = value
 }
 
-function explained(step, batch, heads, seqlen, head_dim, counter, more,  blocks, off) {
-  blocks = batch * heads * seqlen / tile[step, "Br"]
-  if (head_dim == 128 && step ~ /^12-/ && counter ~ /^(ldmatrix|shared load requests)$/ &&
-      more == blocks * tile[step, "warps"] * seqlen / tile[step, "Bc"])
-    return more " switched off"
-  if (head_dim != 64 || step !~ /^(1[1-5]|20)-/) return ""
-  off = blocks * tile[step, "Bc"] * head_dim / 8 / 32
-  if (counter == "cp.async requests" && more == off) return off " switched off"
-  if (counter == "cp.async wavefronts" && more == 32 * off) return off " switched off, 32 each"
-  if (counter == "shared wavefronts, ideal" && more == 4 * off) return off " switched off, 4 each"
-  return ""
+# The blocks of a step: a tile of queries each.
+function blocks(step, batch, heads, seqlen) {
+  return batch * heads * int((seqlen + tile[step, "Br"] - 1) / tile[step, "Br"])
+}
+
+# Those that leave at once, where sequences have lengths.
+function left(step, heads, seqlen, options,  list, lengths, n, i, with_rows) {
+  if (!match(options, /lengths=[0-9,:]+/)) return 0
+  list = substr(options, RSTART + 8, RLENGTH - 8)
+  n = split(list, lengths, ",")
+  for (i = 1; i <= n; i++) with_rows += blocks(step, 1, heads, lengths[i])
+  return blocks(step, n, heads, seqlen) - with_rows
+}
+
+# Those that see no key: of causal queries before the first key.
+function without_keys(step, batch, heads, seqlen, options,  keys) {
+  if (options !~ /causal/ || !match(options, /seqlen-k=[0-9]+/)) return 0
+  keys = substr(options, RSTART + 9, RLENGTH - 9)
+  return keys < seqlen ? batch * heads * int((seqlen - keys) / tile[step, "Br"]) : 0
+}
+
+# How much more ncu counts by the rules above; says why in `reason`.
+function explained(problem, counter,  part, step, d, all, unseeing, off, copies, barriers, splits, line, stores) {
+  split(problem, part, "|")
+  step = part[1]
+  d = part[5]
+  all = blocks(step, part[2], part[3], part[4])
+  unseeing = without_keys(step, part[2], part[3], part[4], part[6])
+  reason = "switched off"
+  if (step ~ /^12-/ && d == 128 && counter ~ /^(ldmatrix|shared load requests)$/)
+    return all * tile[step, "warps"] * part[4] / tile[step, "Bc"]
+  if (step ~ /^(1[1-6]|2[01])-/ && d == 64) {
+    off = (all - unseeing) * tile[step, "Bc"] * d / 8 / 32
+    if (counter == "cp.async requests") return off
+    if (step ~ /^(15|16|20)-/) return 0
+    reason = off " switched off, 32 each"
+    if (counter == "cp.async wavefronts") return 32 * off
+    reason = off " switched off, 4 each"
+    if (counter == "shared wavefronts, ideal") return 4 * off
+  }
+  if (counter == "shared load requests") {
+    if (step ~ /^24-/) return 3 * (2 * count[problem "|votes", "emulator"] + unseeing * tile[step, "warps"])
+    if (step ~ /^2[56]-/) {
+      copies = d * tile[step, "rows"] / 256
+      barriers = count[problem "|block barriers", "emulator"] / tile[step, "warps"]
+      splits = count[problem "|atomics", "emulator"] > 0  # a block has four barriers then, and two otherwise
+      return 3 * copies * barriers / (splits ? 4 : 2) + (splits ? 2 * 4 * barriers / 4 : 0)
+    }
+  }
+  if (step ~ /^22-/ && counter ~ /^global (load (requests|sectors)|bytes read)$/) {
+    reason = "not loaded by blocks that leave"
+    return -left(step, part[3], part[4], part[6]) * tile[step, "warps"] * (counter ~ /bytes/ ? 32 : 1)
+  }
+  if (step ~ /^26-/ && counter ~ /^global (store (requests|sectors)|bytes written)$/) {
+    reason = "a part's 16 bytes in four stores"
+    line = line_of[step, "store_part"]
+    stores = of_line[problem, line, counter ~ /requests/ ? counter : "global store sectors"]
+    return 3 * stores * (counter ~ /bytes/ ? 32 : 1)
+  }
+  return 0
 }
 
 END {
@@ -65,11 +138,12 @@ END {
       equal[shape]++
       continue
     }
-    why = explained(part[1], part[2], part[3], part[4], part[5], counter, more)
-    if (why == "" && ((key "|" more) in open)) why = "open"
-    if (why == "") {
-      why = "NOT EXPLAINED"
-      failed = 1
+    problem = substr(key, 1, length(key) - length(counter) - 1)
+    rest = more - explained(problem, counter)
+    why = rest == more ? "" : reason == "switched off" ? more - rest " " reason : reason
+    if (rest != 0) {
+      why = why (why == "" ? "" : "; ") rest ((key "|" rest) in open ? " open" : " NOT EXPLAINED")
+      if (!((key "|" rest) in open)) failed = 1
     }
     lines[shape] = lines[shape] sprintf("    %s, %s: emulator %d, ncu %d: %s\n", part[1], counter,
       count[key, "emulator"], count[key, "ncu"], why)

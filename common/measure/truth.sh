@@ -9,12 +9,13 @@ for file in "${files[@]}"; do
   grep -q ',ncu,' "$file" 2>/dev/null && grep -q ',emulator,' "$file" || continue
   echo "$file"
   compared=yes
-  # For what is explained: the tiles of each step and its warps.
+  # For what is explained: the tiles of each step and its warps, and the line that stores a part.
   {
     sed -n 's/^[0-9]/open &/p' common/measure/truth.open
     for source in steps/*/attention.cu; do
-      sed -nE "s/^constexpr int (Br|Bc|warps|num_warps) = ([0-9]+);.*/tile $(basename "$(dirname "$source")") \1 \2/p" "$source"
+      sed -nE "s/^constexpr int (Br|Bc|rows|warps|num_warps) = ([0-9]+)[,;].*/tile $(basename "$(dirname "$source")") \1 \2/p" "$source"
     done | sed 's/ num_warps / warps /'
+    sed -n '/store<4>(parts(row, col)/=' common/kernel/parts.h | sed 's/^/line 26-split-kv store_part /'
   } | awk -f common/measure/truth.awk - "$file" || status=1
 done
 [ "$compared" ] || {

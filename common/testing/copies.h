@@ -19,6 +19,10 @@ struct Copy {
   std::string complaint = "";  // what the compiler said, where it was not
 };
 
+/// A step's source without the kernels that no run with these options asks for: it compiles in a fraction of
+/// the time. Without options, head dim 64 in fp16 is left.
+std::string only_for(const std::string &options, std::string source);
+
 /// Compiles all copies for the emulator, by compiler.h, into programs of their names in this folder;
 /// neighbours of one step are one program with several names. `with` is linked with them, too.
 void compile_copies(const std::filesystem::path &folder, std::vector<Copy> &copies,

@@ -5,7 +5,7 @@
 // Bottleneck  What stands in front of the first mma of a tile. A warp issues in order: 8 copies and
 //             their addresses, then the first ldmatrix, and the mma waits for that.
 // Change      V's two lines move, behind the first 16 columns of Q K^T.
-// Prediction  100 of some 4500 clocks per tile, less what the other block of the SM hides: 1 to 2%.
+// Prediction  128 of some 4500 clocks per tile, less what the other block of the SM hides: 1 to 2%.
 #include "common/kernel/kernel.h"
 
 namespace {
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
           mma(s[mt][key / 8 + 1], q[mt], {k[2], k[3]});
         }
       }
-      if (col == 0) {  // the first fragments are asked for: now V, on its way behind Q K^T
+      if (col == 0) {  // the first ldmatrix are ahead: now V, on its way behind the rest of Q K^T
         load_tile<Bc, d>(smem.V, gV, j);
         cp_async_commit();
       }
