@@ -324,9 +324,9 @@ const Plant kPlants[] = {
      "8)) cp_async_16(smem.K(i, threadIdx.x % (d / 8) * 8), gK(last + i, threadIdx.x % (d / 8) * "
      "8));",
      kNobodyWrote, "normal", "--seqlen 100"},
-    {"21", "the tail of V not filled", "load_tile<Bc, d, true>(smem.V, gV, last);",
-     "for (int i = threadIdx.x / (d / 8); i < min(Bc, seqlen_k - last); i += num_warps * 32 / (d / "
-     "8)) cp_async_16(smem.V(i, threadIdx.x % (d / 8) * 8), gV(last + i, threadIdx.x % (d / 8) * "
+    {"21", "the tail of V not filled", "load_tile<Bc, d, true>(smem.V, gV, j);",
+     "for (int i = threadIdx.x / (d / 8); i < min(Bc, seqlen_k - j); i += num_warps * 32 / (d / "
+     "8)) cp_async_16(smem.V(i, threadIdx.x % (d / 8) * 8), gV(j + i, threadIdx.x % (d / 8) * "
      "8));",
      kNobodyWrote, "normal", "--seqlen 100"},
     {"21", "rows that are not there stored", "if (row >= seqlen_q) continue;", "", kOutside,
@@ -361,9 +361,12 @@ const Plant kPlants[] = {
     {"22", "lengths of the first sequence", "of_batch(problem.lengths_k, problem, b,",
      "of_batch(problem.lengths_k, problem, 0,", kWrong, "normal",
      "--batch 2 --seqlen 100 --lengths 100:30,37:70"},
-    {"22", "the tail of V not filled", "load_tile<Bc, d, true>(smem.V, gV, last);",
-     "load_tile<Bc, d>(smem.V, {gV.data, last + Bc, d, gV.stride}, last);", kWrong, "normal",
+    {"22", "the tail of V not filled", "load_tile<Bc, d, true>(smem.V, V);",
+     "load_tile<Bc, d>(smem.V, {V.data, Bc, d, V.stride});", kWrong, "normal",
      "--seqlen 128 --lengths 70"},
+    {"22", "the last tile of K for all", "K = K.from(-Bc);", "", kWrong, "normal", "--seqlen 256"},
+    {"22", "V from the last tile forwards", "V = V.from(-Bc);", "V = V.from(Bc);", kWrong, "normal",
+     "--seqlen 200"},
     {"22", "keys of the neighbour", "of_batch(problem.cu_seqlens_k, problem, b, 0)",
      "of_batch(problem.cu_seqlens_k, problem, (b + 1) % problem.batch, 0)", kWrong, "normal",
      "--batch 2 --seqlen 100 --layout packed --lengths 70,70"},
@@ -514,9 +517,10 @@ const Plant kPlants[] = {
      "for (int j = last, next, jumped = 0; j >= 0; j = next) {\n    next = j == window_first && "
      "!jumped++ ? sinks_last :",
      kWrong, "normal", "--seqlen 200 --window 100 --sinks 100"},
-    {"27", "K of the tile before the window", "load_tile<Bc, d>(smem.K, gK, next)",
-     "load_tile<Bc, d>(smem.K, gK, max(0, j - Bc))", kWrong, "normal",
-     "--seqlen 300 --window 50 --sinks 100"},
+    {"27", "K of the tile before the window", "K = K.from(next - j);", "K = K.from(-Bc);", kWrong,
+     "normal", "--seqlen 300 --window 50 --sinks 100"},
+    {"27", "V of the tile before the window", "V = V.from(next - j);", "V = V.from(-Bc);", kWrong,
+     "normal", "--seqlen 300 --window 50 --sinks 100"},
 
     // Step 28
     {"28", "P of bf16 rounded as fp16", "cvt_rn_x2<T>(left[0], left[1])",
@@ -533,9 +537,8 @@ const Plant kPlants[] = {
     {"28", "rows of 96 written as if they were of 128", "tile(row + i, col + c)",
      "tile(row + i, (col + c) ^ (row / 2 ^ row) % 4 * 8)", kWrong, "normal one-hot",
      "--head-dim 96 --seqlen 130"},
-    {"28", "copies by 8 threads of rows that 8 do not divide",
-     "d % 64 == 0 ? 8 : d % 32 == 0 ? 4 : 2", "8", kOutside, "normal",
-     "--head-dim 80 --seqlen 130"},
+    {"28", "copies by 8 threads of rows that 8 do not divide", "d % 64 ? (d & -d) / 8 : 8", "8",
+     kOutside, "normal", "--head-dim 80 --seqlen 130"},
     {"28", "the rows of 4 warps for 8", "Br / tiling<d>.num_warps / 16", "Br / 4 / 16", kOutside,
      "normal", "--head-dim 192 --seqlen 130"},
 

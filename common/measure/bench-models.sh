@@ -27,7 +27,7 @@ round() {
 once() {
   local n shape window layout
   # What each generality costs a problem that does not need it.
-  problem "15 20 21 22 23 28 29" $(at 8 8192)
+  problem "16 20 21 22 23 28 29" $(at 8 8192)
   # Decoding: the longest batch 16, 4.3 GB, then the short caches. Those of up to 12k keys in all
   # (4 KB a key: 50 MB) are read from the L2 cache.
   problem "26 29" $(decode 16 65536)

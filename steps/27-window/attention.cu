@@ -29,15 +29,12 @@ struct SharedStorage {
   SharedTile<Bc, d> K, V;
 };
 
-/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
-/// may go on after the matrix' last row, the rows that are not there become zeros.
+/// Starts the copies of a tile, 16 bytes per thread and iteration. `part` begins with the thread's
+/// first. Of a ragged tile, which may go on after the matrix' last row, missing rows become zeros.
 template <int Rows, int d, bool ragged = false>
-__device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const half> &matrix,
-                          int first_row) {
+__device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const half> &part) {
   // Eight threads copy 128 bytes of a row, then the next 128: of these addresses one is computed.
   const int row = threadIdx.x / 8, col = threadIdx.x % 8 * 8;
-  const StridedMatrix<const half> part{&matrix.data[(first_row + row) * matrix.stride + col],
-                                       matrix.rows - first_row - row, d - col, matrix.stride};
 #pragma unroll
   for (int i = 0; i < Rows; i += num_warps * 32 / 8)
     for (int c = 0; c < d; c += 64)
@@ -81,11 +78,10 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);
   const int in_all_windows = first_row + warp_row + m_tiles * 16 - 1 + query_0_sees - window;
 
-  load_tile<Br, d, true>(smem.Q, gQ, first_row);
-  if (last >= 0) {
-    load_tile<Bc, d, true>(smem.K, gK, last);
-    load_tile<Bc, d, true>(smem.V, gV, last);  // missing rows are 0: a weight of 0 times NaN is NaN
-  }
+  const int copy_row = threadIdx.x / 8, copy_col = threadIdx.x % 8 * 8;  // the thread's first
+  load_tile<Br, d, true>(smem.Q, gQ.from(first_row + copy_row, copy_col));
+  auto K = gK.from(last + copy_row, copy_col), V = gV.from(last + copy_row, copy_col);
+  if (last >= 0) load_tile<Bc, d, true>(smem.K, K);
   cp_async_commit();
 
   // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
@@ -97,8 +93,6 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     next = j == window_first ? min(j - Bc, sinks_last) : j - Bc;  // from the window to the sinks
     cp_async_wait<0>();
     __syncthreads();  // Q and K are there for all warps, and the previous V has been read by all
-    if (j < last) load_tile<Bc, d>(smem.V, gV, j);
-    cp_async_commit();  // V is on its way behind Q K^T; the first V came with Q and K
 
     // S = Q K^T. mma wants K^T column by column: that is K row by row, as it lies.
     FragmentC s[m_tiles][Bc / 8] = {};
@@ -114,12 +108,15 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
           mma(s[mt][key / 8 + 1], q[mt], {k[2], k[3]});
         }
       }
+      if (col == 0) {  // the tensor cores have work: V is on its way behind the rest of Q K^T
+        load_tile<Bc, d, true>(smem.V, V);  // missing rows are 0: 0 times NaN is NaN
+        V = V.from(next - j);
+        cp_async_commit();
+      }
     }
 
     cp_async_wait<0>();
     __syncthreads();  // V is there for all warps, and K has been read by all
-    if (next >= 0) load_tile<Bc, d>(smem.K, gK, next);
-    cp_async_commit();  // the next K is on its way behind the softmax and P V
 
     if (j + Bc > all_see || (j < in_all_windows && j + Bc > problem.sinks)) {
 #pragma unroll
@@ -144,6 +141,9 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
           m_lane[mt][r] = fmaxf(m_lane[mt][r], fmaxf(x[2 * r], x[2 * r + 1]));
         must_rescale |= m_lane[mt][r] * scale_log2 > m[mt][r] + rescale_threshold;
       }
+    K = K.from(next - j);
+    if (next >= 0) load_tile<Bc, d>(smem.K, K);
+    cp_async_commit();  // the next K is on its way behind the exponentials and P V
     if (__any_sync(kAllLanes, must_rescale)) {
 #pragma unroll
       for (int mt = 0; mt < m_tiles; mt++)

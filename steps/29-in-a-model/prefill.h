@@ -60,14 +60,14 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   const int in_all_windows = first_row + warp_row + m_tiles * 16 - 1 + query_0_sees - window;
 
   const bool rotates = may_rotate && problem.rope != Rope::kNone;
-  if (!rotates) load_tile<true>(smem.Q, gQ, first_row);
-  if (last >= 0) {
-    load_keys<paged, true>(smem.K, gK, last, problem, problem.K_strides, b);
-    // Zeros, too, where no row is there: a weight of 0 times NaN is NaN.
-    load_keys<paged, true>(smem.V, gV, last, problem, problem.V_strides, b);
-  }
+  const int copy_row = threadIdx.x / threads_per_row<d>;  // the thread's first of a tile
+  const int copy_col = threadIdx.x % threads_per_row<d> * 8;
+  if (!rotates) load_tile<true>(smem.Q, gQ.from(first_row + copy_row, copy_col));
+  auto K = paged ? gK : gK.from(last + copy_row, copy_col);
+  auto V = paged ? gV : gV.from(last + copy_row, copy_col);
+  if (last >= 0) load_keys<paged, true>(smem.K, K, last, problem, problem.K_strides, b);
   cp_async_commit();
-  if (rotates)  // while K and V are on their way
+  if (rotates)  // while K is on its way
     load_rotated(smem.Q, gQ, problem, first_row, seqlen_k - seqlen_q);
 
   // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
@@ -81,8 +81,6 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
     next = j == window_first ? min(j - Bc, sinks_last) : j - Bc;  // from the window to the sinks
     cp_async_wait<0>();
     __syncthreads();  // Q and K are there for all warps, and the previous V has been read by all
-    if (j < last) load_keys<paged>(smem.V, gV, j, problem, problem.V_strides, b);
-    cp_async_commit();  // V is on its way behind Q K^T
 
     // S = Q K^T. mma wants K^T column by column: that is K row by row, as it lies.
     FragmentC s[m_tiles][Bc / 8] = {};
@@ -99,12 +97,16 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
           mma<T>(s[mt][key / 8 + 1], q[mt][k_step], {k[2], k[3]});
         }
       }
+      if (col == 0) {  // the tensor cores have work: V is on its way behind the rest of Q K^T
+        // Zeros where no row is there: a weight of 0 times NaN is NaN.
+        load_keys<paged, true>(smem.V, V, j, problem, problem.V_strides, b);
+        if (!paged) V = V.from(next - j);
+        cp_async_commit();
+      }
     }
 
     cp_async_wait<0>();
     __syncthreads();  // V is there for all warps, and K has been read by all
-    if (next >= 0) load_keys<paged>(smem.K, gK, next, problem, problem.K_strides, b);
-    cp_async_commit();  // the next K is on its way behind the softmax and P V
 
     if (j + Bc > all_see || (j < in_all_windows && j + Bc > problem.sinks)) {
 #pragma unroll
@@ -130,6 +132,9 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
           m_lane[mt][r] = fmaxf(m_lane[mt][r], fmaxf(x[2 * r], x[2 * r + 1]));
         must_rescale |= m_lane[mt][r] * scale_log2 > m[mt][r] + rescale_threshold;
       }
+    if (!paged) K = K.from(next - j);
+    if (next >= 0) load_keys<paged>(smem.K, K, next, problem, problem.K_strides, b);
+    cp_async_commit();  // the next K is on its way behind the exponentials and P V
     if (__any_sync(kAllLanes, must_rescale)) {
 #pragma unroll
       for (int mt = 0; mt < m_tiles; mt++)

@@ -11,26 +11,21 @@ struct Tiling {
   int num_warps, blocks_per_SM;
 };
 template <
-    int d>  // At 32 three blocks fit an SM, if nvcc is told so: 168 registers, and it would take 174.
+    int d>  // At 32 three blocks fit an SM, if nvcc is told so: 168 registers, and it would take 179.
 constexpr Tiling tiling = d == 32    ? Tiling{128, 64, 4, 3}
                           : d <= 128 ? Tiling{128, 64, 4, 2}
                                      : Tiling{128, d == 192 ? 64 : 96, 8, 1};
 
 /// So many threads copy 128 bytes of a row, or what divides it, then the next: one address.
 template <int d>
-constexpr int threads_per_row = d % 64 == 0   ? 8
-                                : d % 32 == 0 ? 4
-                                              : 2;
+constexpr int threads_per_row = d % 64 ? (d & -d) / 8 : 8;
 
-/// Starts the copies of Rows x d elements, 16 bytes per thread and copy. Of a ragged tile, which may
-/// go on after the matrix' last row, the rows that are not there become zeros.
+/// Starts the copies of a tile, 16 bytes per thread and copy. `part` begins with the thread's first.
+/// Of a ragged tile, which may go on after the matrix' last row, missing rows become zeros.
 template <bool ragged, class T, int Rows, int d>
-__device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
-                          int first_row) {
+__device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &part) {
   constexpr int threads = threads_per_row<d>;
   const int row = threadIdx.x / threads, col = threadIdx.x % threads * 8;
-  const StridedMatrix<const T> part{&matrix.data[(first_row + row) * matrix.stride + col],
-                                    matrix.rows - first_row - row, d - col, matrix.stride};
 #pragma unroll
   for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads)
     for (int c = 0; c < d; c += threads * 8)
@@ -62,13 +57,15 @@ __device__ void load_pages(SharedTile<Rows, d, T> &tile, const StridedMatrix<con
   }
 }
 
+/// Starts the copies of a tile of K or V. `rows` are the head's if they are in pages, or else begin
+/// with the thread's first.
 template <bool paged, bool ragged = false, class T, int Rows, int d>
-__device__ void load_keys(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &head,
+__device__ void load_keys(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &rows,
                           int first_row, const Problem &problem, const Strides &strides, int b) {
   if constexpr (paged)
-    load_pages(tile, head, first_row, problem, strides, b);
+    load_pages(tile, rows, first_row, problem, strides, b);
   else
-    load_tile<ragged>(tile, head, first_row);
+    load_tile<ragged>(tile, rows);
 }
 
 /// Loads a tile of Q, rotated. Rows that are not there, or are before the first key and see none,
