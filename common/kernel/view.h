@@ -115,8 +115,8 @@ struct StridedMatrix {
     const bool inside = unsigned(row) < unsigned(rows) && unsigned(col) < unsigned(cols);
     return element(data + row * stride + col, inside ? cols - col : 0, where);
   }
-  /// What lies from a row and a column on. The row may be before the first; nobody may read it there.
-  __device__ __forceinline__ StridedMatrix from(int row, int col = 0) const {
+  /// What lies from a row and a column on. The row may be after the last: there are no rows then.
+  __device__ __forceinline__ StridedMatrix from(int row, int col) const {
     return {data + row * stride + col, rows - row, cols - col, stride};
   }
 };

@@ -23,6 +23,7 @@ BEGIN {
   stall["smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio"] = "warps per issue: long_scoreboard"
   stall["smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"] = "warps per issue: wait"
   stall["smsp__average_warps_issue_stalled_mio_throttle_per_issue_active.ratio"] = "warps per issue: mio_throttle"
+  stall["smsp__average_warps_issue_stalled_lg_throttle_per_issue_active.ratio"] = "warps per issue: lg_throttle"
   stall["smsp__average_warps_issue_stalled_math_pipe_throttle_per_issue_active.ratio"] = "warps per issue: math_pipe_throttle"
   stall["smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio"] = "warps per issue: barrier"
   # The same, of the steps that have Hopper's instructions.

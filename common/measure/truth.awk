@@ -7,22 +7,24 @@
 # 1. Copies of an iteration that has none: `if (j + Bc < seqlen) load_tile(K)` is a branch at head
 # dim 128; at head dim 64 a thread has four copies per tile, and ptxas puts a predicate on each
 # instead (`make sass-15`: @!P1 LDGSTS). In the last iteration, of step 21 in the first, the warp issues them,
-# and ncu counts them, though no lane copies. Where the predicate is P0 (steps 11 to 14 and 21), ncu's metric of
+# and ncu counts them, though no lane copies. Where the predicate is P0 (steps 11 to 14), ncu's metric of
 # wavefronts reads it as false (TRUTH.md) and counts them as if all lanes copied: 32 wavefronts each, 4 of them
-# ideal. Where it is P1 or P2 (steps 15, 16 and 20) it counts none. A warp of a block has Bc d / 8 / threads of
+# ideal. Where it is P1 or P2 (steps 15, 16, 20 and 21) it counts none. A warp of a block has Bc d / 8 / threads of
 # them, so all the warps of all the blocks have batch heads (seqlen / Br) (Bc d / 8 / 32), less those of
 # blocks that see no key.
 # 2. In step 12 at head dim 128 the next fragment's ldmatrix has a predicate, which is off once in
 # each iteration of each warp.
 # 3. Before the copies of a tile, ptxas puts three loads that are switched off for good (`make sass-24`:
 # @!PT LDS), before a fence four (`make sass-26`). ncu counts them as requests. (Of steps without any other load
-# ncu.awk leaves them out.) In step 24 a warp comes by two such places per tile of K, and votes once; without a
-# key, by the one before Q's copies. That is the only one in steps 25 and 26, of a warp for each 256 elements of
-# Q. In step 26 one warp of a block passes two fences, if there are splits.
+# ncu.awk leaves them out.) In step 24 a warp comes by two such places per tile of K, and votes once, and by one
+# before Q's copies. That is the only one in steps 25 and 26, of a warp for each 256 elements of Q. In steps 26
+# and 29 one warp of a block passes two fences, if there are splits: the warp that counts the block.
 # 4. In step 22 a block whose sequence has no row for it leaves, and nvcc puts the load of the keys' number
 # after that.
 # 5. In step 26 the 16 bytes of a part that a lane stores are not in neighbouring registers: nvcc makes it four
-# stores of 4 bytes (`make sass-26`: STG.E), each of which touches all the sectors.
+# stores of 4 bytes (`make sass-26`: STG.E), each of which touches all the sectors. So it is in step 29 where Q is
+# put into shared memory, rotated or not (`make sass-29`: STS): four wavefronts for each 4 bytes of lanes that
+# are 16 bytes apart.
 BEGIN { FS = "," }
 
 $1 ~ /^tile / {
@@ -83,7 +85,7 @@ function without_keys(step, batch, heads, seqlen, options,  keys) {
 }
 
 # How much more ncu counts by the rules above; says why in `reason`.
-function explained(problem, counter,  part, step, d, all, unseeing, off, copies, barriers, splits, line, stores) {
+function explained(problem, counter,  part, step, d, all, unseeing, off, copies, barriers, splits, line, stores, place) {
   split(problem, part, "|")
   step = part[1]
   d = part[5]
@@ -95,14 +97,15 @@ function explained(problem, counter,  part, step, d, all, unseeing, off, copies,
   if (step ~ /^(1[1-6]|2[01])-/ && d == 64) {
     off = (all - unseeing) * tile[step, "Bc"] * d / 8 / 32
     if (counter == "cp.async requests") return off
-    if (step ~ /^(15|16|20)-/) return 0
+    if (step ~ /^(15|16|20|21)-/) return 0
     reason = off " switched off, 32 each"
     if (counter == "cp.async wavefronts") return 32 * off
     reason = off " switched off, 4 each"
     if (counter == "shared wavefronts, ideal") return 4 * off
   }
   if (counter == "shared load requests") {
-    if (step ~ /^24-/) return 3 * (2 * count[problem "|votes", "emulator"] + unseeing * tile[step, "warps"])
+    if (step ~ /^24-/) return 3 * (2 * count[problem "|votes", "emulator"] + all * tile[step, "warps"])
+    if (step ~ /^29-/) return 2 * 4 * count[problem "|atomics", "emulator"]
     if (step ~ /^2[56]-/) {
       copies = d * tile[step, "rows"] / 256
       barriers = count[problem "|block barriers", "emulator"] / tile[step, "warps"]
@@ -119,6 +122,12 @@ function explained(problem, counter,  part, step, d, all, unseeing, off, copies,
     line = line_of[step, "store_part"]
     stores = of_line[problem, line, counter ~ /requests/ ? counter : "global store sectors"]
     return 3 * stores * (counter ~ /bytes/ ? 32 : 1)
+  }
+  if (step ~ /^29-/ && counter ~ /^shared store (requests|wavefronts)$/) {
+    reason = "16 bytes of Q in four stores"
+    for (place = 1; place <= 2; place++)
+      stores += of_line[problem, line_of[step, "store_rotated_" place], "shared store requests"]
+    return (counter ~ /requests/ ? 3 : 4 * 4 - 4) * stores
   }
   return 0
 }

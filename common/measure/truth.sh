@@ -16,6 +16,10 @@ for file in "${files[@]}"; do
       sed -nE "s/^constexpr int (Br|Bc|rows|warps|num_warps) = ([0-9]+)[,;].*/tile $(basename "$(dirname "$source")") \1 \2/p" "$source"
     done | sed 's/ num_warps / warps /'
     sed -n '/store<4>(parts(row, col)/=' common/kernel/parts.h | sed 's/^/line 26-split-kv store_part /'
+    sed -n '/store<8>(smem.Q(row, col), left)/=' steps/29-in-a-model/decode.h |
+      sed 's/^/line 29-in-a-model store_rotated_1 /'
+    sed -n '/store<8>(tile(i, col), left)/=' steps/29-in-a-model/tiles.h |
+      sed 's/^/line 29-in-a-model store_rotated_2 /'
   } | awk -f common/measure/truth.awk - "$file" || status=1
 done
 [ "$compared" ] || {

@@ -51,8 +51,9 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   // Blocks start in the order of their index, x first: of some heads the last rows, which see the
-  // most keys, then the rows before them; then of the next heads.
-  const int head = blockIdx.z * gridDim.x + blockIdx.x;
+  // most keys, then the rows before them; then of the heads before. (Those that are fewer, where heads
+  // do not divide, come first: at the end they would leave SMs idle.)
+  const int head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   if (head >= heads) return;
   const int keys_end = causal ? first_row + Br : seqlen;  // no row of the tile sees further

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   // Blocks start in the order of their index, x first: at first the last rows, with the most keys.
-  const int head = blockIdx.z * gridDim.x + blockIdx.x;
+  const int head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   if (head >= heads) return;
   // Query i sees the keys before i + query_0_sees: the last query stands at the last key.

@@ -29,12 +29,14 @@ struct SharedStorage {
   SharedTile<Bc, d> K, V;
 };
 
-/// Starts the copies of a tile, 16 bytes per thread and iteration. `part` begins with the thread's
-/// first. Of a ragged tile, which may go on after the matrix' last row, missing rows become zeros.
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
+/// may go on after the matrix' last row, the rows that are not there become zeros.
 template <int Rows, int d, bool ragged = false>
-__device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const half> &part) {
+__device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const half> &matrix,
+                          int first_row) {
   // Eight threads copy 128 bytes of a row, then the next 128: of these addresses one is computed.
   const int row = threadIdx.x / 8, col = threadIdx.x % 8 * 8;
+  const auto part = matrix.from(first_row + row, col);
 #pragma unroll
   for (int i = 0; i < Rows; i += num_warps * 32 / 8)
     for (int c = 0; c < d; c += 64)
@@ -47,7 +49,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   // Blocks start in the order of their index, x first: at first the last rows, with the most keys.
-  const int head = blockIdx.z * gridDim.x + blockIdx.x;
+  const int head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   const int b = head / problem.heads, h = head % problem.heads;
   if (b >= problem.batch) return;
@@ -78,10 +80,8 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);
   const int in_all_windows = first_row + warp_row + m_tiles * 16 - 1 + query_0_sees - window;
 
-  const int copy_row = threadIdx.x / 8, copy_col = threadIdx.x % 8 * 8;  // the thread's first
-  load_tile<Br, d, true>(smem.Q, gQ.from(first_row + copy_row, copy_col));
-  auto K = gK.from(last + copy_row, copy_col), V = gV.from(last + copy_row, copy_col);
-  if (last >= 0) load_tile<Bc, d, true>(smem.K, K);
+  load_tile<Br, d, true>(smem.Q, gQ, first_row);
+  if (last >= 0) load_tile<Bc, d, true>(smem.K, gK, last);
   cp_async_commit();
 
   // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
@@ -109,8 +109,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
         }
       }
       if (col == 0) {  // the tensor cores have work: V is on its way behind the rest of Q K^T
-        load_tile<Bc, d, true>(smem.V, V);  // missing rows are 0: 0 times NaN is NaN
-        V = V.from(next - j);
+        load_tile<Bc, d, true>(smem.V, gV, j);  // missing rows are 0: 0 times NaN is NaN
         cp_async_commit();
       }
     }
@@ -141,8 +140,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
           m_lane[mt][r] = fmaxf(m_lane[mt][r], fmaxf(x[2 * r], x[2 * r + 1]));
         must_rescale |= m_lane[mt][r] * scale_log2 > m[mt][r] + rescale_threshold;
       }
-    K = K.from(next - j);
-    if (next >= 0) load_tile<Bc, d>(smem.K, K);
+    if (next >= 0) load_tile<Bc, d>(smem.K, gK, next);
     cp_async_commit();  // the next K is on its way behind the exponentials and P V
     if (__any_sync(kAllLanes, must_rescale)) {
 #pragma unroll

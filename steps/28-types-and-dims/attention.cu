@@ -29,30 +29,30 @@ struct SharedStorage {
   SharedTile<tiling<d>.Bc, d, T> K, V;
 };
 
-/// So many threads copy 128 bytes of a row, or what divides it, then the next: one address.
-template <int d>
-constexpr int threads_per_row = d % 64 ? (d & -d) / 8 : 8;
-
-/// Starts the copies of a tile, 16 bytes per thread and iteration. `part` begins with the thread's
-/// first. Of a ragged tile, which may go on after the matrix' last row, missing rows become zeros.
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
+/// may go on after the matrix' last row, the rows that are not there become zeros.
 template <bool ragged = false, class T, int Rows, int d>
-__device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &part) {
-  const int row = threadIdx.x / threads_per_row<d>, col = threadIdx.x % threads_per_row<d> * 8;
+__device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
+                          int first_row) {
+  // Eight threads, or as many as divide d, copy 128 bytes of a row, then the next: one address.
+  constexpr int threads = d % 64 == 0 ? 8 : d % 32 == 0 ? 4 : 2;
+  const int row = threadIdx.x / threads, col = threadIdx.x % threads * 8;
+  const auto part = matrix.from(first_row + row, col);
 #pragma unroll
-  for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads_per_row<d>)
-    for (int c = 0; c < d; c += threads_per_row<d> * 8)
+  for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads)
+    for (int c = 0; c < d; c += threads * 8)
       cp_async_16_or_zeros(tile(row + i, col + c), part(i, c), !ragged || i < part.rows);
 }
 
 template <class T, int d>
 __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling<d>.blocks_per_SM)
-    attention(const Problem problem, float scale_log2) {  // at 32 nvcc takes 174 registers untold
-  constexpr int Br = tiling<d>.Br, Bc = tiling<d>.Bc, threads = threads_per_row<d>;
+    attention(const Problem problem, float scale_log2) {  // at 32 nvcc takes 170 registers untold
+  constexpr int Br = tiling<d>.Br, Bc = tiling<d>.Bc;
   constexpr int m_tiles = Br / tiling<d>.num_warps / 16;  // a warp's rows, in units of mma's 16
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   // Blocks start in the order of their index, x first: the last rows, which see the most keys.
-  const int head = blockIdx.z * gridDim.x + blockIdx.x;
+  const int head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   const int b = head / problem.heads, h = head % problem.heads;
   if (b >= problem.batch) return;
@@ -75,10 +75,9 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling
   // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
   const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // keys before it
-  const int copy_row = threadIdx.x / threads, copy_col = threadIdx.x % threads * 8;  // the first
-  load_tile<true>(smem.Q, gQ.from(first_row + copy_row, copy_col));
-  auto K = gK.from(last + copy_row, copy_col), V = gV.from(last + copy_row, copy_col);
-  if (last >= 0) load_tile<true>(smem.K, K);
+
+  load_tile<true>(smem.Q, gQ, first_row);
+  if (last >= 0) load_tile<true>(smem.K, gK, last);
   cp_async_commit();
 
   // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
@@ -107,14 +106,14 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling
         }
       }
       if (col == 0) {  // the tensor cores have work: V is on its way behind the rest of Q K^T
-        load_tile<true>(smem.V, V);  // missing rows are 0: 0 times NaN is NaN
-        V = V.from(-Bc);
+        load_tile<true>(smem.V, gV, j);  // missing rows are 0: 0 times NaN is NaN
         cp_async_commit();
       }
     }
 
     cp_async_wait<0>();
     __syncthreads();  // V is there for all warps, and K has been read by all
+
     if (j + Bc > all_see) {
 #pragma unroll
       for (int mt = 0; mt < m_tiles; mt++)
@@ -137,8 +136,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling
           m_lane[mt][r] = fmaxf(m_lane[mt][r], fmaxf(x[2 * r], x[2 * r + 1]));
         must_rescale |= m_lane[mt][r] * scale_log2 > m[mt][r] + rescale_threshold;
       }
-    K = K.from(-Bc);
-    if (j > 0) load_tile(smem.K, K);
+    if (j > 0) load_tile(smem.K, gK, j - Bc);
     cp_async_commit();  // the next K is on its way behind the exponentials and P V
     if (__any_sync(kAllLanes, must_rescale)) {
 #pragma unroll

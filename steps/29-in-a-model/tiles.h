@@ -18,14 +18,18 @@ constexpr Tiling tiling = d == 32    ? Tiling{128, 64, 4, 3}
 
 /// So many threads copy 128 bytes of a row, or what divides it, then the next: one address.
 template <int d>
-constexpr int threads_per_row = d % 64 ? (d & -d) / 8 : 8;
+constexpr int threads_per_row = d % 64 == 0   ? 8
+                                : d % 32 == 0 ? 4
+                                              : 2;
 
-/// Starts the copies of a tile, 16 bytes per thread and copy. `part` begins with the thread's first.
-/// Of a ragged tile, which may go on after the matrix' last row, missing rows become zeros.
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
+/// may go on after the matrix' last row, the rows that are not there become zeros.
 template <bool ragged, class T, int Rows, int d>
-__device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &part) {
+__device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
+                          int first_row) {
   constexpr int threads = threads_per_row<d>;
   const int row = threadIdx.x / threads, col = threadIdx.x % threads * 8;
+  const auto part = matrix.from(first_row + row, col);
 #pragma unroll
   for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads)
     for (int c = 0; c < d; c += threads * 8)
@@ -57,15 +61,14 @@ __device__ void load_pages(SharedTile<Rows, d, T> &tile, const StridedMatrix<con
   }
 }
 
-/// Starts the copies of a tile of K or V. `rows` are the head's if they are in pages, or else begin
-/// with the thread's first.
+/// Starts the copies of a tile of K or V, in pages or not.
 template <bool paged, bool ragged = false, class T, int Rows, int d>
-__device__ void load_keys(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &rows,
+__device__ void load_keys(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &head,
                           int first_row, const Problem &problem, const Strides &strides, int b) {
   if constexpr (paged)
-    load_pages(tile, rows, first_row, problem, strides, b);
+    load_pages(tile, head, first_row, problem, strides, b);
   else
-    load_tile<ragged>(tile, rows);
+    load_tile<ragged>(tile, head, first_row);
 }
 
 /// Loads a tile of Q, rotated. Rows that are not there, or are before the first key and see none,
