@@ -8,7 +8,7 @@
 //             tiles of the sinks. A warp masks the tiles that such an edge crosses.
 // Prediction  A Q tile visits W / 64 + 2 tiles of keys, W / 64 would be without waste: time grows with
 //             W + 128, and 11% of the work is wasted at W = 1024. At N = 16384 it takes 15% of the time
-//             that --causal takes. Without a window as fast as step 23: 4 instructions more per tile.
+//             that --causal takes. Without a window as fast as step 23: a comparison more per tile.
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
 #include "common/kernel/order.h"
