@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
           mma(s[mt][key / 8 + 1], q[mt], {k[2], k[3]});
         }
       }
-      if (col == 0) {  // the tensor cores have work: V is on its way behind the rest of Q K^T
+      if (col == 0) {  // the first ldmatrix are ahead: now V, on its way behind the rest of Q K^T
         load_tile<Bc, d, true>(smem.V, gV, j);  // missing rows are 0: 0 times NaN is NaN
         cp_async_commit();
       }

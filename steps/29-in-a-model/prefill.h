@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
           mma<T>(s[mt][key / 8 + 1], q[mt][k_step], {k[2], k[3]});
         }
       }
-      if (col == 0) {  // the tensor cores have work: V is on its way behind the rest of Q K^T
+      if (col == 0) {  // the first ldmatrix are ahead: now V, on its way behind the rest of Q K^T
         // Zeros where no row is there: a weight of 0 times NaN is NaN.
         load_keys<paged, true>(smem.V, gV, j, problem, problem.V_strides, b);
         cp_async_commit();
