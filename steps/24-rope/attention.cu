@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
   // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
-  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // keys before it
+  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // of the warp's rows
 
   load_tile<Br, d, true>(smem.Q, gQ, first_row);
   if constexpr (rope) cp_async_commit();

@@ -7,7 +7,7 @@
 // Change      Type and d are template parameters. From 192 on a warp has 16 rows; at 192 Q stays in
 //             registers. The swizzle takes rows that are no multiple of 128 bytes.
 // Prediction  bf16 as fast as fp16; d = 128 as step 23. At 256, where a fragment of K or V feeds one
-//             m tile and shared memory is busy for 2.17 clocks per mma, not 1.25: 350 TFLOP/s.
+//             m tile and shared memory is busy for 2.17 clocks per mma, not 1.25: 347 TFLOP/s.
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
 #include "common/kernel/order.h"
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
   // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
-  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // keys before it
+  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // of the warp's rows
 
   load_tile<true>(smem.Q, gQ, first_row);
   if (last >= 0) load_tile<true>(smem.K, gK, last);
@@ -154,13 +154,14 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling
         }
     }
 #pragma unroll
-    for (int mt = 0; mt < m_tiles; mt++)
+    for (int mt = 0; mt < m_tiles; mt++) {
       for (int r = 0; r < 2; r++)
         for (FragmentC &x : s[mt])
           for (int e = 2 * r; e < 2 * r + 2; e++)
             l[mt][r] += x[e] = ex2(fmaf(x[e], scale_log2, -m[mt][r]));
+    }
 
-            // O += P V. Two neighbouring C fragments of S, rounded to T, are an A fragment of P.
+    // O += P V. Two neighbouring C fragments of S, rounded to T, are an A fragment of P.
 #pragma unroll
     for (int key = 0; key < Bc; key += 16) {
       FragmentA p[m_tiles];

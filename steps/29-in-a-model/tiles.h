@@ -10,8 +10,8 @@ struct Tiling {
   int Br, Bc;  // rows of Q, and of K and V, in a tile
   int num_warps, blocks_per_SM;
 };
-template <
-    int d>  // At 32 three blocks fit an SM, if nvcc is told so: 168 registers, and it would take 176.
+// At 32 three blocks fit an SM, if nvcc is told so: 168 registers, and it would take 176.
+template <int d>
 constexpr Tiling tiling = d == 32    ? Tiling{128, 64, 4, 3}
                           : d <= 128 ? Tiling{128, 64, 4, 2}
                                      : Tiling{128, d == 192 ? 64 : 96, 8, 1};
