@@ -20,7 +20,7 @@ thread_local constinit dim3 threadIdx{}, blockIdx{}, blockDim{}, gridDim{};
 
 namespace emulator {
 
-thread_local Block *Block::current = nullptr;
+thread_local constinit Block *Block::current = nullptr;
 
 namespace {
 
@@ -472,12 +472,6 @@ void Block::fail_in_thread(unsigned thread, const std::string &what, const Where
 }
 
 // --- memory --------------------------------------------------------------------------------------
-
-/// Where in shared memory an address lies; at least shared_bytes_ if elsewhere.
-std::size_t Block::shared_offset(const void *address) const {
-  return reinterpret_cast<std::uintptr_t>(address) -
-         reinterpret_cast<std::uintptr_t>(cta_->shared.get());
-}
 
 void Block::access(const void *address, int bytes, const void *value, bool store,
                    const Where &where, const void *caller) {

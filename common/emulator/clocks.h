@@ -108,6 +108,9 @@ class Clocks {
   void join_lanes(unsigned warp, std::uint32_t lanes);
   void join(const std::vector<unsigned> &threads);
 
+  /// Whether whole warps and whole blocks alone have synchronised since the last barrier of the block.
+  bool are_of_warps() const { return exact_.empty(); }
+
   /// Whether threads of the block synchronise with agents, or one by one.
   bool has_agents() const { return has_agents_; }
 
