@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "common/emulator/emulator.h"
@@ -556,6 +557,7 @@ unsigned Block::atomic(unsigned *address, const std::function<unsigned(unsigned)
   check_launch_before(*allocation,
                       {clocks_, running_, site_of(where), true, sizeof *address, address}, "atomic",
                       where);
+  std::this_thread::yield();  // a block that waits for another lets its host thread go on
   const std::lock_guard lock(atomics);
   clocks_.atomic(running_, told_by_atomics[address]);
   return std::exchange(*address, next(*address));
