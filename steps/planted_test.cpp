@@ -1025,7 +1025,8 @@ std::string without_one(std::string source, const std::vector<Call> &calls) {
   std::size_t code = 0;
   while (source[code] == '/' || source[code] == '#' || source[code] == '\n')
     code = source.find('\n', code) + 1;
-  return source.insert(code, "const int gone = std::atoi(std::getenv(\"GONE\")); ");
+  return source.insert(
+      code, "const int gone = std::getenv(\"GONE\") ? std::atoi(std::getenv(\"GONE\")) : -1; ");
 }
 
 // --- all copies ------------------------------------------------------------------------------------
