@@ -151,6 +151,7 @@ TEST_CASE("mbarrier: what one lane has not told is not known, whichever it is") 
       __syncthreads();
       if (threadIdx.x < 32) {
         at = __LINE__, read(smem.x(1, 1));
+        __shfl_xor_sync(kAllLanes, 0, 1);  // orders nothing: all have read before the first arrives
         if (!is_thread(silent)) mbarrier_arrive(smem.a);
       }
       if (!is_thread(40)) return;
