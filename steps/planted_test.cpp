@@ -1031,7 +1031,8 @@ std::string without_one(std::string source, const std::vector<Call> &calls) {
 
 // --- all copies ------------------------------------------------------------------------------------
 
-/// A copy of each step, and one of it with each bug, and one whose calls can be gone, by name. They are compiled when they are first asked for.
+/// By name a copy of each step, one of it with each bug, and one whose calls can be gone. They are compiled
+/// when they are first asked for.
 const std::map<std::string, Copy> &planted() {
   static const std::map<std::string, Copy> by_name = [] {
     std::vector<Copy> copies;
