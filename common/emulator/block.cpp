@@ -277,7 +277,7 @@ void Block::check_same(const Collective &what, unsigned warp, std::uint32_t lane
   for (unsigned lane = 0; lane < 32; lane++) {
     if (!(lanes >> lane & 1)) continue;
     const Thread &other = threads_[warp * 32 + lane];
-    if (std::strcmp(other.waits_in, what.name) == 0 &&
+    if ((other.waits_in == what.name || std::strcmp(other.waits_in, what.name) == 0) &&
         (!what.aligned || same_place(other.where, where)))
       continue;
     fail(std::string("lanes of one warp wait in different instructions: ") + what.name + " here, " +

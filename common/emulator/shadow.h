@@ -160,7 +160,8 @@ class SharedShadow {
 inline bool SharedShadow::load_in_short(std::size_t offset, int bytes, unsigned thread, SiteId site,
                                         const Clocks &clocks) {
   std::vector<WarpReads> &reads = reads_[thread / 32];
-  if (copying_ || bytes >> unit_bits_ == 0 || reads.empty() || !clocks.are_of_warps()) return false;
+  if (bytes >> unit_bits_ == 0 || reads.empty() || !clocks.are_of_warps()) return false;
+  if (copying_ && copies_[offset / kCopyBytes].site) return false;
   const std::size_t first = unit_of(offset), end = unit_of(offset + bytes);
   for (std::size_t unit = first; unit < end; unit++) {
     const Stamp write = writes_[unit];
