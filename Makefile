@@ -99,7 +99,7 @@ build/variants/%/attention.cu: try/$$(call number,$$(*D))/$$(subst try-,,$$(*F))
 	@mkdir -p $(@D) && cp $< $@
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	@mkdir -p $(@D)
-	$(say)$(HOST) $(if $(filter common/emulator/%_test.cpp,$<),-O1 -g0,$(if $(filter %_test.cpp common/testing/% common/exercises/% common/pages/% steps/%,$<),-O0 -g0)) -c $< -o $@
+	$(say)$(HOST) $(if $(filter common/testing/% common/exercises/% common/pages/% steps/%,$<),-O0 -g0) -c $< -o $@
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say)$(CUDA) $(call gencode,$(or $(patsubst sm_90,sm_90a,$(call field,$(*F),4)),$(ARCH))) -c $< -o $@
@@ -117,7 +117,7 @@ build/host/flags: FORCE
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo $(call quoted,$(CUDA)) >$@.$$PPID
 	$(changed)
-include common/kernel/kernel.mk steps/29-in-a-model/library.mk common/exercises/exercises.mk
+include common/kernel/kernel.mk common/testing/tests.mk steps/29-in-a-model/library.mk common/exercises/exercises.mk
 -include $(shell find build/host $(BUILD) -path "*/without-*" -prune -o -name '*.d' -print 2>/dev/null)
 
 #? Check

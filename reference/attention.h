@@ -156,10 +156,10 @@ KeyValues key_values(const Inputs &inputs, Place place, int first, int end);
 
 /// Calls f(width, first) for all columns of a row: eight of them, `width` a constant, and what is left
 /// one by one. Their sums over the keys are then in registers, and compilers make vectors of them.
-template <class F>
+template <int Width = 8, class F>
 void in_columns(int columns, F f) {
   int first = 0;
-  for (; first + 8 <= columns; first += 8) f(std::integral_constant<int, 8>(), first);
+  for (; first + Width <= columns; first += Width) f(std::integral_constant<int, Width>(), first);
   for (; first < columns; first++) f(std::integral_constant<int, 1>(), first);
 }
 

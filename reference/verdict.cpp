@@ -88,15 +88,12 @@ void add_rotation(const Inputs &inputs, const KeyValues &head, Place place, cons
                   std::vector<Element> &elements) {
   const int d = inputs.shape.head_dim;
   const double root = std::sqrt(static_cast<double>(d));
-  // sum_j w_j (v_j - o) k_jc, [column of the output, c]: most of the time goes by here. In fp32 and
-  // in steps of a constant width, which compilers make vectors of.
-  constexpr int kWidth = 16;
-  const int padded = (d + kWidth - 1) / kWidth * kWidth;
-  std::vector<float> sums(static_cast<std::size_t>(d) * padded), key(padded);
-  for (std::size_t j = 0; j < row.weights.size(); j++) {
+  const std::size_t keys = row.weights.size();
+  std::vector<float> factors(keys * d), K(keys * d);  // of each key w_j (v_j - o), and k_j
+  for (std::size_t j = 0; j < keys; j++) {
     const int number = row.keys[static_cast<int>(j)];
     const std::size_t at = static_cast<std::size_t>(number - head.first) * d;
-    for (int c = 0; c < d; c++) key[c] = static_cast<float>(head.K[at + c]);
+    for (int c = 0; c < d; c++) K[j * d + c] = static_cast<float>(head.K[at + c]);
     double squares = 0, sum = 0;
     if (is_rotated_here(inputs.shape, place.batch, number)) {
       const std::vector<double> h = rotation_errors(inputs, &head.K[at]);
@@ -110,19 +107,25 @@ void add_rotation(const Inputs &inputs, const KeyValues &head, Place place, cons
       const double factor = row.weights[j] * (head.V[at + k] - row.output[k]);
       elements[k].r_squared += factor * factor * squares / 3;
       elements[k].at_most += std::abs(factor) * sum;
-      const auto narrow = static_cast<float>(factor);
-      float *to = &sums[static_cast<std::size_t>(k) * padded];
-      for (int c = 0; c < padded; c += kWidth)
-        for (int i = 0; i < kWidth; i++) to[c + i] += narrow * key[c + i];
+      factors[j * d + k] = static_cast<float>(factor);
     }
   }
+  // The sums over j of a factor and k_jc: most of the time goes by here, so in fp32.
   const std::vector<double> h = rotation_errors(inputs, row.query.data());
-  for (int k = 0; k < d; k++)
-    for (int c = 0; c < d; c++) {
-      const double error = h[c] * std::abs(sums[static_cast<std::size_t>(k) * padded + c]) / root;
-      elements[k].r_squared += error * error / 3;
-      elements[k].at_most += error;
-    }
+  in_columns<4>(d, [&](auto rows, int k) {
+    in_columns(d, [&](auto cols, int c) {
+      float sums[int{rows}][int{cols}] = {};
+      for (std::size_t j = 0; j < keys; j++)
+        for (int r = 0; r < rows; r++)
+          for (int i = 0; i < cols; i++) sums[r][i] += factors[j * d + k + r] * K[j * d + c + i];
+      for (int r = 0; r < rows; r++)
+        for (int i = 0; i < cols; i++) {
+          const double error = h[c + i] * std::abs(sums[r][i]) / root;
+          elements[k + r].r_squared += error * error / 3;
+          elements[k + r].at_most += error;
+        }
+    });
+  });
 }
 
 /// The largest product of q . k, or sum of products up to a multiple of 32 of them: what the tensor cores

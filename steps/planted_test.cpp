@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <string>
@@ -946,8 +947,94 @@ std::string name_of(const Plant &plant) {
 std::string name_without_a_bug(const std::string &step) {
   return step.substr(0, 2) + "-without-a-bug";
 }
+std::string name_without_one_call(const std::string &step) {
+  return step.substr(0, 2) + "-without-one-call";
+}
 
-/// A copy of each step, and one of it with each bug, by name. They are compiled when they are first asked for.
+// --- calls that are gone ---------------------------------------------------------------------------
+
+/// What a step cannot do without: calls, each to be taken away alone.
+const std::vector<std::string> kBarriers = {"__syncthreads()", "__syncwarp()",
+                                            "cp_async_wait<0>()"};
+// keep_loads_apart() is none: what it stands for is a hint to nvcc, and nothing may rely on it.
+const std::vector<std::string> kHopperBarriers = {
+    "__syncthreads(",        "mbarrier_wait(",
+    "mbarrier_arrive(",      "mbarrier_arrive_expect_tx(",
+    "mbarrier_fence_init(",  "wgmma_fence(",
+    "wgmma_commit(",         "wgmma_wait<",
+    "fence_proxy_async(",    "named_barrier_sync(",
+    "named_barrier_arrive(", "tma_store_commit(",
+    "tma_store_wait_read<",  "ring_release(",
+    "cluster_sync(",         "mbarrier_arrive_at(",
+    "griddepcontrol_wait("};
+
+/// Calls that a step can do without, and why.
+struct Spare {
+  std::string call, why;
+};
+const std::vector<Spare> kSpare = {
+    {"named_barrier_sync(1 + warpgroup, consumers * 128)",
+     "ping-pong: whose turn it is changes when something is done, and no result"},
+    {"named_barrier_sync(1 + warpgroup, 2 * 128)", "the same, of three warpgroups"},
+};
+
+/// A call in a source: where, and how much of the text it is.
+struct Call {
+  std::size_t at, size;
+};
+
+std::vector<Call> calls_of(const std::string &source, const std::vector<std::string> &names) {
+  std::vector<Call> calls;
+  for (const std::string &name : names)
+    for (std::size_t at = 0; (at = source.find(name, at)) != std::string::npos; at++) {
+      const std::size_t end = source.find(';', at), line = source.rfind('\n', at);
+      if (source.substr(line, at - line).find("//") != std::string::npos) continue;
+      if (at > 0 && (std::isalnum(source[at - 1]) || source[at - 1] == '_')) continue;
+      const std::string call = source.substr(at, end - at);
+      if (call.find('{') != std::string::npos) continue;  // its definition
+      if (std::none_of(kSpare.begin(), kSpare.end(),
+                       [&](const Spare &spare) { return spare.call == call; }))
+        calls.push_back({at, end - at});
+    }
+  return calls;
+}
+
+/// The calls of a step that it cannot do without.
+std::vector<Call> calls_of(const std::string &step, const std::string &source) {
+  std::vector<Call> calls;
+  for (const Call &call : calls_of(source, step < "30" ? kBarriers : kHopperBarriers))
+    // Step 37 releases a tile to two blocks, and not by ring.h.
+    if (source.substr(call.at, call.size) != "mbarrier_arrive(ring.empty[at.stage])" ||
+        source.find("ring_release(smem") != std::string::npos)
+      calls.push_back(call);
+  return calls;
+}
+
+/// A step's source in which the call with the number GONE, of these, is not made: each a bug of its own, and all
+/// are compiled at once.
+std::string without_one(std::string source, const std::vector<Call> &calls) {
+  std::vector<std::size_t> numbers(calls.size());
+  std::iota(numbers.begin(), numbers.end(), 0);
+  std::sort(numbers.begin(), numbers.end(),
+            [&](std::size_t a, std::size_t b) { return calls[a].at > calls[b].at; });
+  for (const std::size_t number : numbers) {  // the last first: where the others are is still true
+    const auto [at, size] = calls[number];
+    source.replace(at, size,
+                   "(gone == " + std::to_string(number) + " ? void() : static_cast<void>(" +
+                       source.substr(at, size) + "))");
+  }
+  // Which it is must be known from the first line of code on; lines keep their numbers.
+  std::size_t code = 0;
+  while (source[code] == '/' || source[code] == '#' || source[code] == '\n')
+    code = source.find('\n', code) + 1;
+  return source.insert(
+      code, "const int gone = std::getenv(\"GONE\") ? std::atoi(std::getenv(\"GONE\")) : -1; ");
+}
+
+// --- all copies ------------------------------------------------------------------------------------
+
+/// By name a copy of each step, one of it with each bug, and one whose calls can be gone. They are compiled
+/// when they are first asked for.
 const std::map<std::string, Copy> &planted() {
   static const std::map<std::string, Copy> by_name = [] {
     std::vector<Copy> copies;
@@ -957,6 +1044,8 @@ const std::map<std::string, Copy> &planted() {
       for (const Plant &plant : kPlants)
         if (step.starts_with(plant.step)) options += std::string(" ") + plant.options;
       copies.push_back({step, name_without_a_bug(step), only_for(options, source)});
+      copies.push_back({step, name_without_one_call(step),
+                        only_for("", without_one(source, calls_of(step, source)))});
       for (const Plant &plant : kPlants) {
         if (!step.starts_with(plant.step)) continue;
         const std::string with_bug = replaced(source, plant.find, plant.replace);
@@ -1030,53 +1119,7 @@ TEST_CASE("every planted bug is reported, in every run") {
 
 namespace {
 
-/// What a step cannot do without: calls, each to be taken away alone.
-const std::vector<std::string> kBarriers = {"__syncthreads()", "__syncwarp()",
-                                            "cp_async_wait<0>()"};
-// keep_loads_apart() is none: what it stands for is a hint to nvcc, and nothing may rely on it.
-const std::vector<std::string> kHopperBarriers = {
-    "__syncthreads(",        "mbarrier_wait(",
-    "mbarrier_arrive(",      "mbarrier_arrive_expect_tx(",
-    "mbarrier_fence_init(",  "wgmma_fence(",
-    "wgmma_commit(",         "wgmma_wait<",
-    "fence_proxy_async(",    "named_barrier_sync(",
-    "named_barrier_arrive(", "tma_store_commit(",
-    "tma_store_wait_read<",  "ring_release(",
-    "cluster_sync(",         "mbarrier_arrive_at(",
-    "griddepcontrol_wait("};
-
-/// Calls that a step can do without, and why.
-struct Spare {
-  std::string call, why;
-};
-const std::vector<Spare> kSpare = {
-    {"named_barrier_sync(1 + warpgroup, consumers * 128)",
-     "ping-pong: whose turn it is changes when something is done, and no result"},
-    {"named_barrier_sync(1 + warpgroup, 2 * 128)", "the same, of three warpgroups"},
-};
-
-/// A call in a source: where, and how much of the text it is.
-struct Call {
-  std::size_t at, size;
-};
-
-std::vector<Call> calls_of(const std::string &source, const std::vector<std::string> &names) {
-  std::vector<Call> calls;
-  for (const std::string &name : names)
-    for (std::size_t at = 0; (at = source.find(name, at)) != std::string::npos; at++) {
-      const std::size_t end = source.find(';', at), line = source.rfind('\n', at);
-      if (source.substr(line, at - line).find("//") != std::string::npos) continue;
-      if (at > 0 && (std::isalnum(source[at - 1]) || source[at - 1] == '_')) continue;
-      const std::string call = source.substr(at, end - at);
-      if (call.find('{') != std::string::npos) continue;  // its definition
-      if (std::none_of(kSpare.begin(), kSpare.end(),
-                       [&](const Spare &spare) { return spare.call == call; }))
-        calls.push_back({at, end - at});
-    }
-  return calls;
-}
-
-/// What was wrong with a copy of a step from whose text a call is gone, or nothing. `many`: the call is of
+/// What was wrong with a copy of a step in which a call is gone, or nothing. `many`: the call is of
 /// a kernel for many queries, where a step has another for few.
 std::string failures_without(const Copy &copy, bool many) {
   if (copy.command.empty()) return copy.complaint;
@@ -1118,31 +1161,26 @@ std::string failures_without(const Copy &copy, bool many) {
 }  // namespace
 
 TEST_CASE("every barrier and every wait is missed when it is gone, with any order of threads") {
-  std::vector<Copy> copies;
-  std::vector<std::string> gone;
-  std::vector<bool> many;
+  std::vector<Job> jobs;
   for (const std::string &step : steps()) {
     const std::string source = source_of(step);
-    for (const Call &call : calls_of(source, step < "30" ? kBarriers : kHopperBarriers)) {
-      // Step 37 releases a tile to two blocks, and not by ring.h.
-      if (source.substr(call.at, call.size) == "mbarrier_arrive(ring.empty[at.stage])" &&
-          source.find("ring_release(smem") == std::string::npos)
-        continue;
-      const auto line_number = 1 + std::count(source.begin(), source.begin() + call.at, '\n');
-      const std::string name =
-          step.substr(0, 2) + "-no-barrier-in-line-" + std::to_string(line_number);
-      std::string without = source;
-      without.erase(call.at, call.size);
+    const std::vector<Call> calls = calls_of(step, source);
+    for (std::size_t i = 0; i < calls.size(); i++) {
+      const auto [at, size] = calls[i];
+      const auto line = 1 + std::count(source.begin(), source.begin() + at, '\n');
       // Step 29 has two kernels: the later one in its source has many queries.
-      many.push_back(call.at > without.find("prefill(const Problem"));
-      gone.push_back(name + ": " + source.substr(call.at, call.size));
-      copies.push_back({step, name, only_for("", without)});
+      const bool many = at > source.find("prefill(const Problem");
+      jobs.push_back({step + ":" + std::to_string(line) + ": " + source.substr(at, size),
+                      [step, i, many] {
+                        Copy copy = planted().at(name_without_one_call(step));
+                        if (!copy.command.empty())
+                          copy.command = "GONE=" + std::to_string(i) + " " + copy.command;
+                        return failures_without(copy, many);
+                      },
+                      ""});
     }
   }
-  compile_copies(kFolder, copies);
-  std::vector<Job> jobs;
-  for (std::size_t i = 0; i < copies.size(); i++)
-    jobs.push_back({gone[i], [&, i] { return failures_without(copies[i], many[i]); }, ""});
+  planted();  // here, with all cores
   do_all(jobs);
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "common/emulator/emulator.h"
@@ -20,7 +21,7 @@ thread_local constinit dim3 threadIdx{}, blockIdx{}, blockDim{}, gridDim{};
 
 namespace emulator {
 
-thread_local Block *Block::current = nullptr;
+thread_local constinit Block *Block::current = nullptr;
 
 namespace {
 
@@ -276,7 +277,7 @@ void Block::check_same(const Collective &what, unsigned warp, std::uint32_t lane
   for (unsigned lane = 0; lane < 32; lane++) {
     if (!(lanes >> lane & 1)) continue;
     const Thread &other = threads_[warp * 32 + lane];
-    if (std::strcmp(other.waits_in, what.name) == 0 &&
+    if ((other.waits_in == what.name || std::strcmp(other.waits_in, what.name) == 0) &&
         (!what.aligned || same_place(other.where, where)))
       continue;
     fail(std::string("lanes of one warp wait in different instructions: ") + what.name + " here, " +
@@ -473,12 +474,6 @@ void Block::fail_in_thread(unsigned thread, const std::string &what, const Where
 
 // --- memory --------------------------------------------------------------------------------------
 
-/// Where in shared memory an address lies; at least shared_bytes_ if elsewhere.
-std::size_t Block::shared_offset(const void *address) const {
-  return reinterpret_cast<std::uintptr_t>(address) -
-         reinterpret_cast<std::uintptr_t>(cta_->shared.get());
-}
-
 void Block::access(const void *address, int bytes, const void *value, bool store,
                    const Where &where, const void *caller) {
   const char *operation = store ? "store" : "load";
@@ -562,6 +557,7 @@ unsigned Block::atomic(unsigned *address, const std::function<unsigned(unsigned)
   check_launch_before(*allocation,
                       {clocks_, running_, site_of(where), true, sizeof *address, address}, "atomic",
                       where);
+  std::this_thread::yield();  // a block that waits for another lets its host thread go on
   const std::lock_guard lock(atomics);
   clocks_.atomic(running_, told_by_atomics[address]);
   return std::exchange(*address, next(*address));

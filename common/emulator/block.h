@@ -66,9 +66,16 @@ class Block {
   std::uint64_t mma(unsigned rank) const { return ctas_[rank].mma; }
 
   /// The block that this host thread is running.
-  static thread_local Block *current;
+  static thread_local constinit Block *current;
 
   // What the running thread asks for; see runtime.h. `caller` is where in the compiled code.
+  /// Checks a load as `access` does, if it is one of those that SharedShadow::load_in_short takes: else false.
+  bool load_in_short(const void *address, int bytes, const Where &where) {
+    const std::size_t offset = shared_offset(address);
+    return offset < shared_bytes_ && offset + bytes <= shared_bytes_ &&
+           (offset & (bytes - 1)) == 0 &&
+           cta_->shadow.load_in_short(offset, bytes, running_, site_of(where), clocks_);
+  }
   void access(const void *address, int bytes, const void *value, bool store, const Where &where,
               const void *caller);
   void count(Counter counter, const Where &where, const void *caller);
@@ -234,7 +241,11 @@ class Block {
   void report_stuck();
   void report(const std::string &what);
   void report(const std::string &line, const std::string &what);
-  std::size_t shared_offset(const void *address) const;
+  /// Where in shared memory an address lies; at least shared_bytes_ if elsewhere.
+  std::size_t shared_offset(const void *address) const {
+    return reinterpret_cast<std::uintptr_t>(address) -
+           reinterpret_cast<std::uintptr_t>(cta_->shared.get());
+  }
   void access_global(const Access &access, const Where &where);
   void check_launch_before(const Allocation &allocation, const Access &access,
                            const char *operation, const Where &where);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -16,9 +18,35 @@ constexpr Time kFirstSpan = 64;
 
 constexpr unsigned kMoreAgents = 16;
 
-/// Raises each of some times to another, if that is later.
-void raise(Time *times, const Time *others, std::size_t count) {
-  for (std::size_t i = 0; i < count; i++) times[i] = std::max(times[i], others[i]);
+/// Four moments are one register of any host's.
+using Four = Moment __attribute__((vector_size(16)));
+
+Four four_at(const Moment *moments) {
+  Four four;
+  std::memcpy(&four, moments, sizeof four);
+  return four;
+}
+
+/// Raises each of some moments to another, if that is later.
+void raise(Moment *moments, const Moment *others, std::size_t count) {
+  std::size_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const Four is = four_at(moments + i), other = four_at(others + i),
+               later = is > other ? is : other;
+    std::memcpy(moments + i, &later, sizeof later);
+  }
+  for (; i < count; i++) moments[i] = std::max(moments[i], others[i]);
+}
+
+/// The earliest moment of a warp's lanes, of which the last warp may have fewer than 32.
+Moment earliest(const Moment *lanes, unsigned count) {
+  if (count < 32) return *std::min_element(lanes, lanes + count);
+  Four least = four_at(lanes);
+  for (unsigned i = 4; i < 32; i += 4) {
+    const Four other = four_at(lanes + i);
+    least = other < least ? other : least;
+  }
+  return std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
 }
 
 void learn(Knowledge &knowledge, const Knowledge &more) {
@@ -78,7 +106,11 @@ void Clocks::begin_span() {
 }
 
 void Clocks::advance() {
-  if (++now_ == span_end_) begin_span();
+  if (++now_ < span_end_) return;
+  begin_span();
+  if (span_end_ - begin_ > std::numeric_limits<Moment>::max())
+    throw std::length_error(
+        "the emulator's clock is exhausted: 2^31 synchronisations in one block");
 }
 
 bool Clocks::is_of_earlier_span(Time time) const {
@@ -100,20 +132,23 @@ std::uint32_t Clocks::unknown_exactly(unsigned thread, unsigned warp, std::uint3
 void Clocks::expand() {
   exact_.assign(threads_ * stride(), 0);
   for (unsigned thread = 0; thread < threads_; thread++) {
-    for (unsigned other = 0; other < threads_; other++)
-      row(thread)[other] = thread / 32 == other / 32 ? std::max(all_, of_warp_[thread / 32]) : all_;
-    note_least(thread);
+    const unsigned warp = thread / 32;
+    const Moment of_all = moment(all_), of_warp = moment(std::max(all_, of_warp_[warp]));
+    Moment *const self = row(thread), *const least = self + 2 * std::size_t{capacity_};
+    std::fill_n(self, threads_, of_all);
+    std::fill(self + warp * 32, self + std::min(threads_, warp * 32 + 32), of_warp);
+    std::fill_n(least, of_warp_.size(), of_all);
+    least[warp] = of_warp;
   }
   all_ = begin_;  // what is older is of another block
 }
 
 /// Notes the least that a thread knows of the other lanes of each warp.
 void Clocks::note_least(unsigned thread) {
-  Time *const self = row(thread);
-  Time *const least = self + 2 * std::size_t{capacity_};
-  const Time own = std::exchange(self[thread], ~Time{0});
+  Moment *const self = row(thread), *const least = self + 2 * std::size_t{capacity_};
+  const Moment own = std::exchange(self[thread], std::numeric_limits<Moment>::max());
   for (unsigned warp = 0; warp < of_warp_.size(); warp++)
-    least[warp] = *std::min_element(self + warp * 32, self + std::min(threads_, warp * 32 + 32));
+    least[warp] = earliest(self + warp * 32, std::min(32u, threads_ - warp * 32));
   self[thread] = own;
 }
 
@@ -148,9 +183,9 @@ void Clocks::fence(unsigned thread) {
   // its warp, waits for a barrier of the block.)
   Time all = all_;
   if (!exact_.empty()) {
-    const Time *least_of_warp = row(thread) + 2 * std::size_t{capacity_};
-    all = *std::min_element(least_of_warp, least_of_warp + of_warp_.size());
-    all = std::min(all, now_);
+    const Moment *least_of_warp = row(thread) + 2 * std::size_t{capacity_};
+    const Moment least = *std::min_element(least_of_warp, least_of_warp + of_warp_.size());
+    all = std::min(begin_ + static_cast<Time>(least), now_);
   }
   std::vector<Span> spans = earlier_;
   spans.push_back({span_begin_, now_});
@@ -187,9 +222,9 @@ void Clocks::join(const std::vector<unsigned> &threads) {
     return;
   }
   if (exact_.empty()) expand();
-  std::vector<Time> joined(2 * std::size_t{capacity_});
+  std::vector<Moment> joined(2 * std::size_t{capacity_});
   for (const unsigned thread : threads) raise(joined.data(), row(thread), joined.size());
-  for (const unsigned thread : threads) joined[thread] = now_;
+  for (const unsigned thread : threads) joined[thread] = moment(now_);
   for (const unsigned thread : threads) {
     std::copy(joined.begin(), joined.end(), row(thread));
     note_least(thread);
@@ -210,12 +245,12 @@ unsigned Clocks::add_agent() {
     throw std::length_error(
         "the emulator takes at most 1024 mbarriers and reading warps per block");
   if (columns() == capacity_) {
-    const std::vector<Time> before = std::move(exact_);
+    const std::vector<Moment> before = std::move(exact_);
     const std::size_t stride_before = stride(), columns_before = capacity_;
     capacity_ += kMoreAgents;
     exact_.assign(threads_ * stride(), 0);
     for (unsigned thread = 0; thread < threads_; thread++) {
-      const Time *from = before.data() + thread * stride_before;
+      const Moment *from = before.data() + thread * stride_before;
       std::copy_n(from, columns_before, row(thread));
       std::copy_n(from + columns_before, columns_before, row(thread) + capacity_);
       note_least(thread);
@@ -231,7 +266,7 @@ void Clocks::release(unsigned thread, Told &to) {
   to.visible.resize(columns());
   raise(to.known.data(), row(thread), columns());
   raise(to.visible.data(), row(thread) + capacity_, columns());
-  to.known[thread] = now_;
+  to.known[thread] = moment(now_);
   if (!foreign_.empty()) learn(to.foreign, foreign_[thread].known);
 }
 
@@ -255,21 +290,21 @@ void Clocks::release_agents(unsigned thread, Told &to) {
 void Clocks::release_agent(unsigned agent, Told &to) {
   advance();
   to.known.resize(columns());
-  to.known[column(agent)] = now_;
+  to.known[column(agent)] = moment(now_);
 }
 
 void Clocks::learn_of_agent(unsigned agent, unsigned warp, std::uint32_t lanes) {
   advance();
   for (; lanes; lanes &= lanes - 1)
-    row(warp * 32 + static_cast<unsigned>(std::countr_zero(lanes)))[column(agent)] = now_;
+    row(warp * 32 + static_cast<unsigned>(std::countr_zero(lanes)))[column(agent)] = moment(now_);
 }
 
 void Clocks::proxy_fence(unsigned thread) {
   use_agents();
   advance();
-  Time *const visible = row(thread) + capacity_;
+  Moment *const visible = row(thread) + capacity_;
   raise(visible, row(thread), columns());
-  visible[thread] = now_;
+  visible[thread] = moment(now_);
 }
 
 }  // namespace emulator

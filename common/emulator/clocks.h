@@ -23,6 +23,10 @@ constexpr int kTimeBits = 36;
 constexpr unsigned kFirstAgent = 1024;
 constexpr int kActorBits = 11;
 
+/// The same within a block: since its beginning, so that what every thread knows of every other is small, and is
+/// compared four at a time. 0 is before it.
+using Moment = std::int32_t;
+
 /// What threads of other blocks did from `begin` to before `end`: all of a block's, or one.
 struct Known {
   static constexpr unsigned kAll = ~0u;
@@ -33,7 +37,7 @@ using Knowledge = std::vector<Known>;
 
 /// What some threads and agents have told to whoever asks: all that they knew and did.
 struct Told {
-  std::vector<Time> known, visible;  // by column: of the threads, then of the agents
+  std::vector<Moment> known, visible;  // by column: of the threads, then of the agents
   Knowledge foreign;
 };
 
@@ -63,14 +67,15 @@ class Clocks {
   /// True if `thread` knows what `other`, a thread or an agent, did at `time`, both of this block.
   bool knows(unsigned thread, unsigned other, Time time) const {
     if (time < all_ || thread == other) return true;
-    if (!exact_.empty()) return time < row(thread)[column(other)];
+    if (!exact_.empty()) return moment(time) < row(thread)[column(other)];
     return thread / 32 == other / 32 && time < of_warp_[thread / 32];
   }
 
   /// True if what `other` stored at `time` is visible to what agents do on the thread's word: a proxy
   /// fence lies between the two.
   bool visible(unsigned thread, unsigned other, Time time) const {
-    return time < begin_ || (!exact_.empty() && time < row(thread)[capacity_ + column(other)]);
+    return time < begin_ ||
+           (!exact_.empty() && moment(time) < row(thread)[capacity_ + column(other)]);
   }
 
   /// Those among the lanes of a warp of whose doing at `time` the thread does not know.
@@ -108,6 +113,9 @@ class Clocks {
   void join_lanes(unsigned warp, std::uint32_t lanes);
   void join(const std::vector<unsigned> &threads);
 
+  /// Whether whole warps and whole blocks alone have synchronised since the last barrier of the block.
+  bool are_of_warps() const { return exact_.empty(); }
+
   /// Whether threads of the block synchronise with agents, or one by one.
   bool has_agents() const { return has_agents_; }
 
@@ -144,9 +152,12 @@ class Clocks {
     return actor < kFirstAgent ? actor : threads_ + actor - kFirstAgent;
   }
   std::size_t stride() const { return 2 * std::size_t{capacity_} + of_warp_.size(); }
-  Time *row(unsigned thread) { return exact_.data() + thread * stride(); }
-  const Time *row(unsigned thread) const { return exact_.data() + thread * stride(); }
-  Time least(unsigned thread, unsigned warp) const { return row(thread)[2 * capacity_ + warp]; }
+  Moment *row(unsigned thread) { return exact_.data() + thread * stride(); }
+  const Moment *row(unsigned thread) const { return exact_.data() + thread * stride(); }
+  Moment moment(Time time) const { return static_cast<Moment>(time - begin_); }
+  Time least(unsigned thread, unsigned warp) const {
+    return begin_ + static_cast<Time>(row(thread)[2 * capacity_ + warp]);
+  }
   void note_least(unsigned thread);
   void use_agents();
 
@@ -162,7 +173,7 @@ class Clocks {
   // From any other synchronisation to the next of the whole block, or to the block's end if there are
   // agents: a row per thread of what it knows of each column, then of what it knows to be visible
   // to agents, then the least that it knows of another lane of each warp. Empty otherwise.
-  std::vector<Time> exact_;
+  std::vector<Moment> exact_;
   unsigned agents_ = 0, capacity_;  // of columns
   bool has_agents_ = false;
 

@@ -342,6 +342,68 @@ TEST_CASE("emulator: what was accessed in large pieces is remembered when small 
   }
 }
 
+TEST_CASE("emulator: what is wrong with a warp's first load is wrong with those after it") {
+  const Setup setup;
+  // The warps have loaded what all know, and the next loads are checked in short.
+  const auto after_loads = []() -> Numbers & {
+    auto &smem = written_numbers();
+    read(smem.x(0, 0));
+    __syncwarp();
+    return smem;
+  };
+  for (const unsigned loader : {1, 40}) {  // of the same warp, and of another
+    CAPTURE(loader);
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      // One element, and the last of four.
+      for (const bool four : {false, true}) {
+        const std::string error = error_of<Numbers>(dim3(64), [&] {
+          auto &smem = after_loads();
+          if (is_thread(0)) at = __LINE__, smem.x(1, 7) = 1.0f;
+          if (!is_thread(static_cast<int>(loader))) return;
+          also_at = __LINE__, four ? (void)load<4>(smem.x(1, 4)) : read(smem.x(1, 7));
+        });
+        const std::string of_loader = "thread " + std::to_string(loader);
+        CHECK(
+            (error == error_in_thread(also_at, loader,
+                                      race("load", "shared", "store", at, "thread 0")) ||
+             error == error_in_thread(at, 0, race("store", "shared", "load", also_at, of_loader))));
+      }
+    }
+  }
+  const std::string error = error_under_all_seeds<Numbers>(dim3(32), [] {
+    numbers().x(0, lane_id()) = 0.0f;
+    __syncwarp();
+    read(numbers().x(0, 0));
+    if (is_thread(3)) read(numbers().x(1, 0));
+  });
+  CHECK(contains(error, "load of shared memory that nobody wrote"));
+  // One lane's load is known to another of its warp, which may store after a load of its own.
+  CHECK(error_under_all_seeds<Numbers>(dim3(32), [&] {
+          auto &smem = after_loads();
+          if (is_thread(0)) read(smem.x(1, 7));
+          __syncwarp();
+          if (is_thread(1)) read(smem.x(1, 7)), smem.x(1, 7) = 1.0f;
+        }) == "");
+}
+
+TEST_CASE("emulator: a small load is checked where all before it were large") {
+  const Setup setup;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    const std::string error = error_of<Numbers>(dim3(64), [&] {
+      auto &smem = numbers();
+      if (threadIdx.x < 16) store(smem.x(0, 4 * lane_id()), Vector<float, 4>{});
+      __syncthreads();
+      (void)load<4>(smem.x(0, 0));
+      if (is_thread(0)) at = __LINE__, store(smem.x(0, 8), Vector<float, 4>{});
+      if (is_thread(40)) also_at = __LINE__, read(smem.x(0, 9));
+    });
+    CHECK((error == error_in_thread(also_at, 40, race("load", "shared", "store", at, "thread 0")) ||
+           error == error_in_thread(at, 0, race("store", "shared", "load", also_at, "thread 40"))));
+  }
+}
+
 TEST_CASE("emulator: lanes of one warp race without a __syncwarp") {
   const Setup setup;
   check_race("shared", "store", 3, "load", 4, [] {

@@ -141,6 +141,55 @@ TEST_CASE("mbarrier: lanes that read one place and arrive one by one") {
     }
 }
 
+TEST_CASE("mbarrier: what one lane has not told is not known, whichever it is") {
+  const Setup setup;
+  for (int silent = 0; silent < 32; silent++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(silent);
+    const std::string error = error_of<Shared>(dim3(64), [&] {
+      Shared &smem = with_barriers(31);
+      if (is_thread(40)) smem.x(1, 1) = 7.0f;
+      __syncthreads();
+      if (threadIdx.x < 32) {
+        at = __LINE__, read(smem.x(1, 1));
+        __shfl_xor_sync(kAllLanes, 0, 1);  // orders nothing: all have read before the first arrives
+        if (!is_thread(silent)) mbarrier_arrive(smem.a);
+      }
+      if (!is_thread(40)) return;
+      mbarrier_wait(smem.a, 0);
+      also_at = __LINE__, smem.x(1, 1) = 8.0f;
+    });
+    CAPTURE(error);
+    CHECK(is_race(error, "load", at, static_cast<unsigned>(silent), "store", also_at, 40));
+  }
+}
+
+TEST_CASE("mbarrier: with the first arrival nothing that warps know is lost, and nothing won") {
+  const Setup setup;
+  CHECK(error_under_all_seeds<Shared>(dim3(64), [] {
+          Shared &smem = with_barriers(1);
+          if (is_thread(0)) smem.x(1, 1) = 7.0f;
+          __syncwarp();
+          if (!is_thread(1)) return;
+          mbarrier_arrive(smem.a);
+          read(smem.x(1, 1));
+        }) == "");
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    const std::string error = error_of<Shared>(dim3(64), [] {
+      Shared &smem = with_barriers(1);
+      if (is_thread(32)) smem.x(1, 1) = 7.0f;
+      __syncthreads();
+      if (is_thread(0)) at = __LINE__, read(smem.x(1, 1));
+      __syncwarp();  // warp 1's lanes know of each other from here on, and not of warp 0's
+      if (!is_thread(32)) return;
+      mbarrier_arrive(smem.a);
+      also_at = __LINE__, smem.x(1, 1) = 8.0f;
+    });
+    CAPTURE(error);
+    CHECK(is_race(error, "load", at, 0, "store", also_at, 32));
+  }
+}
+
 TEST_CASE("mbarrier: the phase before the first has ended, with parity 1") {
   const Setup setup;
   std::string error = error_under_all_seeds<Shared>(dim3(64), [] {

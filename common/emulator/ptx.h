@@ -5,7 +5,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <thread>
 
 #include "common/kernel/view.h"
 
@@ -164,7 +163,6 @@ inline float ex2(float x, Where where = Where::current()) {
 }
 
 [[gnu::noinline]] inline unsigned atomic_read(const Reference<unsigned> &counter) {
-  std::this_thread::yield();  // a block that waits for another lets its host thread go on
   return emulator::atomic(
       counter.checked(), [](unsigned before) { return before; }, counter.where());
 }

@@ -142,7 +142,9 @@ Profile take_profile() {
 // A kernel's thread is always inside a block; these are the doors to it.
 
 void check_load(const void *address, int bytes, const Where &where) {
-  Block::current->access(address, bytes, nullptr, false, where, __builtin_return_address(0));
+  Block &block = *Block::current;
+  if (settings.profile || !block.load_in_short(address, bytes, where))
+    block.access(address, bytes, nullptr, false, where, __builtin_return_address(0));
 }
 
 void check_store(const void *address, int bytes, const void *value, const Where &where) {

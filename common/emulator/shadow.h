@@ -85,6 +85,11 @@ class SharedShadow {
   /// what a cp.async may still be writing; else returns nothing and remembers it.
   std::string check(std::size_t offset, const Access &access);
 
+  /// The same of most loads, in short: returns false, and remembers nothing, unless the load is right and
+  /// nothing but the clocks of whole warps and blocks is to be asked.
+  bool load_in_short(std::size_t offset, int bytes, unsigned thread, SiteId site,
+                     const Clocks &clocks);
+
   /// A cp.async begins: it may write at once, so says what it races with. Until it ends its bytes
   /// are nobody's to touch.
   std::string begin_copy(std::size_t offset, const Access &access);
@@ -151,6 +156,24 @@ class SharedShadow {
   // several read who do not know of each other. By unit * 32 + warp.
   std::unordered_map<std::size_t, std::array<Time, 32>> lanes_reads_;
 };
+
+inline bool SharedShadow::load_in_short(std::size_t offset, int bytes, unsigned thread, SiteId site,
+                                        const Clocks &clocks) {
+  std::vector<WarpReads> &reads = reads_[thread / 32];
+  if (bytes >> unit_bits_ == 0 || reads.empty() || !clocks.are_of_warps()) return false;
+  if (copying_ && copies_[offset / kCopyBytes].site) return false;
+  const std::size_t first = unit_of(offset), end = unit_of(offset + bytes);
+  for (std::size_t unit = first; unit < end; unit++) {
+    const Stamp write = writes_[unit];
+    if (write.time < clocks.begin() || !clocks.knows(thread, write.thread, write.time))
+      return false;
+  }
+  for (std::size_t unit = first; unit < end; unit++) {
+    const bool known = reads[unit].time < clocks.known_in_warp(thread);
+    reads[unit] = {clocks.now(), site, (known ? 0 : reads[unit].lanes) | 1u << thread % 32};
+  }
+  return true;
+}
 
 /// One allocation of global memory, which the blocks of a launch touch from several host threads.
 /// Blocks know of each other what fences and atomics tell.

@@ -1,7 +1,5 @@
 #include "common/emulator/sites.h"
 
-#include <array>
-#include <bit>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -24,7 +22,9 @@ Sites &sites() {
   return instance;
 }
 
-SiteId look_up(const std::source_location &where) {
+}  // namespace
+
+SiteId look_up_site(const std::source_location &where) {
   Sites &table = sites();
   const std::lock_guard lock(table.mutex);
   const std::tuple<std::string, unsigned, unsigned> key{where.file_name(), where.line(),
@@ -35,24 +35,6 @@ SiteId look_up(const std::source_location &where) {
   table.lines.push_back(Line{where.file_name(), where.line()});
   table.columns.push_back(where.column());
   return table.ids[key] = static_cast<SiteId>(table.lines.size() - 1);
-}
-
-}  // namespace
-
-SiteId site_of(const std::source_location &where) {
-  // A location is the address of what it says of its place: the same address, the same place. (One place
-  // may have several.)
-  static_assert(sizeof where == sizeof(std::uintptr_t));
-  struct Entry {
-    std::uintptr_t address = 1;  // which is none
-    SiteId id = 0;
-  };
-  constexpr int kBits = 9;
-  thread_local std::array<Entry, 1 << kBits> cache;
-  const auto address = std::bit_cast<std::uintptr_t>(where);
-  Entry &entry = cache[address * std::uint64_t{0x9e3779b97f4a7c15} >> (64 - kBits)];
-  if (entry.address != address) entry = {address, look_up(where)};
-  return entry.id;
 }
 
 Line line_of(SiteId site) {

@@ -1,6 +1,8 @@
 // Places in a kernel's source, numbered, so that a place fits into two bytes.
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <source_location>
@@ -14,7 +16,23 @@ constexpr int kSiteBits = 16;
 
 /// The number of a place; the same place always has the same number. Throws std::length_error if
 /// there are too many.
-SiteId site_of(const std::source_location &where);
+SiteId look_up_site(const std::source_location &where);
+
+/// The same, remembered. A location is the address of what it says of its place: the same address, the same
+/// place. (One place may have several.)
+inline SiteId site_of(const std::source_location &where) {
+  static_assert(sizeof where == sizeof(std::uintptr_t));
+  struct Entry {
+    std::uintptr_t address = 1;  // which is none
+    SiteId id = 0;
+  };
+  constexpr int kBits = 9;
+  static thread_local constinit std::array<Entry, 1 << kBits> cache;
+  const auto address = std::bit_cast<std::uintptr_t>(where);
+  Entry &entry = cache[address * std::uint64_t{0x9e3779b97f4a7c15} >> (64 - kBits)];
+  if (entry.address != address) entry = {address, look_up_site(where)};
+  return entry.id;
+}
 
 /// True if two places are the same.
 inline bool same_place(const std::source_location &a, const std::source_location &b) {

@@ -189,15 +189,13 @@ TEST_SUITE_BEGIN("exercises");
 TEST_CASE(
     "exercises: the start fails, the answer passes, and wrong answers are told what is wrong") {
   const std::vector<Exercise> exercises = all_exercises();
-  // Before the judges would, one by one. What does not compile is left for them. Of a wrong answer, which
-  // need not compile for what is not run, only what is.
+  // Before the judges would, one by one, and of each only what is run. What does not compile is left for them.
   std::vector<Copy> copies;
   std::vector<std::string> sources;  // as the judges see them
   for (const Exercise &exercise : exercises)
     for (Copy copy : copies_of(exercise)) {
       sources.push_back(copy.source);
-      if (contains(copy.name, "/wrong-"))
-        copy.source = only_for(options_of(exercise), std::move(copy.source));
+      copy.source = only_for(options_of(exercise), std::move(copy.source));
       copies.push_back(std::move(copy));
     }
   compile_copies(kFolder, copies, "build/host/common/exercises/watch.o");
