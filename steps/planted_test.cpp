@@ -369,6 +369,14 @@ const Plant kPlants[] = {
      "normal", "--seqlen 256"},
     {"22", "V from the last tile forwards", "(smem.V, gV, j)", "(smem.V, gV, last - j)", kWrong,
      "normal", "--seqlen 200"},
+    // 9 heads are two sections of 5, since 8 of 8193 keys are more than 32 MB: one has a place for nobody.
+    {"22", "a head that is not there", "if (b >= problem.batch) return;", "", kOutside, "normal",
+     "--causal --batch 9 --heads 1 --head-dim 128 --seqlen 1 --seqlen-k 8193 --lengths "
+     "1:8193,1:1,1:1,1:1,1:1,1:1,1:1,1:1,1:1"},
+    {"22", "a head in two sections", "(gridDim.z - 1 - blockIdx.z) * gridDim.x",
+     "(gridDim.z - 1 - blockIdx.z) * (gridDim.x - 1)", kGlobalRace, "normal",
+     "--causal --batch 9 --heads 1 --head-dim 128 --seqlen 1 --seqlen-k 8193 --lengths "
+     "1:8193,1:1,1:1,1:1,1:1,1:1,1:1,1:1,1:1"},
     {"22", "keys of the neighbour", "of_batch(problem.cu_seqlens_k, problem, b, 0)",
      "of_batch(problem.cu_seqlens_k, problem, (b + 1) % problem.batch, 0)", kWrong, "normal",
      "--batch 2 --seqlen 100 --layout packed --lengths 70,70"},
