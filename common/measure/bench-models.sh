@@ -22,7 +22,7 @@ round() {
   problem "20 21 22 23 29" --causal $(at 16 8192)
   problem "25 26 29" $(decode 1 131072)
   for shape in "4 65536" "64 4096" "16 65536"; do problem "26 29" $(decode $shape); done
-  for n in 512 1024; do problem "20 29" --causal $(at 16 $n); done
+  for n in 512 1024; do problem "20 22 29" --causal $(at 16 $n); done
   # Lengths: 8192 fits all tiles, the others none.
   for n in 8191 8193; do
     problem "21 29" --causal $(at 16 $n)
@@ -40,7 +40,8 @@ once() {
     problem "25 26 29" $(decode $shape)
   done
   for shape in "4 16384" "64 1024" "256 1024"; do problem "26 29" $(decode $shape); done
-  for n in 2048 4096; do problem "20 29" --causal $(at 16 $n); done
+  problem "20 22 29" --causal $(at 16 2048)
+  for n in 16 64; do problem "20 29" --causal $(at $n 4096); done
   problem "20 29" --causal $(at 8 16384)
   problem "20 29" --causal $(at 16 8192 16 64)
   # Grouped heads beside as many that share nothing.
@@ -51,7 +52,7 @@ once() {
   problem "27 29" --causal $(at 2 16384)
   for window in 256 1024 4096 8192; do problem "27 29" --window $window $(at 2 16384); done
   problem "27 29" --window 1024 --sinks 4 $(at 2 16384)
-  problem "28 29" --type bf16 $(at 4 8192)
+  for n in 4 8; do problem "28 29" --type bf16 $(at $n 8192); done
   for n in 32 64 80 96 192 256; do problem "28" --type bf16 $(at 4 8192 16 $n); done
   for n in 256 192 96 80 64 32; do problem "28 29" $(at 4 8192 16 $n); done
   for layout in bnhd interleaved; do problem "22 29" --layout $layout --causal $(at 16 8192); done

@@ -30,6 +30,7 @@ problems="
 25 --kv-heads 2 --seqlen-k 517 --append 1 --batch 2 --heads 8 --seqlen 1 --head-dim 64
 26 --kv-heads 2 --seqlen-k 1000 --splits 4 --batch 1 --heads 16 --seqlen 1 --head-dim 128
 26 --kv-heads 2 --seqlen-k 517 --splits 3 --batch 2 --heads 8 --seqlen 1 --head-dim 64
+26 --kv-heads 2 --seqlen-k 133 --batch 67 --heads 4 --seqlen 1 --head-dim 128
 27 --window 100 --batch 1 --heads 2 --seqlen 512 --head-dim 64
 27 --window 200 --sinks 4 --batch 1 --heads 2 --seqlen 517 --head-dim 128
 28 --type bf16 --batch 1 --heads 2 --seqlen 257 --head-dim 80

@@ -163,20 +163,26 @@ TEST_CASE("truth: what nvcc makes of a source of Part III") {
   // 50 tiles of K, counted once per warp: two times three loads. 36 warps copy Q: three loads.
   CHECK(explained(tiles("24-rope", "warps 4") + count("24-rope", "emulator", 64, "votes", 50),
                   "24-rope", 64, "shared load requests", 100, 508) == "0: 408 switched off");
-  // 4 blocks of 8 warps with two barriers: at head dim 64 half of the warps copy Q.
-  const std::string cache = tiles("25-kv-cache", "warps 8") + "tile 25-kv-cache rows 16\n" +
-                            count("25-kv-cache", "emulator", 64, "block barriers", 64);
-  CHECK(explained(cache, "25-kv-cache", 64, "shared load requests", 100, 148) ==
-        "0: 48 switched off");
+  // Blocks of 8 warps. Of 256 rows of Q, 64 copies at head dim 64, each warp has some; of 20, five copies,
+  // five warps. The queries of 3 heads are 60 tiles of 20 rows, those of a group of 3 are 58.
+  const auto cache = [&](int rows, int barriers, const std::string &options) {
+    return "tile 25-kv-cache rows " + std::to_string(rows) + "\n" +
+           count("25-kv-cache", "emulator", 64, "block barriers", barriers, options);
+  };
+  CHECK(explained(cache(256, 6 * 8 * 2, ""), "25-kv-cache", 64, "shared load requests", 100, 244) ==
+        "0: 144 switched off");
+  CHECK(explained(cache(20, 60 * 8 * 2, ""), "25-kv-cache", 64, "shared load requests", 100,
+                  1000) == "0: 900 switched off");
+  CHECK(explained(cache(20, 58 * 8 * 2, "kv-heads=1"), "25-kv-cache", 64, "shared load requests",
+                  100, 970, "kv-heads=1") == "0: 870 switched off");
   const std::string split =
-      tiles("26-split-kv", "warps 8") +
-      "tile 26-split-kv rows 16\nline 26-split-kv store_part 41\n" +
-      count("26-split-kv", "emulator", 64, "block barriers", 128) +
+      "tile 26-split-kv rows 256\nline 26-split-kv store_part 41\n" +
+      count("26-split-kv", "emulator", 64, "block barriers", 4 * 8 * 4) +
       count("26-split-kv", "emulator", 64, "atomics", 4) +
       count("26-split-kv", "emulator", 64, "global store requests", 8, "", 41) +
       count("26-split-kv", "emulator", 64, "global store sectors", 99, "", 41);
-  CHECK(explained(split, "26-split-kv", 64, "shared load requests", 100, 180) ==
-        "0: 80 switched off");
+  CHECK(explained(split, "26-split-kv", 64, "shared load requests", 100, 228) ==
+        "0: 128 switched off");
   CHECK(explained(split, "26-split-kv", 64, "global store requests", 10, 34) ==
         "0: a part's 16 bytes in four stores");
   CHECK(explained(split, "26-split-kv", 64, "global store sectors", 120, 417) ==

@@ -17,8 +17,9 @@
 # 3. Before the copies of a tile, ptxas puts three loads that are switched off for good (`make sass-24`:
 # @!PT LDS), before a fence four (`make sass-26`). ncu counts them as requests. (Of steps without any other load
 # ncu.awk leaves them out.) In step 24 a warp comes by two such places per tile of K, and votes once, and by one
-# before Q's copies. That is the only one in steps 25 and 26, of a warp for each 256 elements of Q. In steps 26
-# and 29 one warp of a block passes two fences, if there are splits: the warp that counts the block.
+# before Q's copies. That is the only one in steps 25 and 26, of each warp that copies: of as many as Q has 256
+# elements, or of all. In steps 26 and 29 one warp of a block passes two fences, if there are splits: the warp that
+# counts the block, by an atomic.
 # 4. In step 22 a block whose sequence has no row for it leaves, and nvcc puts the load of the keys' number
 # after that.
 # 5. In step 26 the 16 bytes of a part that a lane stores are not in neighbouring registers: nvcc makes it four
@@ -84,8 +85,14 @@ function without_keys(step, batch, heads, seqlen, options,  keys) {
   return keys < seqlen ? batch * heads * int((seqlen - keys) / tile[step, "Br"]) : 0
 }
 
+# The tiles of the rows of Q that share a head of K and V. Without splits each is a block.
+function row_tiles(step, batch, heads, seqlen, options,  kv_heads) {
+  kv_heads = match(options, /kv-heads=[0-9]+/) ? substr(options, RSTART + 9, RLENGTH - 9) : heads
+  return batch * kv_heads * int((seqlen * heads / kv_heads + tile[step, "rows"] - 1) / tile[step, "rows"])
+}
+
 # How much more ncu counts by the rules above; says why in `reason`.
-function explained(problem, counter,  part, step, d, all, unseeing, off, copies, barriers, splits, line, stores, place) {
+function explained(problem, counter,  part, step, d, all, unseeing, off, copies, splits, there, warps, line, stores, place) {
   split(problem, part, "|")
   step = part[1]
   d = part[5]
@@ -108,9 +115,11 @@ function explained(problem, counter,  part, step, d, all, unseeing, off, copies,
     if (step ~ /^29-/) return 2 * 4 * count[problem "|atomics", "emulator"]
     if (step ~ /^2[56]-/) {
       copies = d * tile[step, "rows"] / 256
-      barriers = count[problem "|block barriers", "emulator"] / tile[step, "warps"]
-      splits = count[problem "|atomics", "emulator"] > 0  # a block has four barriers then, and two otherwise
-      return 3 * copies * barriers / (splits ? 4 : 2) + (splits ? 2 * 4 * barriers / 4 : 0)
+      splits = count[problem "|atomics", "emulator"] + 0  # of all tiles; none where a tile has but one
+      there = splits ? splits : row_tiles(step, part[2], part[3], part[4], part[6])
+      # A block has four barriers if there are splits, and two otherwise.
+      warps = count[problem "|block barriers", "emulator"] / there / (splits ? 4 : 2)
+      return 3 * (copies < warps ? copies : warps) * there + 2 * 4 * splits
     }
   }
   if (step ~ /^22-/ && counter ~ /^global (load (requests|sectors)|bytes read)$/) {

@@ -34,7 +34,7 @@ case $n in
     checked=("--batch 2 --heads 8 --kv-heads 1 --seqlen 1 --seqlen-k 515 --head-dim 64"
       "--batch 1 --heads 8 --kv-heads 2 --seqlen 1 --seqlen-k 1030 --head-dim 128")
     measured=()
-    for shape in "1 1024" "1 4096" "1 16384" "1 65536" "1 131072" "16 1024" "16 4096" "16 16384"; do
+    for shape in "1 1024" "1 4096" "1 16384" "1 65536" "1 131072" "16 1024" "16 4096" "16 16384" "64 1024" "64 4096"; do
       read -r batch keys <<<"$shape"
       measured+=("--batch $batch --seqlen-k $keys $decode")
     done

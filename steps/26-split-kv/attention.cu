@@ -16,10 +16,9 @@
 namespace {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
-constexpr int keys = 16;  // of K and V in a warp's tile
-constexpr int num_warps = 8, threads = num_warps * 32;
+constexpr int keys = 16, stages = 3;  // of K and V: in a warp's tile, and the tiles that it has
 
-template <int d, int stages>  // 3 of them, or 2 where a block cannot have so much memory
+template <int d, int num_warps>
 struct SharedStorage {
   union {
     struct {
@@ -31,9 +30,9 @@ struct SharedStorage {
   Tile<bool, 1, 8> is_last;
 };
 
-template <int d, int stages>
+template <int d, int num_warps, int threads = num_warps * 32>
 __global__ void __launch_bounds__(threads) attention(Problem p, int splits, float scale_log2) {
-  auto &smem = shared_storage<SharedStorage<d, stages>>();
+  auto &smem = shared_storage<SharedStorage<d, num_warps>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   const int split = blockIdx.x % splits, kv_h = blockIdx.y, b = blockIdx.z;
   const int first_row = blockIdx.x / splits * rows;
@@ -173,30 +172,32 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   }
 }
 
-int row_tiles(const Problem &p) {
-  return (p.seqlen_q * (p.heads / p.kv_heads) + rows - 1) / rows;
+/// Tiles of Q's rows in the whole problem.
+std::int64_t row_tiles(const Problem &p) {
+  const int rows_of_group = p.seqlen_q * (p.heads / p.kv_heads);
+  return std::int64_t{p.batch} * p.kv_heads * ((rows_of_group + rows - 1) / rows);
 }
 
-template <int d, int stages>
-int resident() {
-  return resident_blocks<SharedStorage<d, stages>>(attention<d, stages>, threads);
+/// How many blocks the GPU runs at once. None, if one needs more shared memory than it has.
+template <int d, int num_warps>
+int wave() {
+  using Storage = SharedStorage<d, num_warps>;
+  if (!fits_a_block<Storage>()) return 0;
+  return resident_blocks<Storage>(attention<d, num_warps>, num_warps * 32);
 }
 
 int num_splits(const Problem &p) {
-  if (p.splits) return p.splits;
-  const int wave = p.head_dim == 64                        ? resident<64, 3>()
-                   : fits_a_block<SharedStorage<128, 3>>() ? resident<128, 3>()
-                                                           : resident<128, 2>();
-  const std::int64_t tiles = std::int64_t{row_tiles(p)} * p.kv_heads * p.batch;
-  return fewest_splits(tiles, wave, p.seqlen_k / (num_warps * keys));
+  const int of_128 = wave<128, 8>() ? wave<128, 8>() : wave<128, 4>();
+  const int blocks = p.head_dim == 64 ? wave<64, 8>() : of_128;
+  return p.splits ? p.splits : fewest_splits(row_tiles(p), blocks, p.seqlen_k / (8 * keys));
 }
 
-template <int d, int stages>
+template <int d, int num_warps>
 void run(const Problem &p) {
-  const int splits = num_splits(p);
-  launch<SharedStorage<d, stages>>(attention<d, stages>,
-                                   dim3(row_tiles(p) * splits, p.kv_heads, p.batch), dim3(threads),
-                                   p, splits, 1.44269504f / sqrtf(d));
+  const int splits = num_splits(p), of_head = row_tiles(p) / (p.kv_heads * p.batch);
+  launch<SharedStorage<d, num_warps>>(attention<d, num_warps>,
+                                      dim3(of_head * splits, p.kv_heads, p.batch),
+                                      dim3(num_warps * 32), p, splits, 1.44269504f / sqrtf(d));
 }
 
 }  // namespace
@@ -206,14 +207,14 @@ EXPORT_STEP({
     .default_batch = 16,
     .launch =
         [](const Problem &p) {
-          p.head_dim == 64                        ? run<64, 3>(p)
-          : fits_a_block<SharedStorage<128, 3>>() ? run<128, 3>(p)
-                                                  : run<128, 2>(p);
+          // At head dim 128 a block of 8 warps has an SM for itself. If not all run at once, two of
+          // 4 warps share it: one reads while the other begins or ends.
+          const bool share_SMs = row_tiles(p) * num_splits(p) > wave<128, 8>();
+          p.head_dim == 64 ? run<64, 8>(p) : share_SMs ? run<128, 4>(p) : run<128, 8>(p);
         },
     .workspace_bytes =
         [](const Problem &p) {
-          return sizeof(float) * row_tiles(p) * p.kv_heads * p.batch * (num_splits(p) * rows + 1) *
-                 (p.head_dim + 4);
+          return sizeof(float) * row_tiles(p) * (num_splits(p) * rows + 1) * (p.head_dim + 4);
         },
     .decodes = true,
 });

@@ -28,18 +28,23 @@ int row_tiles(const Problem &p) {
          p.kv_heads;
 }
 
+/// How many blocks of as many warps as fit the GPU runs at once.
+template <class T, int d>
+int wave() {
+  return decoding::with_warps<T, d>(false, [](auto num_warps) {
+    return resident_blocks<decoding::SharedStorage<T, d, num_warps>>(
+        decoding::decode<T, d, num_warps>, num_warps * 32);
+  });
+}
+
 template <class T, int d>
 int num_splits(const Problem &p) {
   if (row_tiles(p) > decoding::max_counters) return 1;
   if (p.splits) return p.splits;
-  constexpr int num_warps = decoding::num_warps<d>;
-  const int wave = decoding::with_stages<T, d>([](auto stages) {
-    return resident_blocks<decoding::SharedStorage<T, d, stages>>(decoding::decode<T, d, stages>,
-                                                                  num_warps * 32);
-  });
   const std::int64_t seen =
       p.window ? min(std::int64_t{p.window} + p.sinks, std::int64_t{p.seqlen_k}) : p.seqlen_k;
-  return fewest_splits(row_tiles(p), wave, seen / (num_warps * decoding::keys));
+  return fewest_splits(row_tiles(p), wave<T, d>(),
+                       seen / (decoding::most_warps<d> * decoding::keys));
 }
 
 // The workspace: how many parts each row tile of decode lacks; the parts; then the rotated keys. The
@@ -58,14 +63,17 @@ template <class T, int d>
 void run(const Problem &problem) {
   char *const workspace = static_cast<char *>(problem.workspace);
   const Problem p = prepare<T, d>(problem, workspace + counters_bytes + parts_bytes<T, d>(problem));
-  if (decodes(p))
-    decoding::with_stages<T, d>([&](auto stages) {
-      launch_on<decoding::SharedStorage<T, d, stages>>(
-          p.stream, decoding::decode<T, d, stages>,
-          dim3(row_tiles(p) / (p.batch * p.kv_heads), num_splits<T, d>(p), p.batch * p.kv_heads),
-          dim3(decoding::num_warps<d> * 32), p, 1.44269504f / sqrtf(d));
+  if (decodes(p)) {
+    const int splits = num_splits<T, d>(p);
+    // Of blocks that follow each other on an SM one reads while the other begins or ends.
+    const bool share_SMs = std::int64_t{row_tiles(p)} * splits > wave<T, d>();
+    decoding::with_warps<T, d>(share_SMs, [&](auto num_warps) {
+      launch_on<decoding::SharedStorage<T, d, num_warps>>(
+          p.stream, decoding::decode<T, d, num_warps>,
+          dim3(row_tiles(p) / (p.batch * p.kv_heads), splits, p.batch * p.kv_heads),
+          dim3(num_warps * 32), p, 1.44269504f / sqrtf(d));
     });
-  else if (p.page_table)
+  } else if (p.page_table)
     launch_prefill<T, d, true>(p);
   else
     launch_prefill<T, d, false>(p);

@@ -11,27 +11,25 @@ namespace decoding {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a key head
 template <int d>
-constexpr int num_warps = d <= 128 ? 8 : 4;
-// The stages are 3. At head dim 256 they are 2, and at 128 where a block cannot have the 196 KB that 3
-// take: with 163 KB, sm_80 has room for all the others.
+constexpr int most_warps = d <= 128 ? 8 : 4;
 template <int d>
-constexpr int most_stages = d == 256 ? 2 : 3;
-constexpr int max_counters = 4096;  // more row tiles than fill any GPU: their keys stay whole
+constexpr int stages = d == 256 ? 2 : 3;  // so that sm_80, with 163 KB per block, has room for it
+constexpr int max_counters = 4096;        // more row tiles than fill any GPU: their keys stay whole
 
-template <class T, int d, int stages>
+template <class T, int d, int num_warps>
 struct SharedStorage {
   union {
-    Stage<T, d> stage[stages];
+    Stage<T, d> stage[stages<d>];
     Tile<float, rows, d + 8> part;  // of O; in columns d and d + 1 are m and l
-  } warp[num_warps<d>];
+  } warp[num_warps];
   SharedTile<rows, d, T> Q;
   Tile<bool, 1, 8> is_last;
 };
 
-template <class T, int d, int stages>
-__global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, float scale_log2) {
-  constexpr int threads = num_warps<d> * 32;
-  auto &smem = shared_storage<SharedStorage<T, d, stages>>();
+template <class T, int d, int num_warps>
+__global__ void __launch_bounds__(num_warps * 32) decode(const Problem p, float scale_log2) {
+  constexpr int threads = num_warps * 32, stages = decoding::stages<d>;
+  auto &smem = shared_storage<SharedStorage<T, d, num_warps>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   const int b = blockIdx.z / p.kv_heads, kv_head = blockIdx.z % p.kv_heads;
   const int split = blockIdx.y, splits = gridDim.y;
@@ -92,7 +90,7 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
   const auto load_next = [&](int to) {
     if (next < last) load_stage<T, d>(stage[to], place, seqlen_k - key_of(next));
     cp_async_commit();
-    next += num_warps<d>;
+    next += num_warps;
     find_next();
   };
   find_next();
@@ -107,7 +105,7 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
 
   FragmentC o[d / 8] = {};
   float l[2] = {}, m[2] = {no_maximum, no_maximum};
-  for (int now = 0; t < last; t += num_warps<d>) {
+  for (int now = 0; t < last; t += num_warps) {
     cp_async_wait<stages - 2>();
     __syncwarp();  // the tile is there for all lanes, and the one before it has been read by all
     load_next(now == 0 ? stages - 1 : now - 1);
@@ -201,12 +199,15 @@ __global__ void __launch_bounds__(num_warps<d> * 32) decode(const Problem p, flo
   }
 }
 
-/// What f returns of the number of stages, given as a type.
+/// What f returns of the number of a block's warps, given as a type. At head dim 128 a block of 8 warps
+/// has an SM for itself. Two of 4 share one where this is asked for, or where a block cannot have the
+/// 196 KB of 8.
 template <class T, int d, class F>
-auto with_stages(F f) {
+auto with_warps(bool share_SMs, F f) {
   if constexpr (d == 128)
-    if (!fits_a_block<SharedStorage<T, d, 3>>()) return f(std::integral_constant<int, 2>());
-  return f(std::integral_constant<int, most_stages<d>>());
+    if (share_SMs || !fits_a_block<SharedStorage<T, d, 8>>())
+      return f(std::integral_constant<int, 4>());
+  return f(std::integral_constant<int, most_warps<d>>());
 }
 
 }  // namespace decoding
