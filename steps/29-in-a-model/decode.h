@@ -26,6 +26,8 @@ struct SharedStorage {
   Tile<bool, 1, 8> is_last;
 };
 
+/// One block per split of the keys (blockIdx.y), tile of rows (x), and head of K and V of a sequence (z).
+/// The last block of a tile to finish adds up the parts that the others have left in the workspace.
 template <class T, int d, int num_warps>
 __global__ void __launch_bounds__(num_warps * 32) decode(const Problem p, float scale_log2) {
   constexpr int threads = num_warps * 32, stages = decoding::stages<d>;
