@@ -132,6 +132,8 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
       for (const int seqlen : {1, 2, 15, 16, 17, 63, 64, 127, 128, 129, 191, 193})
         runs.push_back({seqlen, 1, 1, head_dim, "normal", 2});
     if (gpu) runs.push_back({16 * tile, 2, 3, head_dim, "normal", 4});
+    if (step.takes_option("--splits"))  // more blocks than a GPU has multiprocessors
+      runs.push_back({1, 75, 2, head_dim, "normal", 1, "--seqlen-k 40 --splits 1"});
     for (const std::string &option : step.takes) {
       const std::vector<std::string> with = runs_with(step, option);
       CHECK_MESSAGE(!with.empty(), step.step, " takes ", option, ", which nothing here tests");
