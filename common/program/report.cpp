@@ -11,7 +11,7 @@ namespace {
 void print_total(const emulator::KindInfo &kind, const emulator::Counts &total) {
   const std::uint64_t requests = total[kind.requests], cost = total[kind.cost];
   if (requests == 0) return;
-  std::printf("  %-14s %12llu requests %13llu %s, %.2f a request", kind.in_totals,
+  std::printf("  %-14s %12llu requests %13llu %s, %.2f per request", kind.in_totals,
               static_cast<unsigned long long>(requests), static_cast<unsigned long long>(cost),
               kind.shared ? "wavefronts" : "sectors   ",
               static_cast<double>(cost) / static_cast<double>(requests));
