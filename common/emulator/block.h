@@ -70,7 +70,7 @@ class Block {
 
   // What the running thread asks for; see runtime.h. `caller` is where in the compiled code.
   /// Checks a load as `access` does, if it is one of those that SharedShadow::load_in_short takes: else false.
-  bool load_in_short(const void *address, int bytes, const Where &where) {
+  [[gnu::always_inline]] bool load_in_short(const void *address, int bytes, const Where &where) {
     const std::size_t offset = shared_offset(address);
     return offset < shared_bytes_ && offset + bytes <= shared_bytes_ &&
            (offset & (bytes - 1)) == 0 &&
