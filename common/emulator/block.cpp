@@ -91,8 +91,10 @@ Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<
                      {},
                      {},
                      {}});
-  for (unsigned i = 0; i < size_; i++)
+  for (unsigned i = 0; i < size_; i++) {
     threads_[i].index = {i % dim.x, i / dim.x % dim.y, i % block_size_ / dim.x / dim.y};
+    threads_[i].cta = &ctas_[rank_of(i)];
+  }
 }
 
 void Block::run(std::uint64_t number) {
