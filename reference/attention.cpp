@@ -14,6 +14,38 @@ double scale_of(const std::vector<float> &scales, std::size_t row, int rows) {
   return scales.empty() ? 1 : scales[row / rows];
 }
 
+/// Sets a row's scores from one on, of keys that lie side by side.
+FOR_WIDE_VECTORS void score(Row &row, const KeyValues &head, int from, int end) {
+  const auto d = static_cast<int>(row.query.size());
+  const std::size_t keys = head.K_columns.size() / d;
+  const double root = std::sqrt(static_cast<double>(d));
+  in_columns(
+      end - from, [&](auto width, int first) __attribute__((always_inline)) {
+        const double *K = &head.K_columns[row.keys[from + first] - head.first];
+        double s[width] = {};
+        for (const double q : row.query) {
+          for (int i = 0; i < width; i++) s[i] += q * K[i];
+          K += keys;
+        }
+        for (int i = 0; i < width; i++) row.scores[from + first + i] = s[i] / root;
+      });
+}
+
+/// Sets a row's output from its weights.
+FOR_WIDE_VECTORS void average(Row &row, const KeyValues &head) {
+  const auto d = static_cast<int>(row.query.size());
+  in_columns(
+      d, [&](auto width, int first) __attribute__((always_inline)) {
+        double sum[width] = {};
+        for (std::size_t j = 0; j < row.weights.size(); j++) {
+          const std::size_t key = row.keys[static_cast<int>(j)] - head.first;
+          const float *v = &head.V[key * d + first];
+          for (int k = 0; k < width; k++) sum[k] += row.weights[j] * v[k];
+        }
+        std::copy_n(sum, int{width}, &row.output[first]);
+      });
+}
+
 }  // namespace
 
 int position_of(const Shape &shape, int batch, int query) {
@@ -102,9 +134,10 @@ KeyValues key_values(const Inputs &inputs, Place place, int first, int end) {
   const auto d = static_cast<std::size_t>(inputs.shape.head_dim);
   const std::size_t from = (first_key(inputs.shape, place) + first) * d;
   const std::size_t n = (end - first) * d;
-  KeyValues head{first, {}, {}};
+  KeyValues head{first, {}, {}, {}};
   head.K.resize(n);
   head.V.resize(n);
+  head.K_columns.resize(n);
   const std::size_t of_head = first_key(inputs.shape, place);
   const double K_scale = scale_of(inputs.scales.K, of_head, inputs.shape.seqlen_k);
   const auto V_scale =
@@ -115,6 +148,9 @@ KeyValues key_values(const Inputs &inputs, Place place, int first, int end) {
   }
   for (int j = first; j < end; j++)
     if (is_rotated_here(inputs.shape, place.batch, j)) rotate(inputs, j, &head.K[(j - first) * d]);
+  const auto keys = static_cast<std::size_t>(end - first);
+  for (std::size_t j = 0; j < keys; j++)
+    for (std::size_t k = 0; k < d; k++) head.K_columns[k * keys + j] = head.K[j * d + k];
   return head;
 }
 
@@ -137,20 +173,10 @@ Row attention_row(const Inputs &inputs, const KeyValues &head, Place place) {
     q[k] = element_to_float(inputs.type, inputs.Q[query * d + k]) * Q_scale;
   rotate(inputs, position_of(shape, place.batch, place.row), q.data());
 
-  // Eight keys at a time, since a sum alone waits for each of its additions. The last ones may be the
-  // same key.
-  constexpr int kKeys = 8;
-  const auto at = [&](int i) { return static_cast<std::size_t>(row.keys[i] - head.first) * d; };
   row.scores.resize(n);
-  for (int j = 0; j < n; j += kKeys) {
-    const double *key[kKeys];
-    for (int i = 0; i < kKeys; i++) key[i] = &head.K[at(std::min(j + i, n - 1))];
-    double s[kKeys] = {};
-    for (int k = 0; k < d; k++)
-      for (int i = 0; i < kKeys; i++) s[i] += q[k] * key[i][k];
-    for (int i = 0; i < kKeys && j + i < n; i++)
-      row.scores[j + i] = s[i] / std::sqrt(static_cast<double>(d));
-  }
+  const int sinks = row.keys.sinks;
+  if (sinks) score(row, head, 0, sinks);
+  score(row, head, sinks, n);
 
   // e^s overflows a double from s = 710 on (and fp32 from 89). The softmax does not change when the
   // same number is subtracted from all scores; subtracting the largest leaves all exponents <= 0.
@@ -159,14 +185,7 @@ Row attention_row(const Inputs &inputs, const KeyValues &head, Place place) {
   for (const double s : row.scores) l += row.weights.emplace_back(std::exp(s - m));
   for (double &p : row.weights) p /= l;
 
-  in_columns(d, [&](auto width, int first) {
-    double sum[width] = {};
-    for (int j = 0; j < n; j++) {
-      const float *v = &head.V[at(j) + first];
-      for (int k = 0; k < width; k++) sum[k] += row.weights[j] * v[k];
-    }
-    std::copy_n(sum, int{width}, &row.output[first]);
-  });
+  average(row, head);
   return row;
 }
 

@@ -151,15 +151,25 @@ struct KeyValues {
   int first;
   std::vector<double, Unset<double>> K;  // [some keys from `first` on, head_dim]
   std::vector<float, Unset<float>> V;
+  std::vector<double, Unset<double>> K_columns;  // K transposed: [head_dim, some keys]
 };
 KeyValues key_values(const Inputs &inputs, Place place, int first, int end);
 
+/// Compiled twice by g++, also for CPUs whose vectors have 32 bytes: which is called is decided as the program
+/// is loaded, when sanitizers are not there yet. The results are the same.
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define FOR_WIDE_VECTORS [[gnu::target_clones("avx2", "default")]]
+#else
+#define FOR_WIDE_VECTORS
+#endif
+
 /// Calls f(width, first) for all columns of a row: eight of them, `width` a constant, and what is left
 /// one by one. Their sums over the keys are then in registers, and compilers make vectors of them.
-template <int Width = 8, class F>
-void in_columns(int columns, F f) {
+template <class F>
+[[gnu::always_inline]] inline void in_columns(int columns, F f) {
   int first = 0;
-  for (; first + Width <= columns; first += Width) f(std::integral_constant<int, Width>(), first);
+  for (; first + 8 <= columns; first += 8) f(std::integral_constant<int, 8>(), first);
   for (; first < columns; first++) f(std::integral_constant<int, 1>(), first);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <random>
 #include <span>
 #include <tuple>
@@ -56,7 +57,8 @@ std::vector<double> fp32_errors(const Shape &shape, const double *row) {
 std::vector<bool> keys_that_count_fully(const std::vector<double> &weights) {
   std::vector<std::pair<double, int>> order(weights.size());
   for (std::size_t i = 0; i < order.size(); i++) order[i] = {weights[i], static_cast<int>(i)};
-  std::sort(order.begin(), order.end());
+  std::sort(order.begin(), order.end(),
+            [](const auto &a, const auto &b) { return a.first < b.first; });
   std::vector<bool> fully(weights.size());
   for (std::size_t i = 0; i < order.size(); i++) {
     const auto [w, key] = order[i];
@@ -84,16 +86,18 @@ std::vector<double> rotation_errors(const Inputs &inputs, const double *row) {
 }
 
 /// Adds what the roundings of the rotated query and of the rotated keys do to the output.
-void add_rotation(const Inputs &inputs, const KeyValues &head, Place place, const Row &row,
-                  std::vector<Element> &elements) {
+FOR_WIDE_VECTORS void add_rotation(const Inputs &inputs, const KeyValues &head, Place place,
+                                   const Row &row, std::vector<Element> &elements) {
   const int d = inputs.shape.head_dim;
   const double root = std::sqrt(static_cast<double>(d));
   const std::size_t keys = row.weights.size();
-  std::vector<float> factors(keys * d), K(keys * d);  // of each key w_j (v_j - o), and k_j
+  const int padded = (d + 7) / 8 * 8;
+  // Of each key w_j (v_j - o), and k_j.
+  std::vector<float> factors(keys * padded), K(keys * padded);
   for (std::size_t j = 0; j < keys; j++) {
     const int number = row.keys[static_cast<int>(j)];
     const std::size_t at = static_cast<std::size_t>(number - head.first) * d;
-    for (int c = 0; c < d; c++) K[j * d + c] = static_cast<float>(head.K[at + c]);
+    for (int c = 0; c < d; c++) K[j * padded + c] = static_cast<float>(head.K[at + c]);
     double squares = 0, sum = 0;
     if (is_rotated_here(inputs.shape, place.batch, number)) {
       const std::vector<double> h = rotation_errors(inputs, &head.K[at]);
@@ -107,37 +111,79 @@ void add_rotation(const Inputs &inputs, const KeyValues &head, Place place, cons
       const double factor = row.weights[j] * (head.V[at + k] - row.output[k]);
       elements[k].r_squared += factor * factor * squares / 3;
       elements[k].at_most += std::abs(factor) * sum;
-      factors[j * d + k] = static_cast<float>(factor);
+      factors[j * padded + k] = static_cast<float>(factor);
     }
   }
-  // The sums over j of a factor and k_jc: most of the time goes by here, so in fp32.
+  // The sums over j of a factor and k_jc: most of the time goes by here, so in fp32, four factors and eight
+  // columns at a time.
+  using Eight = float __attribute__((vector_size(32)));
   const std::vector<double> h = rotation_errors(inputs, row.query.data());
-  in_columns<4>(d, [&](auto rows, int k) {
-    in_columns(d, [&](auto cols, int c) {
-      float sums[int{rows}][int{cols}] = {};
-      for (std::size_t j = 0; j < keys; j++)
-        for (int r = 0; r < rows; r++)
-          for (int i = 0; i < cols; i++) sums[r][i] += factors[j * d + k + r] * K[j * d + c + i];
-      for (int r = 0; r < rows; r++)
-        for (int i = 0; i < cols; i++) {
+  for (int k = 0; k < d; k += 4)
+    for (int c = 0; c < d; c += 8) {
+      Eight a{}, b{}, e{}, f{};
+      for (std::size_t j = 0; j < keys; j++) {
+        const float *factor = &factors[j * padded + k];
+        Eight key;
+        std::memcpy(&key, &K[j * padded + c], sizeof key);
+        a += factor[0] * key, b += factor[1] * key, e += factor[2] * key, f += factor[3] * key;
+      }
+      const Eight sums[4] = {a, b, e, f};
+      for (int r = 0; r < 4 && k + r < d; r++)
+        for (int i = 0; i < 8 && c + i < d; i++) {
           const double error = h[c + i] * std::abs(sums[r][i]) / root;
           elements[k + r].r_squared += error * error / 3;
           elements[k + r].at_most += error;
         }
-    });
-  });
+    }
 }
 
-/// The largest product of q . k, or sum of products up to a multiple of 32 of them: what the tensor cores
-/// cut off is small beside this.
-double largest_term(const double *q, const double *k, int d) {
-  double sum = 0, largest = 0;
-  for (int c = 0; c < d; c++) {
-    sum += q[c] * k[c];
-    largest = std::max(largest, std::abs(q[c] * k[c]));
-    if (c % 32 == 31) largest = std::max(largest, std::abs(sum));
-  }
-  return largest;
+/// Of each key from one on, which lie side by side, the largest product of q . k, or sum of products up to a
+/// multiple of 32 of them: what the tensor cores cut off is small beside this.
+FOR_WIDE_VECTORS void largest_terms(const Row &row, const KeyValues &head, int from, int end,
+                                    std::vector<double> &terms) {
+  const auto d = static_cast<int>(row.query.size());
+  const std::size_t keys = head.K_columns.size() / d;
+  in_columns(
+      end - from, [&](auto width, int first) __attribute__((always_inline)) {
+        const double *K = &head.K_columns[row.keys[from + first] - head.first];
+        double sum[width] = {}, largest[width] = {};
+        for (int c = 0; c < d; c++) {
+          for (int i = 0; i < width; i++) {
+            const double product = row.query[c] * K[i];
+            sum[i] += product;
+            largest[i] = std::max(largest[i], std::abs(product));
+          }
+          if (c % 32 == 31)
+            for (int i = 0; i < width; i++) largest[i] = std::max(largest[i], std::abs(sum[i]));
+          K += keys;
+        }
+        std::copy_n(largest, int{width}, &terms[from + first]);
+      });
+}
+
+/// Of a key: where its value is, its part of c^2 for a value of 1, and of the sum of bounds.
+struct Part {
+  const float *v;
+  double squares, sum;
+};
+
+/// Adds what all keys do to the bounds of a row.
+FOR_WIDE_VECTORS void add_parts(const std::vector<Part> &parts, std::vector<Element> &elements) {
+  const auto d = static_cast<int>(elements.size());
+  in_columns(
+      d, [&](auto width, int first) __attribute__((always_inline)) {
+        double c_squared[width] = {}, at_most[width] = {};
+        for (const Part &part : parts)
+          for (int k = 0; k < width; k++) {
+            const double value = part.v[first + k];
+            c_squared[k] += part.squares * value * value;
+            at_most[k] += part.sum * std::abs(value);
+          }
+        for (int k = 0; k < width; k++) {
+          elements[first + k].c_squared = c_squared[k];
+          elements[first + k].at_most = at_most[k];
+        }
+      });
 }
 
 std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Place place) {
@@ -153,11 +199,12 @@ std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Pl
   const double n = static_cast<double>(row.weights.size());
   const bool fp8 = inputs.type == Type::kFp8;
   const double sums = 0x1p-23 * (d + n / 16) + (fp8 ? 0x1p-13 * n / 32 : 0);
-  // Of each key: where its value is, its part of c^2 for a value of 1, and of the sum of bounds.
-  struct Part {
-    const float *v;
-    double squares, sum;
-  };
+  std::vector<double> terms(row.weights.size());  // 0 where nothing is cut off
+  if (fp8) {
+    const int sinks = row.keys.sinks;
+    if (sinks) largest_terms(row, head, 0, sinks, terms);
+    largest_terms(row, head, sinks, row.keys.count(), terms);
+  }
   std::vector<Part> parts(row.weights.size());
   for (std::size_t j = 0; j < row.weights.size(); j++) {
     const double w = row.weights[j];
@@ -165,25 +212,11 @@ std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Pl
     const double b = 0x1p-24 * std::min(std::abs(row.scores[j]), 0x1p14) * w;
     const std::size_t key =
         static_cast<std::size_t>(row.keys[static_cast<int>(j)] - head.first) * d;
-    const double score = !fp8 ? 0
-                              : 0x1p-13 * std::sqrt(33 * d / 32.0) / std::sqrt(d) *
-                                    largest_term(row.query.data(), &head.K[key], d);
+    const double score = 0x1p-13 * std::sqrt(33 * d / 32.0) / std::sqrt(d) * terms[j];
     const double e = (sums + score) * w + std::min(w, 0x1p-118 * largest);
     parts[j] = {&head.V[key], (a * a + b * b) * (fully[j] ? 1 : 1 / 3.0) + e * e, a + b + e};
   }
-  in_columns(d, [&](auto width, int first) {
-    double c_squared[width] = {}, at_most[width] = {};
-    for (const Part &part : parts)
-      for (int k = 0; k < width; k++) {
-        const double value = part.v[first + k];
-        c_squared[k] += part.squares * value * value;
-        at_most[k] += part.sum * std::abs(value);
-      }
-    for (int k = 0; k < width; k++) {
-      elements[first + k].c_squared = c_squared[k];
-      elements[first + k].at_most = at_most[k];
-    }
-  });
+  add_parts(parts, elements);
   if (inputs.shape.rope != Rope::kNone) add_rotation(inputs, head, place, row, elements);
   return elements;
 }

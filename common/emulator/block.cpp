@@ -91,8 +91,10 @@ Block::Block(Dim3 grid, Dim3 dim, std::size_t shared_bytes, const std::function<
                      {},
                      {},
                      {}});
-  for (unsigned i = 0; i < size_; i++)
+  for (unsigned i = 0; i < size_; i++) {
     threads_[i].index = {i % dim.x, i / dim.x % dim.y, i % block_size_ / dim.x / dim.y};
+    threads_[i].cta = &ctas_[rank_of(i)];
+  }
 }
 
 void Block::run(std::uint64_t number) {
@@ -493,8 +495,11 @@ void Block::access(const void *address, int bytes, const void *value, bool store
   }
   if (offset + bytes > shared_bytes_)
     fail(std::string(operation) + " past the end of shared memory", where);
-  const std::string error = cta_->shadow.check(offset, access);
-  if (!error.empty()) fail(error, where);
+  const bool checked = settings.profile && !store &&  // else check_load has tried it
+                       cta_->shadow.load_in_short(offset, bytes, running_, site, clocks_);
+  if (!checked)
+    if (const std::string error = cta_->shadow.check(offset, access); !error.empty())
+      fail(error, where);
   if (settings.profile)
     requests_.add(running_, store ? Kind::kSharedStore : Kind::kSharedLoad, bytes, offset, site,
                   caller);

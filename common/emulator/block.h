@@ -70,7 +70,7 @@ class Block {
 
   // What the running thread asks for; see runtime.h. `caller` is where in the compiled code.
   /// Checks a load as `access` does, if it is one of those that SharedShadow::load_in_short takes: else false.
-  bool load_in_short(const void *address, int bytes, const Where &where) {
+  [[gnu::always_inline]] bool load_in_short(const void *address, int bytes, const Where &where) {
     const std::size_t offset = shared_offset(address);
     return offset < shared_bytes_ && offset + bytes <= shared_bytes_ &&
            (offset & (bytes - 1)) == 0 &&
@@ -141,9 +141,11 @@ class Block {
     kForRegisters,
     kExited
   };
+  struct Cta;
   struct Thread {
     Fiber fiber;
     Dim3 index;
+    Cta *cta = nullptr;  // its block
     State state = State::kReady;
     // While it waits: in what, and where in the source.
     const char *waits_in = "";
@@ -214,7 +216,7 @@ class Block {
   void end_cluster_barrier();
   void end_barrier(State state, unsigned first, unsigned threads, Counter counter);
   unsigned rank_of(unsigned thread) const { return thread / block_size_; }
-  Cta &cta_of(unsigned thread) { return ctas_[rank_of(thread)]; }
+  Cta &cta_of(unsigned thread) { return *threads_[thread].cta; }
   Registers &registers_of(unsigned thread) {
     return cta_of(thread).registers[thread % block_size_ / kWarpgroup];
   }

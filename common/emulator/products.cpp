@@ -153,23 +153,46 @@ void multiply(const float *A, const float *B, int columns, float *D) {
     }
 }
 
+namespace {
+
+using FourInts = std::int32_t __attribute__((vector_size(16)));
+using FourFloats = float __attribute__((vector_size(16)));
+
+/// The values of the lower fp16 or bf16 numbers of four registers: half_to_float and bf16_to_float for all
+/// of them at once.
+template <class T>
+FourFloats values_of(FourInts registers) {
+  if constexpr (std::is_same_v<T, bf16>) return std::bit_cast<FourFloats>(registers << 16);
+  const FourInts magnitude = registers & 0x7fff, not_finite = magnitude >= 0x7c00;
+  const auto finite = std::bit_cast<FourFloats>(magnitude << 13) * 0x1p112f;
+  const FourInts value = (std::bit_cast<FourInts>(finite) & ~not_finite) |
+                         ((0x7f800000 | (magnitude & 0x3ff) << 13) & not_finite);
+  return std::bit_cast<FourFloats>(value | (registers & 0x8000) << 16);
+}
+
+}  // namespace
+
 template <class T>
 void compute_mma(void **lanes) {
-  constexpr Element kElement = std::is_same_v<T, bf16> ? Element::kBf16 : Element::kHalf;
-  constexpr int kColumns = 8, kTerms = terms_of(kElement);
+  constexpr int kColumns = 8, kTerms = terms_of(Element::kHalf);
   float A[kTerms][16], B[kTerms][kColumns], C[16][kColumns];
   for (unsigned i = 0; i < 32; i++) {
     const auto &lane = *static_cast<const MmaLane *>(lanes[i]);
     const unsigned g = i / 4, t = i % 4;
+    FourInts a, b{};
+    std::memcpy(&a, lane.a, sizeof a);
+    std::memcpy(&b, lane.b, 2 * sizeof *lane.b);
+    const FourFloats a_low = values_of<T>(a), a_high = values_of<T>(a >> 16);
+    const FourFloats b_low = values_of<T>(b), b_high = values_of<T>(b >> 16);
     for (unsigned r = 0; r < 4; r++) {
       const unsigned row = g + 8 * (r % 2), term = 2 * t + 8 * (r / 2);
-      A[term][row] = value_of(lane.a[r], kElement);
-      A[term + 1][row] = value_of(lane.a[r] >> 16, kElement);
+      A[term][row] = a_low[r];
+      A[term + 1][row] = a_high[r];
       C[g + 8 * (r / 2)][2 * t + r % 2] = lane.c[r];
     }
     for (unsigned r = 0; r < 2; r++) {
-      B[2 * t + 8 * r][g] = value_of(lane.b[r], kElement);
-      B[2 * t + 8 * r + 1][g] = value_of(lane.b[r] >> 16, kElement);
+      B[2 * t + 8 * r][g] = b_low[r];
+      B[2 * t + 8 * r + 1][g] = b_high[r];
     }
   }
   // A product of two fp16, or of two bf16, is exact in fp32. The hardware adds them in another

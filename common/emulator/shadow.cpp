@@ -107,6 +107,7 @@ std::string under_way(const std::string &operation, const char *doing, const Eng
 SharedShadow::SharedShadow(std::size_t bytes, unsigned warps)
     : writes_((bytes + kCopyBytes - 1) / kCopyBytes),
       reads_(warps),
+      read_at_(writes_.size()),
       copies_(writes_.size()),
       agents_reads_(warps) {}
 
@@ -179,7 +180,8 @@ inline bool SharedShadow::ordered_after_store(const Stamp &write, const Access &
 
 inline bool SharedShadow::ordered_after_loads(std::size_t unit, const Access &access) const {
   const Time known = access.clocks.known_by_all();
-  for (unsigned warp = 0; warp < reads_.size(); warp++) {
+  const bool recent = read_at_[chunk_of(unit)] >= known;  // else everybody knows of all loads
+  for (unsigned warp = 0; recent && warp < reads_.size(); warp++) {
     if (reads_[warp].empty()) continue;
     const WarpReads &reads = reads_[warp][unit];
     if (reads.time >= known &&
@@ -247,6 +249,7 @@ std::string SharedShadow::check(std::size_t offset, const Access &access) {
     return {};
   }
   if (reads.empty()) reads.resize(writes_.size());
+  read_at_[offset / kCopyBytes] = access.clocks.now();
   // What the clocks say, once for all units.
   const Time begin = access.clocks.begin(), known = access.clocks.known_by_all();
   const Reader reader(access);
@@ -273,11 +276,8 @@ std::string SharedShadow::begin_copy(std::size_t offset, const Access &access) {
   const std::size_t first = unit_of(offset), units = unit_of(kCopyBytes);
   // Mostly everybody knows of everything before: then nothing needs a closer look.
   const Time known = access.clocks.known_by_all();
-  Time latest = 0;
+  Time latest = read_at_[offset / kCopyBytes];
   for (std::size_t i = 0; i < units; i++) latest = std::max<Time>(latest, writes_[first + i].time);
-  for (const std::vector<WarpReads> &reads : reads_)
-    for (std::size_t i = 0; i < units && !reads.empty(); i++)
-      latest = std::max(latest, reads[first + i].time);
   for (std::size_t i = 0; i < units && latest >= known; i++)
     if (!ordered_after_store(writes_[first + i], access) || !ordered_after_loads(first + i, access))
       return race("cp.async", first + i, access);
@@ -393,8 +393,10 @@ void SharedShadow::end_async_read(const AsyncRead &read, const Access &access) {
   const Reader reader(access);
   for (const Piece &piece : read.pieces)
     for (std::size_t unit = unit_of(piece.offset); unit < unit_of(piece.offset + piece.bytes);
-         unit++)
+         unit++) {
+      read_at_[chunk_of(unit)] = access.clocks.now();
       add_read(unit, reader, access);
+    }
 }
 
 void SharedShadow::end_async_read(const AsyncRead &read, unsigned agent, Time now) {

@@ -146,6 +146,7 @@ class SharedShadow {
   std::vector<Stamp> writes_;  // by unit
   std::vector<std::vector<WarpReads>>
       reads_;                           // by warp, then by unit; empty for a warp without any
+  std::vector<Time> read_at_;           // by 16 bytes, the last of these of any warp
   std::vector<Copy> copies_;            // under way, by 16 bytes; site 0: none
   std::size_t copying_ = 0;             // how many
   std::vector<Reading> being_read_;     // by 16 bytes; empty if nothing ever was
@@ -157,21 +158,24 @@ class SharedShadow {
   std::unordered_map<std::size_t, std::array<Time, 32>> lanes_reads_;
 };
 
-inline bool SharedShadow::load_in_short(std::size_t offset, int bytes, unsigned thread, SiteId site,
-                                        const Clocks &clocks) {
-  std::vector<WarpReads> &reads = reads_[thread / 32];
-  if (bytes >> unit_bits_ == 0 || reads.empty() || !clocks.are_of_warps()) return false;
-  if (copying_ && copies_[offset / kCopyBytes].site) return false;
+[[gnu::always_inline]] inline bool SharedShadow::load_in_short(std::size_t offset, int bytes,
+                                                               unsigned thread, SiteId site,
+                                                               const Clocks &clocks) {
+  WarpReads *const reads = reads_[thread / 32].data();
+  if (bytes >> unit_bits_ == 0 || !reads || !clocks.are_of_warps()) return false;
+  const std::size_t chunk = offset / kCopyBytes;  // an aligned access touches no second one
+  if (copying_ && copies_[chunk].site) return false;
   const std::size_t first = unit_of(offset), end = unit_of(offset + bytes);
   for (std::size_t unit = first; unit < end; unit++) {
     const Stamp write = writes_[unit];
     if (write.time < clocks.begin() || !clocks.knows(thread, write.thread, write.time))
       return false;
   }
-  for (std::size_t unit = first; unit < end; unit++) {
-    const bool known = reads[unit].time < clocks.known_in_warp(thread);
-    reads[unit] = {clocks.now(), site, (known ? 0 : reads[unit].lanes) | 1u << thread % 32};
-  }
+  const Time now = clocks.now(), known = clocks.known_in_warp(thread);
+  const std::uint32_t lane = 1u << thread % 32;
+  for (std::size_t unit = first; unit < end; unit++)
+    reads[unit] = {now, site, (reads[unit].time < known ? 0 : reads[unit].lanes) | lane};
+  read_at_[chunk] = now;
   return true;
 }
 

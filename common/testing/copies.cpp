@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <fstream>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 
 #include "common/testing/compiler.h"
@@ -35,6 +36,22 @@ constexpr std::size_t kMostInOne = 16;
 /// The number of the step that a copy is of.
 std::string number_of(const Copy &copy) {
   return copy.step.substr(0, copy.step.find_first_of("-:"));
+}
+
+/// What a source includes.
+std::set<std::string> includes_of(const std::string &source) {
+  std::set<std::string> includes;
+  for (const std::string &line : lines_of(source))
+    if (line.starts_with("#include ")) includes.insert(line);
+  return includes;
+}
+
+/// Whether two copies may share a program: if they are of one step, or are compiled alike and include the same.
+/// (What another step includes might hide what is missing here, or have functions of the same names.)
+bool go_together(const Copy &a, const Copy &b) {
+  return number_of(a) == number_of(b) ||
+         (&compiler_for(number_of(a)) == &compiler_for(number_of(b)) &&
+          includes_of(a.source) == includes_of(b.source));
 }
 
 /// One file of all copies, each in a namespace of its own: the name that the program is started by says
@@ -68,7 +85,7 @@ std::string unit_of(const std::vector<Copy *> &copies, const fs::path &folder) {
          choice + "  throw program;\n}();\n";
 }
 
-/// Compiles copies of one step into one program. If they do not compile, all have the complaint.
+/// Compiles copies into one program. If they do not compile, all have the complaint.
 void compile_together(const fs::path &folder, const std::vector<Copy *> &copies,
                       const std::string &with) {
   const fs::path program = folder / copies[0]->name;
@@ -132,10 +149,13 @@ void compile_copies(const fs::path &folder, std::vector<Copy> &copies, const std
     const fs::path file = folder / (copy.name + ".cu");
     fs::create_directories(file.parent_path());
     std::ofstream(file) << copy.source;
-    if (programs.empty() || programs.back().size() == kMostInOne ||
-        number_of(*programs.back()[0]) != number_of(copy))
-      programs.emplace_back();
-    programs.back().push_back(&copy);
+    const auto room = std::find_if(programs.begin(), programs.end(), [&](const auto &some) {
+      return some.size() < kMostInOne && go_together(*some[0], copy);
+    });
+    if (room == programs.end())
+      programs.push_back({&copy});
+    else
+      room->push_back(&copy);
   }
   // The largest first: none is left to wait for at the end.
   const auto size_of = [](const std::vector<Copy *> &some) {

@@ -23,8 +23,9 @@ struct Copy {
 /// the time. Without options, head dim 64 in fp16 is left.
 std::string only_for(const std::string &options, std::string source);
 
-/// Compiles all copies for the emulator, by compiler.h, into programs of their names in this folder;
-/// neighbours of one step are one program with several names. `with` is linked with them, too.
+/// Compiles all copies for the emulator, by compiler.h, into programs of their names in this folder; some of one
+/// step, or of steps that include the same, are one program with several names. `with` is linked with
+/// them, too.
 void compile_copies(const std::filesystem::path &folder, std::vector<Copy> &copies,
                     const std::string &with = "");
 
