@@ -16,7 +16,7 @@ std::atomic<Time> next_time = 1;  // 0 is before everything
 
 constexpr Time kFirstSpan = 64;
 
-constexpr unsigned kMoreAgents = 16;
+constexpr unsigned kMoreAgents = 48;
 
 /// Four moments are one register of any host's.
 using Four = Moment __attribute__((vector_size(16)));
