@@ -167,7 +167,7 @@ struct Part {
   double squares, sum;
 };
 
-/// Adds what all keys do to the bounds of a row.
+/// Sets what all keys do to the bounds of a row.
 FOR_WIDE_VECTORS void add_parts(const std::vector<Part> &parts, std::vector<Element> &elements) {
   const auto d = static_cast<int>(elements.size());
   in_columns(
