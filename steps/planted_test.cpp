@@ -493,6 +493,10 @@ const Plant kPlants[] = {
      kGlobalRace, "normal", "--seqlen 1 --seqlen-k 200 --splits 3"},
     {"26", "no fence after the counter", "__threadfence();  // and if it is the last", "//",
      kGlobalRace, "normal", "--seqlen 1 --seqlen-k 200 --splits 3"},
+    // 17 tiles: more than the emulator's GPU runs at once.
+    {"26", "a block of 4 warps loads as if it had 8", "next += num_warps * keys",
+     "next += 8 * keys", kNobodyWrote, "normal",
+     "--batch 17 --heads 1 --head-dim 128 --seqlen 1 --seqlen-k 140"},
 
     // Step 27
     {"27", "a window one key too long", "(k < sees - window &&", "(k < sees - window - 1 &&",
@@ -582,6 +586,9 @@ const Plant kPlants[] = {
     {"29", "a split begins a tile late", "split / splits + warp",
      "split / splits + warp + (split > 0)", kWrong, "normal",
      "--seqlen 1 --seqlen-k 300 --splits 3"},
+    {"29", "a block of 4 warps loads as if it had 8", "next += num_warps;",
+     "next += most_warps<d>;", kNobodyWrote, "normal",
+     "--batch 17 --heads 1 --head-dim 128 --seqlen 1 --seqlen-k 140"},
     {"29", "the last block does not wait for what others have stored",
      "__threadfence();  // and if it is the last", "// and if it is the last", kGlobalRace,
      "normal", "--seqlen 1 --seqlen-k 300 --splits 2"},

@@ -133,7 +133,7 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
         runs.push_back({seqlen, 1, 1, head_dim, "normal", 2});
     if (gpu) runs.push_back({16 * tile, 2, 3, head_dim, "normal", 4});
     if (step.takes_option("--splits"))  // more blocks than a GPU has multiprocessors
-      runs.push_back({1, 75, 2, head_dim, "normal", 1, "--seqlen-k 40 --splits 1"});
+      runs.push_back({1, 75, 2, head_dim, "normal", 1, "--seqlen-k 140 --splits 1"});
     for (const std::string &option : step.takes) {
       const std::vector<std::string> with = runs_with(step, option);
       CHECK_MESSAGE(!with.empty(), step.step, " takes ", option, ", which nothing here tests");
