@@ -155,8 +155,8 @@ struct KeyValues {
 };
 KeyValues key_values(const Inputs &inputs, Place place, int first, int end);
 
-/// Compiled twice by g++, also for CPUs whose vectors have 32 bytes: which is called is decided as the program
-/// is loaded, when sanitizers are not there yet. The results are the same.
+/// A function that g++ compiles twice, once for CPUs whose vectors have 32 bytes. The loader chooses, with the
+/// same results. (Not with sanitizers, which are not there yet when it does.)
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define FOR_WIDE_VECTORS [[gnu::target_clones("avx2", "default")]]

@@ -2,8 +2,10 @@
 # Of $*, steps/15-early-k or build/variants/15-early-k/padded: the label, and the step that it is of.
 label = $(subst /,:,$(patsubst build/variants/%,%,$(patsubst common/program/%,%,$(*:steps/%=%))))
 step = $(firstword $(subst :, ,$(label)))
+# What it needs: a variant may need more than its step.
+needs = $(or $(shell sed -nE 's|^// Needs +(sm_[0-9]+a?).*|\1|p' $<),$(call field,$(step),2))
 # What a step is told of itself: $(1) is how, of a name and a value.
-told = $(call $(1),STEP_NAME,$(label)) $(call $(1),STEP_NEEDS,$(call field,$(step),2)) \
+told = $(call $(1),STEP_NAME,$(label)) $(call $(1),STEP_NEEDS,$(needs)) \
 	$(call $(1),STEP_TAKES,$(filter-out nothing,$(call field,$(step),3)))
 by_flag = -D$(1)='"$(2)"'
 by_line = '\#define $(1) "$(2)"'
@@ -22,4 +24,5 @@ build/host/%/attention.o: %/attention.cu $(PRECOMPILED)
 		$(subst -O2,-O1,$(HOST:-I.=-Ibuild/host/precompiled -I.)) -MF $(@:.o=.d) -MT $@ -x c++ -c - -o $@
 $(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(say)$(CUDA) $(call gencode,$(call field,$(step),4)) $(call told,by_flag) -c $< -o $@
+	$(say)$(CUDA) $(call gencode,$(if $(filter $(needs),$(call field,$(step),2)),$(call field,$(step),4),$(needs))) \
+		$(call told,by_flag) -c $< -o $@
