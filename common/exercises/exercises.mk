@@ -9,7 +9,7 @@
 EXERCISES := $(call sources,common/exercises,%/main.cpp %/watch.cpp)
 # Behind the bar: what the reader's programs are linked with.
 build/host/bin/exercises: $(call objects,$(EXERCISES) common/exercises/main.cpp common/pages/values.cpp \
-		common/program/ladder.cpp common/testing/compiler.cpp common/testing/process.cpp) | $(call objects,$(EMULATOR) $(INTERFACE) \
+		common/program/ladder.cpp common/testing/compiler.cpp common/testing/edits.cpp common/testing/process.cpp) | $(call objects,$(EMULATOR) $(INTERFACE) \
 		common/program/program.cpp common/program/no_gpu.cpp common/exercises/watch.cpp)
 	@mkdir -p $(@D)
 	$(say)$(CXX) -pthread $^ -o $@
