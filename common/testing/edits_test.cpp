@@ -18,7 +18,7 @@ std::string thrown(Call call) {
 }
 
 std::string edited(const std::string &source, const std::string &text) {
-  return apply(source, parse_changes("bug b\n" + text, "bugs").at(0).edits);
+  return ::apply(source, parse_changes("bug b\n" + text, "bugs").at(0).edits);
 }
 
 }  // namespace
