@@ -35,6 +35,7 @@ void Allocation::begin_launch(bool profile, bool beside) {
 }
 
 void *allocate(std::size_t bytes) {
+  if (bytes > PTRDIFF_MAX - kGuard - kAlignment) throw std::bad_alloc();
   auto allocation = std::make_unique<Allocation>();
   allocation->bytes = bytes;
   const std::size_t padded = (bytes + kGuard + kAlignment - 1) / kAlignment * kAlignment;

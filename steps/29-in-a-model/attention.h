@@ -22,7 +22,7 @@ enum attention_status {
   ATTENTION_STRUCT_SIZE = 2,  /* compiled with another version of this header */
   ATTENTION_TYPE = 3,
   ATTENTION_HEAD_DIM = 4,
-  ATTENTION_SIZE = 5,   /* batch, heads or a length is 0, negative or beyond what a grid holds */
+  ATTENTION_SIZE = 5,   /* batch, heads or a length is 0, negative or too large */
   ATTENTION_HEADS = 6,  /* kv_heads does not divide heads */
   ATTENTION_LENGTH = 7, /* a sequence does not fit its tensor */
   ATTENTION_PAGE = 8,   /* a page that the cache does not have, or a table that makes no sense */
@@ -30,7 +30,7 @@ enum attention_status {
   ATTENTION_ROPE = 10,  /* no such rotation, or tables that are too short */
   ATTENTION_ALIGNMENT = 11, /* a pointer or a stride that is no multiple of 16 bytes */
   ATTENTION_STRIDE = 12,    /* negative, or rows that are written overlap each other */
-  ATTENTION_OVERLAP = 13,   /* a tensor that is written overlaps another one */
+  ATTENTION_OVERLAP = 13,   /* O, the cache or the workspace overlaps what is read, or each other */
   ATTENTION_WORKSPACE = 14, /* smaller than attention_workspace_bytes says */
   ATTENTION_MEMORY = 15,    /* attention_allocate: the device has no room */
   ATTENTION_DEVICE = 16,    /* no GPU, or one that the library was not compiled for */
@@ -70,10 +70,10 @@ struct attention_problem {
   int type;            /* enum attention_type, of Q, K, V, O, K_new and V_new */
   int head_dim;        /* 32, 64, 80, 96, 128, 192 or 256 */
   int batch;           /* sequences */
-  int heads;           /* of Q and O */
+  int heads;           /* of Q and O; batch * heads is at most 65535 */
   int kv_heads;        /* of K and V; divides heads. Query head h reads h / (heads / kv_heads) */
-  int seqlen_q;        /* queries of the longest sequence, at least 1 */
-  int seqlen_k;        /* keys of the longest sequence, at least 1, with the new ones */
+  int seqlen_q;        /* queries of the longest sequence: 1 to 65535 * 128 */
+  int seqlen_k;        /* keys of the longest sequence, with the new ones: 1 to 2^27 */
 
   struct attention_tensor Q;    /* [batch, heads, seqlen_q, head_dim], in any order of strides */
   struct attention_tensor K, V; /* [batch, kv_heads, seqlen_k, head_dim] */
@@ -112,8 +112,10 @@ struct attention_problem {
   const float *rope_cos, *rope_sin;
   int rope_positions; /* at least seqlen_k */
 
-  /* On the device, of attention_workspace_bytes; NULL if these are 0. All 0 before its first use:
-   * the calls of one stream may share it and leave the counters in it as they were. */
+  /* On the device, at least attention_workspace_bytes, a multiple of 16 bytes in address; NULL if no
+   * bytes are needed. Set it to 0 before its first use. The calls of one stream may share it: each
+   * leaves the counters in it at 0, and so does a call that fails. (On a GPU a kernel that faults
+   * ends the process's use of that GPU, and its memory is lost.) */
   void *workspace;
   size_t workspace_bytes;
   void *stream; /* a cudaStream_t; NULL: the default stream */
@@ -132,7 +134,8 @@ const char *attention_message(void);
 int attention_device(char *name, size_t bytes);
 
 /* Memory of the device, for a program that has no CUDA of its own. The copies wait for all that was
- * queued before them. */
+ * queued before them. NULL is ATTENTION_NULL_POINTER. What is no memory of the device, or ends
+ * before these bytes do, is ATTENTION_FAILED; so is the release of what was not allocated. */
 int attention_allocate(void **memory, size_t bytes);
 int attention_release(void *memory);
 int attention_upload(void *device, const void *host, size_t bytes);

@@ -6,8 +6,12 @@
 
 namespace {
 
-constexpr int kElementBytes = 2;  // of fp16 and of bf16
-constexpr int kAlignment = 16;    // bytes that one instruction copies
+constexpr int kElementBytes = 2;                 // of fp16 and of bf16
+constexpr int kAlignment = 16;                   // bytes that one instruction copies
+constexpr int kMostBlocks = 65535;               // of a grid in y and in z
+constexpr int kMostQueries = kMostBlocks * 128;  // a block of the kernel for prompts has 128
+// The kernel that stores keys numbers its threads with an int, and a key of 256 elements has 16 of them.
+constexpr int kMostKeys = 1 << 27;
 
 std::string number(std::int64_t value) {
   return std::to_string(value);
@@ -23,6 +27,9 @@ std::string number(std::int64_t value) {
   refuse(status, name + " " + number(value), allowed);
 }
 
+void check_at_most(const char *name, std::int64_t value, int most) {
+  if (value > most) refuse(ATTENTION_SIZE, name, value, number(most) + " or less is allowed");
+}
 void check_at_least(attention_status status, const char *name, std::int64_t value, int least) {
   if (value < least) refuse(status, name, value, number(least) + " or more is allowed");
 }
@@ -137,7 +144,7 @@ void check_pages(const attention_problem &p) {
   const int of_sequence = (p.seqlen_k - 1) / p.page_size + 1;
   for (int b = 0; b < p.batch; b++) {
     const int length = length_of(p.lengths_k, b, p.seqlen_k);
-    const int used = length < 0 ? 0 : (length + p.page_size - 1) / p.page_size;
+    const int used = length <= 0 ? 0 : (length - 1) / p.page_size + 1;
     for (int i = 0; i < used; i++) {
       const std::int64_t index = std::int64_t{b} * of_sequence + i;
       const int page = p.page_table.host[index];
@@ -169,9 +176,11 @@ void check_sizes(const attention_problem &p, const std::vector<int> &head_dims) 
                                                 {"seqlen_q", p.seqlen_q},
                                                 {"seqlen_k", p.seqlen_k}};
   for (const auto &[name, value] : sizes) check_at_least(ATTENTION_SIZE, name, value, 1);
-  if (std::int64_t{p.batch} * p.heads > 65535)  // the y and z of a grid
+  if (std::int64_t{p.batch} * p.heads > kMostBlocks)
     refuse(ATTENTION_SIZE, "batch " + number(p.batch) + ", heads", p.heads,
-           "a product of at most 65535 is allowed");
+           "a product of at most " + number(kMostBlocks) + " is allowed");
+  check_at_most("seqlen_q", p.seqlen_q, kMostQueries);
+  check_at_most("seqlen_k", p.seqlen_k, kMostKeys);
   if (p.heads % p.kv_heads)
     refuse(ATTENTION_HEADS, "kv_heads", p.kv_heads,
            "a divisor of heads " + number(p.heads) + " is allowed");
@@ -198,7 +207,7 @@ void check_sizes(const attention_problem &p, const std::vector<int> &head_dims) 
     if (packed) check_at_least(ATTENTION_LENGTH, total.first, total.second, 1);
 }
 
-void check_tensors(const attention_problem &p) {
+void check_tensors(const attention_problem &p, std::size_t workspace_bytes) {
   const std::pair<const char *, const attention_array &> arrays[] = {
       {"lengths_q", p.lengths_q},
       {"lengths_k", p.lengths_k},
@@ -261,6 +270,31 @@ void check_tensors(const attention_problem &p) {
   if (appends) {
     read.push_back(bytes_of("K_new", p.K_new, true, p.kv_heads));
     read.push_back(bytes_of("V_new", p.V_new, true, p.kv_heads));
+  }
+  const auto whole = [](const char *name, const void *memory, std::int64_t bytes) -> Bytes {
+    return {name,
+            static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(memory)),
+            bytes,
+            {{1, 0}, {1, 0}, {1, 0}}};
+  };
+  const std::int64_t sizes[] = {
+      p.batch, p.batch, p.batch + 1, p.batch + 1,
+      p.page_table.device ? std::int64_t{p.batch} * ((p.seqlen_k - 1) / p.page_size + 1) : 0};
+  for (std::size_t i = 0; i < std::size(arrays); i++)
+    if (const int *const device = arrays[i].second.device)
+      read.push_back(whole(arrays[i].first, device, sizes[i] * sizeof(int)));
+  if (p.rope) {
+    const std::int64_t bytes = std::int64_t{p.rope_positions} * (p.head_dim / 2) * sizeof(float);
+    read.push_back(whole("rope_cos", p.rope_cos, bytes));
+    read.push_back(whole("rope_sin", p.rope_sin, bytes));
+  }
+  if (workspace_bytes > 0) {
+    if (p.workspace_bytes < workspace_bytes)
+      refuse(ATTENTION_WORKSPACE, "workspace_bytes", p.workspace_bytes,
+             number(workspace_bytes) + " or more is allowed");
+    need("workspace", p.workspace);
+    check_aligned("workspace", p.workspace);
+    written.push_back(whole("workspace", p.workspace, workspace_bytes));
   }
   for (std::size_t i = 0; i < written.size(); i++) {
     const std::string name = written[i].name;

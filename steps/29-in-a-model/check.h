@@ -18,6 +18,6 @@ struct Failure : std::runtime_error {
 /// Throws Failure unless the sizes make a problem. Of the pointers it asks only which are NULL.
 void check_sizes(const attention_problem &problem, const std::vector<int> &head_dims);
 
-/// Throws Failure unless the tensors, and what is known of the arrays on the host, are what a problem
-/// of these sizes needs.
-void check_tensors(const attention_problem &problem);
+/// Throws Failure unless the tensors, the workspace, and what is known of the arrays on the host, are what a
+/// problem of these sizes needs.
+void check_tensors(const attention_problem &problem, std::size_t workspace_bytes);

@@ -7,17 +7,29 @@
 #include "common/kernel/kernel.h"
 #include "steps/29-in-a-model/check.h"
 
+#ifndef __CUDACC__
+#include "common/emulator/memory.h"
+#endif
+
 extern const Step BACKEND_STEP;
 
 namespace {
 
 thread_local std::string last_message;
 
+/// A CUDA error that has been reported is not the next launch's.
+void forget_error() {
+#ifdef __CUDACC__
+  cudaGetLastError();
+#endif
+}
+
 /// Does what a call is for, and says how it went: nothing is thrown across a C interface.
 template <class F>
 int call(F f) {
   const auto failed = [](attention_status status, const char *message) {
     last_message = message;
+    forget_error();
     return status;
   };
   try {
@@ -37,6 +49,14 @@ int call(F f) {
 const attention_problem &given(const attention_problem *problem) {
   if (!problem) throw Failure(ATTENTION_NULL_POINTER, "problem: it is NULL");
   return *problem;
+}
+
+/// Whether there is anything to copy.
+bool is_copy(const void *device, const void *host, std::size_t bytes) {
+  if (bytes == 0) return false;
+  if (!device) throw Failure(ATTENTION_NULL_POINTER, "device: it is NULL");
+  if (!host) throw Failure(ATTENTION_NULL_POINTER, "host: it is NULL");
+  return true;
 }
 
 Problem problem_of(const attention_problem &p) {
@@ -114,6 +134,9 @@ void *allocate(std::size_t bytes) {
 void release(void *memory) {
   cuda_check(cudaFree(memory), "cudaFree");
 }
+void launch(const Problem &problem, std::size_t) {
+  BACKEND_STEP.launch(problem);
+}
 
 __global__ void nothing() {}
 
@@ -132,17 +155,42 @@ std::string device_name() {
 
 #else
 
+void check_device(const void *device, std::size_t bytes) {
+  const emulator::Allocation *const all = emulator::find_allocation(device);
+  if (!all ||
+      bytes > std::size_t(all->memory + all->bytes - static_cast<const std::byte *>(device)))
+    throw Failure(ATTENTION_FAILED, "device: " + std::to_string(bytes) +
+                                        " bytes from there are not "
+                                        "within what attention_allocate returned");
+}
 void upload(void *to, const void *from, std::size_t bytes) {
+  check_device(to, bytes);
   std::memcpy(to, from, bytes);
 }
 void download(void *to, const void *from, std::size_t bytes) {
+  check_device(from, bytes);
   std::memcpy(to, from, bytes);
 }
 void *allocate(std::size_t bytes) {
   return emulator::allocate(bytes);
 }
 void release(void *memory) {
+  const emulator::Allocation *const all = emulator::find_allocation(memory);
+  if (memory && (!all || all->memory != memory))
+    throw Failure(ATTENTION_FAILED,
+                  "memory: attention_allocate did not return this pointer, or it was released");
   emulator::release(memory);
+}
+/// A kernel that fails may have counted some of its parts: the counters become 0 again. (On a GPU such a
+/// kernel ends all that the process does there.)
+void launch(const Problem &problem, std::size_t workspace_bytes) {
+  try {
+    BACKEND_STEP.launch(problem);
+  } catch (...) {
+    if (workspace_bytes > 0 && emulator::find_allocation(problem.workspace))
+      std::memset(problem.workspace, 0, workspace_bytes);
+    throw;
+  }
 }
 std::string device_name() {
   return "emulator";
@@ -163,12 +211,8 @@ int attention_forward(const attention_problem *problem) {
   return call([&] {
     const attention_problem &p = given(problem);
     const std::size_t needed = workspace_bytes(p);
-    check_tensors(p);
-    if (p.workspace_bytes < needed)
-      throw Failure(ATTENTION_WORKSPACE, "workspace_bytes " + std::to_string(p.workspace_bytes) +
-                                             ": " + std::to_string(needed) + " or more is allowed");
-    if (needed > 0 && !p.workspace) throw Failure(ATTENTION_NULL_POINTER, "workspace: it is NULL");
-    BACKEND_STEP.launch(problem_of(p));
+    check_tensors(p, needed);
+    launch(problem_of(p), needed);
   });
 }
 
@@ -193,8 +237,12 @@ int attention_release(void *memory) {
   return call([&] { release(memory); });
 }
 int attention_upload(void *device, const void *host, std::size_t bytes) {
-  return call([&] { upload(device, host, bytes); });
+  return call([&] {
+    if (is_copy(device, host, bytes)) upload(device, host, bytes);
+  });
 }
 int attention_download(void *host, const void *device, std::size_t bytes) {
-  return call([&] { download(host, device, bytes); });
+  return call([&] {
+    if (is_copy(device, host, bytes)) download(host, device, bytes);
+  });
 }

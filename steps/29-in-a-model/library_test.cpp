@@ -68,8 +68,15 @@ struct Example {
     p.rope = ATTENTION_ROPE_HALVES;
     p.rope_cos = rotation, p.rope_sin = rotation + kKeys * kHeadDim / 2;
     p.rope_positions = kKeys;
+  }
+  /// The keys are not new ones: all are rotated, into a workspace.
+  void rotate_all_keys() {
+    attention_problem &p = problem;
+    p.K_new.data = p.V_new.data = nullptr;
     REQUIRE(LIBRARY(attention_workspace_bytes)(&p, &p.workspace_bytes) == ATTENTION_OK);
-    p.workspace = allocate<char>(p.workspace_bytes + 1);
+    REQUIRE(p.workspace_bytes > 0);
+    p.workspace = allocate<char>(p.workspace_bytes + 8);
+    std::memset(p.workspace, 0, p.workspace_bytes + 8);
   }
   Example(const Example &) = delete;
   ~Example() {
@@ -118,6 +125,12 @@ const std::vector<Mistake> kMistakes = {
     {ATTENTION_SIZE, "seqlen_k 0: 1 or more is allowed", [](E &, P &p) { p.seqlen_k = 0; }},
     {ATTENTION_SIZE, "batch 16384, heads 4: a product of at most 65535 is allowed",
      [](E &, P &p) { p.batch = 16384; }},
+    {ATTENTION_SIZE, "seqlen_q 8388481: 8388480 or less is allowed",
+     [](E &, P &p) { p.seqlen_q = 8388481; }},
+    {ATTENTION_SIZE, "seqlen_k 134217729: 134217728 or less is allowed",
+     [](E &, P &p) { p.seqlen_k = p.rope_positions = 134217729; }},
+    {ATTENTION_SIZE, "seqlen_k 2147483647: 134217728 or less is allowed",
+     [](E &, P &p) { p.seqlen_k = p.rope_positions = 2147483647; }},
     {ATTENTION_HEADS, "kv_heads 3: a divisor of heads 4 is allowed",
      [](E &, P &p) { p.kv_heads = 3; }},
     {ATTENTION_WINDOW, "window 0: 1 or more, or ATTENTION_NO_WINDOW is allowed",
@@ -158,6 +171,11 @@ const std::vector<Mistake> kMistakes = {
     {ATTENTION_PAGE, "page_table[2] 8: 0 to 7 is allowed", [](E &e, P &) { e.page_table[2] = 8; }},
     {ATTENTION_PAGE, "page_table[3] -1: 0 to 7 is allowed",
      [](E &e, P &) { e.page_table[3] = -1; }},
+    {ATTENTION_PAGE, "page_table[0] 8: 0 to 7 is allowed",
+     [](E &e, P &p) {
+       e.page_table[0] = 8, p.page_size = 2147483647;
+       p.K.data = p.V.data = e.cache;
+     }},
     {ATTENTION_PAGE, "page_size 0: 1 or more is allowed", [](E &, P &p) { p.page_size = 0; }},
     {ATTENTION_PAGE, "pages 0: 1 or more is allowed", [](E &, P &p) { p.pages = 0; }},
     {ATTENTION_PAGE, "cu_seqlens_k: not with a page_table: pages are not packed",
@@ -196,8 +214,30 @@ const std::vector<Mistake> kMistakes = {
     {ATTENTION_OVERLAP, "O is written: it overlaps Q", [](E &e, P &p) { p.O.data = e.Q + 64; }},
     {ATTENTION_OVERLAP, "O is written: it overlaps K_new", [](E &e, P &p) { p.O.data = e.added; }},
     {ATTENTION_OVERLAP, "V is written: it overlaps K", [](E &e, P &p) { p.V.data = e.cache; }},
+    {ATTENTION_OVERLAP, "O is written: it overlaps lengths_k",
+     [](E &e, P &p) { p.lengths_k.device = reinterpret_cast<int *>(e.O); }},
+    {ATTENTION_OVERLAP, "K is written: it overlaps rope_sin",
+     [](E &e, P &p) { p.rope_sin = reinterpret_cast<float *>(e.cache); }},
+};
+
+// The same of a problem that needs a workspace: its keys are rotated, all.
+const std::vector<Mistake> kMistakesWithWorkspace = {
     {ATTENTION_WORKSPACE, "", [](E &, P &p) { p.workspace_bytes--; }},
     {ATTENTION_NULL_POINTER, "workspace: it is NULL", [](E &, P &p) { p.workspace = nullptr; }},
+    {ATTENTION_ALIGNMENT, "workspace: a multiple of 16 bytes is allowed",
+     [](E &, P &p) { p.workspace = static_cast<char *>(p.workspace) + 8; }},
+    {ATTENTION_OVERLAP, "workspace is written: it overlaps Q",
+     [](E &, P &p) { p.Q.data = p.workspace; }},
+    {ATTENTION_OVERLAP, "workspace is written: it overlaps K",
+     [](E &, P &p) { p.K.data = static_cast<char *>(p.workspace) + p.workspace_bytes - 16; }},
+    {ATTENTION_OVERLAP, "workspace is written: it overlaps V",
+     [](E &, P &p) { p.V.data = p.workspace; }},
+    {ATTENTION_OVERLAP, "workspace is written: it overlaps O",
+     [](E &e, P &p) { p.workspace = e.O + kQueries * kHeadDim; }},
+    {ATTENTION_OVERLAP, "workspace is written: it overlaps page_table",
+     [](E &, P &p) { p.page_table.device = static_cast<int *>(p.workspace); }},
+    {ATTENTION_OVERLAP, "workspace is written: it overlaps rope_cos",
+     [](E &, P &p) { p.rope_cos = static_cast<float *>(p.workspace) + 4; }},
 };
 
 int forward(const attention_problem &problem) {
@@ -212,24 +252,19 @@ std::string message() {
 TEST_SUITE_BEGIN("library");
 
 TEST_CASE("every mistake has its status and one line, and nothing is written") {
-  for (const Mistake &mistake : kMistakes) {
-    Example example;
-    example.problem.kv_heads = kKvHeads;
-    void *const workspace = example.problem.workspace;
-    // A workspace is wanted where the keys are split, or rotated all.
-    if (mistake.status == ATTENTION_WORKSPACE || mistake.message.starts_with("workspace")) {
-      example.problem.K_new.data = example.problem.V_new.data = nullptr;
-      LIBRARY(attention_workspace_bytes)(&example.problem, &example.problem.workspace_bytes);
-      REQUIRE(example.problem.workspace_bytes > 0);
+  for (const bool with_workspace : {false, true})
+    for (const Mistake &mistake : with_workspace ? kMistakesWithWorkspace : kMistakes) {
+      Example example;
+      if (with_workspace) example.rotate_all_keys();
+      void *const workspace = example.problem.workspace;
+      mistake.make(example, example.problem);
+      CAPTURE(mistake.message);
+      CHECK(forward(example.problem) == mistake.status);
+      if (!mistake.message.empty()) CHECK(message() == mistake.message);
+      CHECK(message().find('\n') == std::string::npos);
+      CHECK(example.untouched());
+      example.problem.workspace = workspace;
     }
-    mistake.make(example, example.problem);
-    CAPTURE(mistake.message);
-    CHECK(forward(example.problem) == mistake.status);
-    if (!mistake.message.empty()) CHECK(message() == mistake.message);
-    CHECK(message().find('\n') == std::string::npos);
-    CHECK(example.untouched());
-    example.problem.workspace = workspace;
-  }
 }
 
 TEST_CASE("what differs from a mistake by little is taken") {
@@ -264,7 +299,62 @@ TEST_CASE("the other functions refuse, too") {
   CHECK(LIBRARY(attention_device)(nullptr, 1) == ATTENTION_NULL_POINTER);
   CHECK(LIBRARY(attention_allocate)(nullptr, 1) == ATTENTION_NULL_POINTER);
   void *memory;
-  CHECK(LIBRARY(attention_allocate)(&memory, std::size_t{1} << 60) == ATTENTION_MEMORY);
+  for (const std::size_t beyond : {std::size_t{1} << 60, SIZE_MAX - 5000, SIZE_MAX})
+    CHECK(LIBRARY(attention_allocate)(&memory, beyond) == ATTENTION_MEMORY);
+}
+
+TEST_CASE("copies and releases of what was never allocated are refused") {
+  char host[32] = "what the host has";
+  char *const device = allocate<char>(32);
+  const auto upload = LIBRARY(attention_upload);
+  const auto download = LIBRARY(attention_download);
+  const auto release = LIBRARY(attention_release);
+  CHECK(upload(device, host, 32) == ATTENTION_OK);
+  CHECK(download(host, device + 16, 16) == ATTENTION_OK);
+  CHECK(upload(nullptr, nullptr, 0) == ATTENTION_OK);
+  for (const int status : {upload(nullptr, host, 32), upload(device, nullptr, 32),
+                           download(nullptr, device, 32), download(host, nullptr, 32)})
+    CHECK(status == ATTENTION_NULL_POINTER);
+  CHECK(message() == "device: it is NULL");
+  CHECK(upload(device + 1, host, 32) == ATTENTION_FAILED);
+  CHECK(message() == "device: 32 bytes from there are not within what attention_allocate returned");
+  CHECK(download(host, device, 33) == ATTENTION_FAILED);
+  CHECK(upload(host, device, 1) == ATTENTION_FAILED);
+  CHECK(download(host, device, SIZE_MAX) == ATTENTION_FAILED);
+  CHECK(release(device + 16) == ATTENTION_FAILED);
+  CHECK(message() == "memory: attention_allocate did not return this pointer, or it was released");
+  CHECK(release(host) == ATTENTION_FAILED);
+  CHECK(release(device) == ATTENTION_OK);
+  CHECK(release(device) == ATTENTION_FAILED);
+  CHECK(release(nullptr) == ATTENTION_OK);
+}
+
+TEST_CASE("after a call that failed in a split the workspace is as it must be for the next") {
+  // One sequence of many keys: decode splits them, and the parts are counted in the workspace.
+  constexpr int keys = 4000;
+  Example example;
+  P &p = example.problem;
+  std::vector<std::uint16_t> ones(keys * kHeadDim, 0x3c00);
+  std::uint16_t *const all = allocate<std::uint16_t>(ones.size());
+  LIBRARY(attention_upload)(all, ones.data(), ones.size() * 2);
+  LIBRARY(attention_upload)(example.Q, ones.data(), kHeadDim * 2);
+  p.K_new.data = p.V_new.data = nullptr;
+  p.lengths_q = p.lengths_k = p.page_table = {};
+  p.rope = ATTENTION_ROPE_NONE, p.window = ATTENTION_NO_WINDOW, p.sinks = 0;
+  p.batch = p.heads = p.kv_heads = p.seqlen_q = 1, p.seqlen_k = keys;
+  p.K = p.V = {all, 0, 0, kHeadDim};
+  REQUIRE(LIBRARY(attention_workspace_bytes)(&p, &p.workspace_bytes) == ATTENTION_OK);
+  REQUIRE(p.workspace_bytes > 0);
+  p.workspace = allocate<char>(p.workspace_bytes);
+  std::memset(p.workspace, 0, p.workspace_bytes);
+  REQUIRE(forward(p) == ATTENTION_OK);
+  p.seqlen_k++;  // beyond the tensor: the last split fails, the others have been counted
+  CHECK(forward(p) == ATTENTION_FAILED);
+  p.seqlen_k--;
+  example.O[0] = 0;
+  CHECK_MESSAGE(forward(p) == ATTENTION_OK, message());
+  CHECK(example.O[0] == 0x3c00);
+  LIBRARY(attention_release)(all);
 }
 
 TEST_CASE("a kernel that fails on the emulator is a status and a message") {
