@@ -104,10 +104,7 @@ def options(row):
 
 def cache_speed(row):
     """TB/s at which K and V are read, each once."""
-    said = options(row)
-    keys, heads = int(said.get("seqlen-k", row["seqlen"])), int(said.get("kv-heads", row["heads"]))
-    size = 2 * 2 * int(row["batch"]) * heads * keys * int(row["head_dim"])
-    return size / float(row["median_ms"]) / 1e9
+    return float(row["kv_bytes"]) / float(row["median_ms"]) / 1e9
 
 
 def is_step(name):

@@ -10,6 +10,8 @@ for step; do ! is_plain "$step" || plain+=("$step"); done
 begin_rows build/bench.csv "${plain[@]}"
 last=${steps[-1]}
 repeat=${REPEAT:-3}
+peers=plain
+start_peers
 shape=$(describe "$last" gpu)                           # what is measured where nothing is said
 batch=$(value "$shape" batch) heads=$(value "$shape" heads) # a batch and heads that fill the chip
 
@@ -18,18 +20,13 @@ slow="00 01 02"
 # And these have their curves measured at batch 1.
 batch_1="00 02 03"
 
-# peers OPTIONS...: the same of what PyTorch carries; it says why it cannot.
-peers() {
-  "$PYTHON" common/measure/peers.py --csv "$csv" --header "$(describe "$last" csv)" \
-    $(options "$shape") "$@" || true
-}
-
 round() {
   for n in "${steps[@]}"; do
     [ "$1" = 1 ] || ! among "$n" "$slow" || continue
     step "$n"
   done
-  peers --matmul
+  ask_peers
+  ask_peers matmul
 }
 
 # Step 01 has a block per head, the others one per tile of a head. From one head on: how many heads
@@ -49,24 +46,18 @@ curves() {
   local seqlen n
   # Short sequences: every step.
   for seqlen in 512 1024; do
-    for n in "${steps[@]}"; do step "$n" --seqlen $seqlen --batch "$batch"; done
+    problem "${steps[*]}" --seqlen $seqlen --batch "$batch"
   done
   for seqlen in 512 1024 2048 4096 16384; do
     for n in $batch_1; do step "$n" --seqlen $seqlen --batch 1; done
     [ $seqlen -ge 2048 ] || continue
-    for n in $(printf '%s\n' 04 07 10 "$last" | sort -u); do
-      step "$n" --seqlen $seqlen --batch $((seqlen > 8192 ? batch / 2 : batch))
-    done
+    problem "$(printf '%s\n' 04 07 10 "$last" | sort -u)" \
+      --seqlen $seqlen --batch $((seqlen > 8192 ? batch / 2 : batch))
   done
-  peers --seqlen 512 1024 2048 4096
-  peers --seqlen 16384 --batch $((batch / 2))
   for seqlen in 1024 2048 4096 8192 16384; do
-    for n in $(printf '%s\n' 04 "$last" | sort -u); do
-      step "$n" --head-dim 64 --seqlen $seqlen --batch $((seqlen > 8192 ? batch / 2 : batch))
-    done
+    problem "$(printf '%s\n' 04 "$last" | sort -u)" \
+      --head-dim 64 --seqlen $seqlen --batch $((seqlen > 8192 ? batch / 2 : batch))
   done
-  peers --head-dim 64 --seqlen 1024 2048 4096 8192
-  peers --head-dim 64 --seqlen 16384 --batch $((batch / 2))
 }
 
 for ((i = 1; i <= repeat; i++)); do
@@ -77,6 +68,7 @@ echo "heads in parallel"
 parallelism
 echo "sequence lengths"
 curves
+end_peers
 end_rows
 {
   nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit --format=csv

@@ -10,9 +10,9 @@ fp16 scores cross HBM four times, written by the first product, read and written
 the second. (The scale is the first product's alpha. As a division of its own it would make six
 crossings.) 'matmul-fp16' and 'matmul-bf16' are an 8192 x 8192 x 8192 product: the ceiling.
 
-With --follow it measures, for each line that it reads, the problem of the CSV file's last row, or, where
-the line says 'matmul', the products, and answers with a line: a step's row says all of its problem, and
-the peers' rows say it in the same words.
+For each line that it reads it measures the problem of the CSV file's last row, and answers with a line. A
+step's row says all of its problem, and the peers' rows say it in the same words. Where the line says
+'plain' it measures the peers of the plain problem, where it says 'matmul' the products.
 
 Times are taken as the steps' programs take them: each launch between two events, all queued before the
 first is waited for; launches of less than a millisecond behind a kernel that holds the GPU until all are
@@ -24,7 +24,6 @@ from there, for steps and peers alike.
 
 import argparse
 import csv
-import os
 import statistics
 import sys
 import time
@@ -48,12 +47,14 @@ class NotMade(RuntimeError):
 
 @dataclass
 class Problem:
-    """As common/kernel/step.h has it; `options` is the column of that name, with nothing of a plain one."""
+    """As a row of the CSV file has it: the columns of these names."""
     batch: int
     heads: int
     seqlen: int
     head_dim: int
-    options: str = ""
+    options: str
+    operations: float
+    kv_bytes: str
     said: dict = field(init=False)
 
     def __post_init__(self):
@@ -85,19 +86,6 @@ class Problem:
             return [(self.seqlen, self.seqlen_k)] * self.batch
         pairs = [length.split(":") for length in self.said["lengths"].split(",")]
         return [(int(pair[0]), int(pair[-1])) for pair in pairs]
-
-    def operations(self):
-        """4 d for each pair of a query and a key that it sees, as the steps' programs count."""
-        window, sinks = self.number("window", 0), self.number("sinks", 0)
-        pairs = 0
-        for queries, keys in self.lengths:
-            if "causal" not in self.said and not window:
-                pairs += queries * keys
-                continue
-            for i in range(queries):
-                sees = max(0, i + keys - queries + 1)  # the last of both are at one position
-                pairs += min(sees, window + sinks) if window else sees
-        return 4 * self.head_dim * self.heads * pairs
 
     def tensors(self, dtype):
         """Q, K and V as [batch, heads, seqlen, head_dim], or packed as [tokens, heads, head_dim]."""
@@ -232,13 +220,6 @@ OF_MODELS = {"flash-attention-3-bf16": flash_attention_3,
              "flash-attention-3-fp8": flash_attention_3_fp8, "efficient": efficient}
 
 
-class Product(Problem):
-    """A matrix product, in the columns of a problem."""
-
-    def operations(self):
-        return 2 * self.seqlen**3
-
-
 def matmul(p):
     x, y = (torch.randn(p.seqlen, p.seqlen, device="cuda", dtype=p.dtype) for _ in range(2))
     return lambda: x @ y
@@ -277,7 +258,7 @@ def measure(problem, peers, iters):
         what = f"{name} at {shape} {problem.options}"
         try:
             run = of(problem)
-            time.sleep(1 if problem.operations() > 1e12 else 0.25)  # short launches meet no limit
+            time.sleep(1 if problem.operations > 1e12 else 0.25)  # short launches meet no limit
             times = milliseconds(run, iters)
         except NotMade:
             continue
@@ -287,74 +268,53 @@ def measure(problem, peers, iters):
         finally:
             torch.cuda.empty_cache()
         median = statistics.median(times)
-        tflops = problem.operations() / median / 1e9
+        tflops = problem.operations / median / 1e9
         rows.append({"step": name, "device": torch.cuda.get_device_name(), "batch": problem.batch,
                      "heads": problem.heads, "seqlen": problem.seqlen,
                      "head_dim": problem.head_dim, "options": problem.options,
+                     "operations": f"{problem.operations:.0f}", "kv_bytes": problem.kv_bytes,
                      "median_ms": f"{median:.6g}", "min_ms": f"{min(times):.6g}",
                      "tflops": f"{tflops:.6g}"})
         print(f"{what}: {median:.4g} ms, {tflops:.4g} TFLOP/s", file=sys.stderr, flush=True)
     return rows
 
 
-def measure_matmul(types, iters):
-    """The rows of the matrix product, the ceiling, in each of these types."""
-    options = {"fp16": "", "bf16": "type=bf16"}  # as a step's row says it
-    return [row for name in types
-            for row in measure(Product(1, 1, 8192, 8192, options[name]), {f"matmul-{name}": matmul},
+def measure_matmul(iters):
+    """The rows of the matrix product, the ceiling, in both types."""
+    return [row for options, name in (("", "matmul-fp16"), ("type=bf16", "matmul-bf16"))
+            for row in measure(Problem(1, 1, 8192, 8192, options, 2 * 8192**3, ""), {name: matmul},
                                iters)]
 
 
-def append(path, header, rows):
-    new = not os.path.exists(path) or os.path.getsize(path) == 0
-    with open(path, "a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, header, restval="", lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
-
-
-def follow(path, iters):
-    for line in sys.stdin:
-        with open(path, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            *_, last = reader
-        problem = Problem(*(int(last[c]) for c in ("batch", "heads", "seqlen", "head_dim")),
-                          last["options"])
-        if line.strip() == "matmul":
-            rows = measure_matmul(["fp16", "bf16"], iters)
-        else:
-            rows = measure(problem, OF_MODELS | PEERS, iters)  # FlashAttention-3 next to the step
-        append(path, reader.fieldnames, rows)
-        print("measured", flush=True)
+def last_problem(path):
+    """The problem of a file's last row, and the file's columns."""
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        *_, last = reader
+    sizes = (int(last[column]) for column in ("batch", "heads", "seqlen", "head_dim"))
+    return (Problem(*sizes, last["options"], float(last["operations"]), last["kv_bytes"]),
+            reader.fieldnames)
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--csv", required=True, help="the file to append to")
-    p.add_argument("--follow", action="store_true",
-                   help="measure the problem of the file's last row, for each line of standard input")
-    p.add_argument("--header", help="the file's columns: a step's --describe has them")
-    p.add_argument("--batch", type=int)
-    p.add_argument("--heads", type=int)
-    p.add_argument("--seqlen", type=int, nargs="+")
-    p.add_argument("--head-dim", type=int)
+    p.add_argument("--csv", required=True, help="the file of the steps' rows, to append to")
     p.add_argument("--iters", type=int, default=20, help="default: %(default)s")
-    p.add_argument("--matmul", action="store_true", help="measure the matmul ceiling, too")
     a = p.parse_args()
     if not torch.cuda.is_available():
         sys.exit("peers.py: SKIP: no GPU")
     torch.set_grad_enabled(False)
-    if a.follow:
-        return follow(a.csv, a.iters)
-    if not all((a.header, a.batch, a.heads, a.seqlen, a.head_dim)):
-        p.error("--follow is allowed, or --header and a shape")
-    rows = []
-    for seqlen in a.seqlen:
-        rows += measure(Problem(a.batch, a.heads, seqlen, a.head_dim), PEERS | OF_PLAIN, a.iters)
-    if a.matmul:
-        rows += measure_matmul(["fp16"], a.iters)
-    append(a.csv, a.header.split(","), rows)
+    for line in sys.stdin:
+        problem, columns = last_problem(a.csv)
+        if line.strip() == "matmul":
+            rows = measure_matmul(a.iters)
+        elif line.strip() == "plain":
+            rows = measure(problem, PEERS | OF_PLAIN, a.iters)
+        else:
+            rows = measure(problem, OF_MODELS | PEERS, a.iters)  # FlashAttention-3 next to the step
+        with open(a.csv, "a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, columns, restval="", lineterminator="\n").writerows(rows)
+        print("measured", flush=True)
 
 
 main()

@@ -18,12 +18,6 @@ need_nvcc() {
 # describe NN KEY: what ./step-NN --describe says after this key.
 describe() { ./step-"$1" --describe | sed -n "s/^$2 //p"; }
 
-# options "batch=16 head-dim=128": --batch 16 --head-dim 128
-options() {
-  local pair
-  for pair in $1; do printf -- '--%s %s ' "${pair%%=*}" "${pair#*=}"; done
-}
-
 # value "batch=16 head-dim=128" head-dim: 128
 value() { tr ' ' '\n' <<<"$1" | sed -n "s/^$2=//p"; }
 
@@ -76,12 +70,13 @@ end_rows() {
 # ends, and asking it fails; bash itself is not to end of that.
 start_peers() {
   trap '' PIPE
-  coproc PEERS { "$PYTHON" common/measure/peers.py --csv "$csv" --follow; }
+  coproc PEERS { "$PYTHON" common/measure/peers.py --csv "$csv"; }
   exec {ask}>&"${PEERS[1]}" {answer}<&"${PEERS[0]}"
 }
 
-# ask_peers [matmul]: measures them at the problem of the last row, or a matrix product.
-ask_peers() { { echo "${1:-}" >&"$ask"; } 2>/dev/null && read -r <&"$answer" || true; }
+# ask_peers [matmul]: measures them at the problem of the last row, or a matrix product. Where peers=plain,
+# the peers of the plain problem.
+ask_peers() { { echo "${1:-${peers:-}}" >&"$ask"; } 2>/dev/null && read -r <&"$answer" || true; }
 
 end_peers() { exec {ask}>&-; }
 

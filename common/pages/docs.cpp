@@ -109,8 +109,8 @@ double number(const Row &row, const std::string &column) {
 }
 
 /// The rows of a CSV file. Each option that has a value is a column, too, kv-heads of kv-heads=8. Of
-/// counters each source is a column with its value, emulator or ncu. Of a benchmark cache_TBs is one: the
-/// bytes of K and V, each read once, over the time, in TB/s.
+/// counters each source is a column with its value, emulator or ncu. Of a benchmark cache_TBs is one:
+/// kv_bytes over the time, in TB/s.
 Rows read_csv(const fs::path &path) {
   static const std::regex one(R"re((?:^|,)(?:"([^"]*)"|([^,]*)))re");  // quoted if it has a comma
   Strings columns;
@@ -128,12 +128,8 @@ Rows read_csv(const fs::path &path) {
     if (fields == columns) continue;
     for (const std::string &word : words(row.count("options") ? row["options"] : ""))
       if (const Strings parts = split(word, "="); parts.size() == 2) row[parts[0]] = parts[1];
-    if (row.count("median_ms")) {
-      const double heads = number(row, row.count("kv-heads") ? "kv-heads" : "heads");
-      const double keys = number(row, row.count("seqlen-k") ? "seqlen-k" : "seqlen");
-      row["cache_TBs"] = std::to_string(4 * number(row, "batch") * heads * keys *
-                                        number(row, "head_dim") / number(row, "median_ms") / 1e9);
-    }
+    if (row.count("kv_bytes") && !row["kv_bytes"].empty())
+      row["cache_TBs"] = std::to_string(number(row, "kv_bytes") / number(row, "median_ms") / 1e9);
     if (row.count("counter")) {
       const std::string source = row["source"], value = row["value"];
       row.erase("source"), row.erase("value");

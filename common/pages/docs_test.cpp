@@ -225,7 +225,7 @@ TEST_CASE("docs: a benchmark's key is the median of the rows that match") {
   has(message([&] { r.value("[gpu tflops 02-loop seqlen=7]"); }),
       "no seqlen=7 in gpu.csv; there are: 1024; 8192");
   has(message([&] { r.value("[gpu tflops 02-loop colour=7]"); }),
-      "no column 'colour'; there are: batch cache_TBs device");
+      "no column 'colour'; there are: batch device");
   has(message([&] { r.value("[gpu]"); }), "a key is [FILE COLUMN STEP] or [FILE NAME], not [gpu]");
   has(message([&] { r.value("[gpu tflops]"); }), "no column 'name'; there are: batch");
 }
@@ -326,16 +326,20 @@ TEST_CASE("docs: tables of the problems of Part III") {
   r.write("plots/models.csv",
           "step,batch,heads,seqlen,head_dim,options\n20,16,16,8192,128,causal\n"
           "25,1,64,1,128,seqlen-k=131072 kv-heads=8\n");
-  const std::string decode = ",1,64,1,128,seqlen-k=131072 kv-heads=8,";
+  const std::string decode = ",1,64,1,128,seqlen-k=131072 kv-heads=8,536870912,";
+  const std::string kModelsHeader =
+      "step,device,batch,heads,seqlen,head_dim,options,kv_bytes,median_ms,min_ms,tflops,rms_"
+      "error\n";
   r.write("plots/results/gpu-models.csv",
-          std::string(kBenchHeader) + "20-causal,H,16,16,8192,128,causal,11,11,400,1\n" +
-              "20-causal,H,16,16,8192,128,causal,11,11,410,1\n" +
-              "20-causal:slow,H,16,16,8192,128,causal,30,30,100,1\n" +
-              "20-causal,H,8,16,8192,128,causal,11,11,900,1\n" +
-              "20-causal,H,16,16,8192,128,,11,11,300,1\n" +
-              "flash-attention-2,H,16,16,8192,128,causal,12,12,360,1\n" +
-              "flash-attention-3-bf16,H,16,16,8192,128,causal,9,9,500,1\n" + "25-cache,H" + decode +
-              "0.134217728,0.1,1,1\n" + "cudnn,H" + decode + "0.2,0.1,1,1\n");
+          kModelsHeader + "20-causal,H,16,16,8192,128,causal,1073741824,11,11,400,1\n" +
+              "20-causal,H,16,16,8192,128,causal,1073741824,11,11,410,1\n" +
+              "20-causal:slow,H,16,16,8192,128,causal,1073741824,30,30,100,1\n" +
+              "20-causal,H,8,16,8192,128,causal,1073741824,11,11,900,1\n" +
+              "20-causal,H,16,16,8192,128,,1073741824,11,11,300,1\n" +
+              "flash-attention-2,H,16,16,8192,128,causal,1073741824,12,12,360,1\n" +
+              "flash-attention-3-bf16,H,16,16,8192,128,causal,1073741824,9,9,500,1\n" +
+              "25-cache,H" + decode + "0.134217728,0.1,1,1\n" + "cudnn,H" + decode +
+              "0.2,0.1,1,1\n");
   CHECK(
       r.table("models ../models gpu-models") ==
       "| step | the idea | problem | speed | × FlashAttention-2 | × FlashAttention-3 | × cuDNN |\n"

@@ -6,7 +6,8 @@
 
 // The headers of what a step's program writes; --describe prints them.
 constexpr const char *kCsvHeader =
-    "step,device,batch,heads,seqlen,head_dim,options,median_ms,min_ms,tflops,rms_error";
+    "step,device,batch,heads,seqlen,head_dim,options,operations,kv_bytes,median_ms,min_ms,tflops,"
+    "rms_error";
 constexpr const char *kProfileCsvHeader =
     "step,source,batch,heads,seqlen,head_dim,options,line,counter,value";
 constexpr const char *kBlocksCsvHeader =

@@ -193,19 +193,14 @@ void time_launches(Device &device, const std::function<void()> &launch, const Op
   const std::size_t half = ms.size() / 2;
   result.median_ms = ms.size() % 2 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
   result.min_ms = ms.front();
-  // Two products, Q K^T and P V, of d multiplications and additions for each pair of a query and a
-  // key that it sees.
-  const double operations = 4.0 * result.shape.head_dim * reference::visible_pairs(result.shape);
-  result.tflops = operations / *result.median_ms / 1e9;
+  result.tflops = result.operations / *result.median_ms / 1e9;
   std::printf("time     %.4g ms median, %.4g ms min of %d\n", *result.median_ms, *result.min_ms,
               iterations);
   std::printf("speed    %.4g TFLOP/s\n", *result.tflops);
   // Where a key serves few queries, reading it takes longer than computing with it.
   const reference::Shape &shape = result.shape;
   if (std::int64_t{shape.seqlen_q} * (shape.heads / shape.kv_heads) > 128) return;
-  const double element = options.type == Type::kFp8 ? 1 : 2;
-  const double bytes = 2 * element * shape.head_dim * shape.kv_heads * reference::keys_read(shape);
-  std::printf("bandwidth %.4g TB/s of K and V\n", bytes / *result.median_ms / 1e9);
+  std::printf("bandwidth %.4g TB/s of K and V\n", result.kv_bytes / *result.median_ms / 1e9);
 }
 
 void print_shape(const Result &result, const Options &options, bool gpu) {
@@ -246,10 +241,16 @@ ExitStatus run(const Options &options) {
   Problem problem = pose(shape, options);
   check_fits(problem, shape, options, *device);
 
-  Result result{step.name, device->is_gpu() ? device->name() : "emulator",
-                shape,     departures(shape, options),
-                {},        {},
-                {},        0};
+  Result result{step.name,
+                device->is_gpu() ? device->name() : "emulator",
+                shape,
+                departures(shape, options),
+                operations(shape),
+                kv_bytes(shape, options.type),
+                {},
+                {},
+                {},
+                0};
   std::printf("%s on %s%s\n", result.step.c_str(), device->name().c_str(),
               note.empty() ? "" : (" (" + note + ")").c_str());
   print_shape(result, options, device->is_gpu());

@@ -330,7 +330,8 @@ TEST_CASE("--csv appends a row under one header") {
     CHECK(run_command(line + csv).status == 0);
 
   CHECK(first_line(file) ==
-        "step,device,batch,heads,seqlen,head_dim,options,median_ms,min_ms,tflops,rms_error");
+        "step,device,batch,heads,seqlen,head_dim,options,operations,kv_bytes,median_ms,min_ms,"
+        "tflops,rms_error");
   std::vector<Row> rows = read_csv(file);
   REQUIRE(rows.size() == 2);
   for (Row &row : rows) {
@@ -346,6 +347,8 @@ TEST_CASE("--csv appends a row under one header") {
                   {"seqlen", "128"},
                   {"head_dim", "128"},
                   {"options", ""},
+                  {"operations", "16777216"},  // 4 * 2 batch * 128 * 128 pairs * 128
+                  {"kv_bytes", "131072"},      // 2 of K and V * 2 batch * 128 * 128 * 2 bytes
                   {"median_ms", ""},
                   {"min_ms", ""},
                   {"tflops", ""}};
@@ -353,6 +356,8 @@ TEST_CASE("--csv appends a row under one header") {
   expected["step"] = "03-bank-conflicts";
   expected["batch"] = "1";
   expected["head_dim"] = "64";
+  expected["operations"] = "4194304";
+  expected["kv_bytes"] = "32768";
   CHECK(rows[1] == expected);
 }
 

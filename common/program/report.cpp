@@ -235,6 +235,7 @@ std::string csv_row(const Result &result) {
     return value ? format("%.6g", *value) : std::string();
   };
   return result.step + ",\"" + result.device + "\"," + problem_fields(result) + "," +
+         format("%.0f", result.operations) + "," + format("%.0f", result.kv_bytes) + "," +
          number(result.median_ms) + "," + number(result.min_ms) + "," + number(result.tflops) +
          "," + format("%.4g", result.rms_error);
 }

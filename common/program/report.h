@@ -12,7 +12,8 @@
 struct Result {
   std::string step, device;
   reference::Shape shape;
-  std::string options;  // what sets the problem apart from the plain one
+  std::string options;          // what sets the problem apart from the plain one
+  double operations, kv_bytes;  // kv_bytes: of K and V, what must be read at least once
   std::optional<double> median_ms, min_ms, tflops;
   double rms_error;
 };

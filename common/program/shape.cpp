@@ -134,6 +134,15 @@ reference::Shape choose_shape(const Options &options, const Step &step, bool gpu
   return shape;
 }
 
+double operations(const reference::Shape &shape) {
+  return 4.0 * shape.head_dim * reference::visible_pairs(shape);
+}
+
+double kv_bytes(const reference::Shape &shape, Type type) {
+  const double row = shape.head_dim * (type == Type::kFp8 ? 1.0 : 2.0);
+  return 2 * row * shape.kv_heads * reference::keys_read(shape);
+}
+
 std::string departures(const reference::Shape &shape, const Options &options) {
   std::string text;
   const auto add = [&](const std::string &departure) {
