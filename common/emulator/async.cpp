@@ -66,10 +66,10 @@ ReadNumber Block::begin_async_read(std::span<const SharedBytes> bytes, unsigned 
   for (const SharedBytes &some : bytes) {
     const std::size_t offset = shared_offset(some.first);
     if (offset >= shared_bytes_ || offset + some.bytes > shared_bytes_)
-      fail("wgmma of what is not in shared memory", where);
+      fail({Fault::kBounds, "wgmma of what is not in shared memory"}, where);
     read.pieces.push_back({offset, some.bytes});
   }
-  const std::string error = cta_->shadow.begin_async_read(read, clocks_);
+  const Error error = cta_->shadow.begin_async_read(read, clocks_);
   if (!error.empty()) {
     running_ = read.first_thread;
     fail(error, where);
@@ -94,8 +94,9 @@ void Block::warpgroup_collective(const Collective &what, const Where &where, voi
   const unsigned first = running_ / kWarpgroup * kWarpgroup;
   Thread &self = threads_[running_];
   if (size_ - first < kWarpgroup)
-    fail(std::string(what.name) + ": takes a warpgroup of 128 threads, and the block's last has " +
-             std::to_string(size_ - first),
+    fail({Fault::kDivergence, std::string(what.name) +
+                                  ": takes a warpgroup of 128 threads, and the block's last has " +
+                                  std::to_string(size_ - first)},
          where);
   wait(State::kInWarpgroup, what.name, where);
   self.collective = &what;
@@ -104,8 +105,9 @@ void Block::warpgroup_collective(const Collective &what, const Where &where, voi
   for (unsigned i = 0; i < kWarpgroup; i++) {
     const Thread &other = threads_[first + i];
     if (other.state == State::kExited)
-      fail(std::string(what.name) + ": takes all 128 threads of the warpgroup, and " +
-               name_of(first + i) + " has exited",
+      fail({Fault::kDivergence, std::string(what.name) +
+                                    ": takes all 128 threads of the warpgroup, and " +
+                                    name_of(first + i) + " has exited"},
            where);
     if (other.state != State::kInWarpgroup) return Fiber::yield();
     operands[i] = other.lane;
@@ -113,9 +115,10 @@ void Block::warpgroup_collective(const Collective &what, const Where &where, voi
   for (unsigned i = 0; i < kWarpgroup; i++)
     if (const Thread &other = threads_[first + i];
         other.collective != &what || !same_place(other.where, where))
-      fail(std::string("warps of one warpgroup are at different instructions: ") + what.name +
-               " here, " + other.waits_in + " at " + describe(other.where) + " in " +
-               name_of_warp((first + i) / 32),
+      fail({Fault::kDivergence,
+            std::string("warps of one warpgroup are at different instructions: ") + what.name +
+                " here, " + other.waits_in + " at " + describe(other.where) + " in " +
+                name_of_warp((first + i) / 32)},
            where);
   what.compute(operands);
   if (settings.profile)
@@ -141,11 +144,13 @@ void Block::set_registers(int registers, bool more, const Where &where) {
   const Collective &what = more ? kMore : kLess;
   const std::string name = std::string(what.name) + "<" + std::to_string(registers) + ">";
   if (registers % 8 || registers < 24 || registers > 256)
-    fail(name + ": a multiple of 8 from 24 to 256 is allowed", where);
+    fail({Fault::kRegisters, name + ": a multiple of 8 from 24 to 256 is allowed"}, where);
   Registers &group = registers_of(running_);
   if (more && registers < group.now) share_registers(registers);
   if (more ? registers < group.now : registers > group.now)
-    fail(name + ": the threads have " + std::to_string(group.now) + " registers each", where);
+    fail({Fault::kRegisters,
+          name + ": the threads have " + std::to_string(group.now) + " registers each"},
+         where);
   int all = 0, least = 0;
   for (const Registers &of_group : cta_->registers) {
     all += of_group.now;
@@ -153,8 +158,8 @@ void Block::set_registers(int registers, bool more, const Where &where) {
   }
   all += cta_->free_registers / static_cast<int>(kWarpgroup);
   if (registers + least - 24 > all)
-    fail(name + ": the block's warpgroups have " + std::to_string(all) +
-             " together, and keep 24 each",
+    fail({Fault::kRegisters, name + ": the block's warpgroups have " + std::to_string(all) +
+                                 " together, and keep 24 each"},
          where);
   warpgroup_collective(what, where, &registers);
   while (group.wanted) {
@@ -202,15 +207,15 @@ void Block::change_registers(int registers) {
 void Block::named_barrier(int id, int threads, bool sync, const Where &where) {
   const std::string name = std::string(sync ? "named_barrier_sync(" : "named_barrier_arrive(") +
                            std::to_string(id) + ", " + std::to_string(threads) + ")";
-  if (id < 1 || id > 15) fail(name + ": barriers 1 to 15 are allowed", where);
+  if (id < 1 || id > 15) fail({Fault::kBarrier, name + ": barriers 1 to 15 are allowed"}, where);
   if (threads < 32 || threads % 32 || threads > static_cast<int>(block_size_))
-    fail(name + ": a multiple of 32 up to the block's " + std::to_string(block_size_) +
-             " threads is allowed",
+    fail({Fault::kBarrier, name + ": a multiple of 32 up to the block's " +
+                               std::to_string(block_size_) + " threads is allowed"},
          where);
   NamedBarrier &barrier = cta_->named_barriers[id];
   if (barrier.come && barrier.threads != threads)
-    fail(name + ": the barrier is for " + std::to_string(barrier.threads) + " threads at " +
-             describe(barrier.where),
+    fail({Fault::kBarrier, name + ": the barrier is for " + std::to_string(barrier.threads) +
+                               " threads at " + describe(barrier.where)},
          where);
   barrier.threads = threads;
   barrier.where = where;
@@ -260,15 +265,15 @@ std::string BarrierState::describe() const {
 void Block::mbarrier_init(const void *address, int arrivals, const Where &where) {
   const std::size_t offset = shared_offset(address);
   if (offset >= shared_bytes_ || offset + sizeof(std::uint64_t) > shared_bytes_)
-    fail("mbarrier_init of what is not in shared memory", where);
+    fail({Fault::kBounds, "mbarrier_init of what is not in shared memory"}, where);
   if (offset % sizeof(std::uint64_t))
-    fail("mbarrier_init at an address that is not a multiple of 8", where);
+    fail({Fault::kMisaligned, "mbarrier_init at an address that is not a multiple of 8"}, where);
   if (arrivals < 1 || arrivals > kMostOfMbarrier)
-    fail("mbarrier_init for " + std::to_string(arrivals) + " arrivals: 1 to " +
-             std::to_string(kMostOfMbarrier) + " are allowed",
+    fail({Fault::kBarrier, "mbarrier_init for " + std::to_string(arrivals) + " arrivals: 1 to " +
+                               std::to_string(kMostOfMbarrier) + " are allowed"},
          where);
   if (const BarrierState *before = cta_->mbarriers.find(offset))
-    fail("mbarrier_init of " + before->describe() + ", which is in use", where);
+    fail({Fault::kBarrier, "mbarrier_init of " + before->describe() + ", which is in use"}, where);
   BarrierState barrier{};
   barrier.offset = offset;
   barrier.site = site_of(where);
@@ -289,13 +294,14 @@ BarrierState &Block::usable_mbarrier(const char *what, Cta &cta, std::size_t off
                                      const Where &where) {
   BarrierState *barrier = cta.mbarriers.find(offset);
   if (!barrier)
-    fail(std::string(what) + " of an mbarrier" + (&cta == cta_ ? "" : in_block(cta)) +
-             " that nobody has initialised",
+    fail({Fault::kUninitialised, std::string(what) + " of an mbarrier" +
+                                     (&cta == cta_ ? "" : in_block(cta)) +
+                                     " that nobody has initialised"},
          where);
   if (!clocks_.knows(running_, barrier->thread, barrier->time))
-    fail(std::string(what) + " of an mbarrier that " + name_of(barrier->thread) +
-             " initialises at " + describe(line_of(barrier->site)) + ": no " +
-             (&cta == cta_ ? "barrier" : "cluster_sync") + " between them",
+    fail({Fault::kRace, std::string(what) + " of an mbarrier that " + name_of(barrier->thread) +
+                            " initialises at " + describe(line_of(barrier->site)) + ": no " +
+                            (&cta == cta_ ? "barrier" : "cluster_sync") + " between them"},
          where);
   return *barrier;
 }
@@ -303,11 +309,13 @@ BarrierState &Block::usable_mbarrier(const char *what, Cta &cta, std::size_t off
 void Block::mbarrier_arrive(const void *address, int bytes, const Where &where) {
   BarrierState &barrier = usable_mbarrier("mbarrier_arrive", *cta_, shared_offset(address), where);
   if (bytes < 0 || barrier.expected + bytes > kMostOfMbarrier)
-    fail("mbarrier_arrive_expect_tx of " + std::to_string(bytes) + " bytes: a phase has at most " +
-             std::to_string(kMostOfMbarrier),
+    fail({Fault::kBarrier, "mbarrier_arrive_expect_tx of " + std::to_string(bytes) +
+                               " bytes: a phase has at most " + std::to_string(kMostOfMbarrier)},
          where);
   if (barrier.to_come == 0)
-    fail("mbarrier_arrive: one arrival more than " + barrier.describe() + " has room for", where);
+    fail({Fault::kBarrier,
+          "mbarrier_arrive: one arrival more than " + barrier.describe() + " has room for"},
+         where);
   note(running_, "mbarrier_arrive", static_cast<std::int64_t>(barrier.offset), where);
   clocks_.release(running_, barrier.told);
   barrier.expected += bytes;
@@ -320,20 +328,21 @@ void Block::mbarrier_arrive(const void *address, int bytes, const Where &where) 
 void Block::mbarrier_arrive_at(const void *address, int rank, const Where &where) {
   constexpr const char *kName = "mbarrier_arrive_at";
   if (rank < 0 || rank >= static_cast<int>(ctas_.size()))
-    fail(std::string(kName) + ": block " + std::to_string(rank) + " of a cluster that has " +
-             std::to_string(ctas_.size()),
+    fail({Fault::kBounds, std::string(kName) + ": block " + std::to_string(rank) +
+                              " of a cluster that has " + std::to_string(ctas_.size())},
          where);
   Cta &to = ctas_[static_cast<unsigned>(rank)];
   if (&to == cta_) return mbarrier_arrive(address, 0, where);
   BarrierState &barrier = usable_mbarrier(kName, to, shared_offset(address), where);
   if (!is_fenced(barrier))
-    fail(std::string(kName) + ": other blocks may not see the mbarrier that " +
-             name_of(barrier.thread) + " initialises at " + describe(line_of(barrier.site)) +
-             ": no mbarrier_fence_init between them",
+    fail({Fault::kFence, std::string(kName) + ": other blocks may not see the mbarrier that " +
+                             name_of(barrier.thread) + " initialises at " +
+                             describe(line_of(barrier.site)) +
+                             ": no mbarrier_fence_init between them"},
          where);
   if (barrier.to_come == 0)
-    fail(std::string(kName) + ": one arrival more than " + barrier.describe() + in_block(to) +
-             " has room for",
+    fail({Fault::kBarrier, std::string(kName) + ": one arrival more than " + barrier.describe() +
+                               in_block(to) + " has room for"},
          where);
   clocks_.release_agents(running_, barrier.told);
   note_remote(barrier, false, site_of(where));
@@ -357,7 +366,9 @@ void Block::go_on_if_ended(BarrierState &barrier) {
 void Block::mbarrier_wait(const void *address, int parity, const Where &where) {
   BarrierState &barrier = usable_mbarrier("mbarrier_wait", *cta_, shared_offset(address), where);
   if (parity != 0 && parity != 1)
-    fail("mbarrier_wait for parity " + std::to_string(parity) + ": 0 and 1 are allowed", where);
+    fail({Fault::kBarrier,
+          "mbarrier_wait for parity " + std::to_string(parity) + ": 0 and 1 are allowed"},
+         where);
   threads_[running_].mbarrier = &barrier;
   threads_[running_].phase = barrier.phase;
   // Who goes on late may find the next phase ended, too, and waits again, as on a GPU.
@@ -385,26 +396,27 @@ std::size_t Block::check_transfer(bool store, const TmaTransfer &transfer, const
   const auto bytes =
       static_cast<std::size_t>(transfer.tile_rows) * transfer.d * transfer.element_bytes;
   if (offset >= shared_bytes_ || offset + bytes > shared_bytes_)
-    fail(name + ": the tile is not in shared memory", where);
+    fail({Fault::kBounds, name + ": the tile is not in shared memory"}, where);
   if (offset % 1024)
-    fail(name + ": the tile begins at byte " + std::to_string(offset) +
-             " of shared memory, which is not a multiple of 1024",
+    fail({Fault::kMisaligned, name + ": the tile begins at byte " + std::to_string(offset) +
+                                  " of shared memory, which is not a multiple of 1024"},
          where);
   if (transfer.tile_rows != tensor.tile_rows || transfer.d != tensor.tile_d ||
       transfer.element_bytes != tensor.element_bytes)
-    fail(name + ": the tile is " + shape(transfer.tile_rows, transfer.d, transfer.element_bytes) +
-             ", the map's box " + shape(tensor.tile_rows, tensor.tile_d, tensor.element_bytes),
+    fail({Fault::kDescriptor,
+          name + ": the tile is " + shape(transfer.tile_rows, transfer.d, transfer.element_bytes) +
+              ", the map's box " + shape(tensor.tile_rows, tensor.tile_d, tensor.element_bytes)},
          where);
   if (transfer.col + transfer.d > tensor.d)
-    fail(name + ": columns to " + std::to_string(transfer.col + transfer.d) +
-             " of a tensor that has " + std::to_string(tensor.d),
+    fail({Fault::kBounds, name + ": columns to " + std::to_string(transfer.col + transfer.d) +
+                              " of a tensor that has " + std::to_string(tensor.d)},
          where);
   // What lies beyond a tensor's end is zeros to load and nothing to store, by the hardware's rule. It has
   // the same for what lies before the beginning, and for a store of nothing: there they are mistakes.
   const auto inside = [&](const char *of_what, int i, int count) {
     if (i < 0 || (store && i >= count))
-      fail(name + ": " + of_what + " " + std::to_string(i) + " of a tensor that has " +
-               std::to_string(count),
+      fail({Fault::kBounds, name + ": " + of_what + " " + std::to_string(i) +
+                                " of a tensor that has " + std::to_string(count)},
            where);
   };
   inside("row", transfer.row, tensor.rows);
@@ -471,8 +483,8 @@ void Block::tma_load_multicast(const TmaTransfer &transfer, const void *barrier,
                                const Where &where) {
   check_transfer(false, transfer, where);
   if (!blocks || blocks >> ctas_.size())
-    fail("TMA load to the blocks " + std::to_string(blocks) + ", as bits, of a cluster that has " +
-             std::to_string(ctas_.size()),
+    fail({Fault::kBounds, "TMA load to the blocks " + std::to_string(blocks) +
+                              ", as bits, of a cluster that has " + std::to_string(ctas_.size())},
          where);
   count_load(transfer, where, std::popcount(blocks));
   if (settings.profile) {
@@ -488,18 +500,20 @@ void Block::begin_load(Cta &to, const TmaTransfer &transfer, std::size_t barrier
                        const Where &where) {
   BarrierState &barrier = usable_mbarrier("TMA load", to, barrier_offset, where);
   if (!is_fenced(barrier) && !clocks_.visible(running_, barrier.thread, barrier.time))
-    fail("TMA load: the copy engine may not see the mbarrier that " + name_of(barrier.thread) +
-             " initialises at " + describe(line_of(barrier.site)) +
-             ": no mbarrier_fence_init between them",
+    fail({Fault::kFence, "TMA load: the copy engine may not see the mbarrier that " +
+                             name_of(barrier.thread) + " initialises at " +
+                             describe(line_of(barrier.site)) +
+                             ": no mbarrier_fence_init between them"},
          where);
   note(running_, "tma_load", static_cast<std::int64_t>(barrier_offset), where);
   if (!barrier.agent) barrier.agent = clocks_.add_agent();
   const SiteId site = site_of(where);
   const Piece piece{shared_offset(transfer.tile), bytes_of(transfer)};
-  const std::string error = to.shadow.begin_async_write(
+  const Error error = to.shadow.begin_async_write(
       piece, {clocks_, running_, site, true, static_cast<int>(piece.bytes)});
   if (!error.empty())
-    fail(error + (&to == cta_ ? "" : "; the memory is that" + in_block(to)), where);
+    fail({error.fault, error.what + (&to == cta_ ? "" : "; the memory is that" + in_block(to))},
+         where);
   access_tensor(transfer, false, site, where);
   TmaTransfer there = transfer;
   there.tile = to.shared.get() + piece.offset;
@@ -527,7 +541,7 @@ void Block::tma_store(const TmaTransfer &transfer, const Where &where) {
   for (int slab = 0; slab < chunks_of_row(transfer) / 8; slab++)
     read.pieces.push_back(
         {offset + slab * slab_bytes, static_cast<std::size_t>(rows_there(transfer)) * 128});
-  const std::string error = cta_->shadow.begin_async_read(read, clocks_);
+  const Error error = cta_->shadow.begin_async_read(read, clocks_);
   if (!error.empty()) fail(error, where);
   access_tensor(transfer, true, site, where);
   if (!tma_agent_) tma_agent_ = clocks_.add_agent();
@@ -572,8 +586,9 @@ void Block::report_bytes() {
     for (auto &[offset, barrier] : cta.mbarriers.all())
       if (barrier.expected != barrier.landed) {
         running_ = barrier.thread;
-        return report(describe(line_of(barrier.site)),
-                      "the block ends, and " + barrier.describe() + " has not what it expects");
+        return report({Fault::kBarrier,
+                       "the block ends, and " + barrier.describe() + " has not what it expects"},
+                      describe(line_of(barrier.site)));
       }
 }
 
@@ -591,12 +606,13 @@ void Block::report_late() {
         for (unsigned i = 0; i < block_size_ && !known; i++) known = knows(rank * block_size_ + i);
         if (known) continue;
         running_ = use.thread;
-        return report(describe(line_of(use.site)),
-                      std::string(use.copy ? "a TMA load lands" : "an arrival") + " at " +
-                          barrier.describe() + in_block(ctas_[rank]) +
-                          ", which may have exited: no " +
-                          (use.copy ? "wait there for it" : "cluster_sync and no wait for it") +
-                          " comes before");
+        return report(
+            {Fault::kInFlight,
+             std::string(use.copy ? "a TMA load lands" : "an arrival") + " at " +
+                 barrier.describe() + in_block(ctas_[rank]) + ", which may have exited: no " +
+                 (use.copy ? "wait there for it" : "cluster_sync and no wait for it") +
+                 " comes before"},
+            describe(line_of(use.site)));
       }
     }
 }

@@ -163,7 +163,7 @@ void Block::run(std::uint64_t number) {
     Fiber &fiber = threads_[running_].fiber;
     fiber.resume();
     if (fiber.overflowed())
-      report("its stack is full: a GPU allows 512 KB of local memory per thread");
+      report({Fault::kLaunch, "its stack is full: a GPU allows 512 KB of local memory per thread"});
   }
   if (error_.empty() && !abandoned_) report_stuck();
   if (error_.empty() && !abandoned_) report_bytes();
@@ -183,9 +183,9 @@ void Block::run_thread() {
   try {
     entry_();
   } catch (const std::exception &exception) {
-    report(std::string("exception: ") + exception.what());
+    report({Fault::kException, exception.what()});
   } catch (...) {
-    report("exception");
+    report({Fault::kException, "an exception that is no std::exception"});
   }
   if (error_.empty()) exit_thread();
 }
@@ -228,10 +228,13 @@ void Block::collective(const Collective &what, std::uint32_t members, const Wher
   const unsigned warp = running_ / 32;
   Thread &self = threads_[running_];
   if (!(members >> running_ % 32 & 1))
-    fail(std::string(what.name) + ": the mask does not name the lane that executes it", where);
+    fail({Fault::kDivergence,
+          std::string(what.name) + ": the mask does not name the lane that executes it"},
+         where);
   if (what.aligned && size_ - warp * 32 < 32)
-    fail(std::string(what.name) + ": takes all 32 lanes, and the block's last warp has " +
-             std::to_string(size_ % 32),
+    fail({Fault::kDivergence, std::string(what.name) +
+                                  ": takes all 32 lanes, and the block's last warp has " +
+                                  std::to_string(size_ % 32)},
          where);
   wait(State::kInWarp, what.name, where);
   self.collective = &what;
@@ -282,8 +285,9 @@ void Block::check_same(const Collective &what, unsigned warp, std::uint32_t lane
     if ((other.waits_in == what.name || std::strcmp(other.waits_in, what.name) == 0) &&
         (!what.aligned || same_place(other.where, where)))
       continue;
-    fail(std::string("lanes of one warp wait in different instructions: ") + what.name + " here, " +
-             other.waits_in + " at " + describe(other.where) + " in lane " + std::to_string(lane),
+    fail({Fault::kDivergence, std::string("lanes of one warp wait in different instructions: ") +
+                                  what.name + " here, " + other.waits_in + " at " +
+                                  describe(other.where) + " in lane " + std::to_string(lane)},
          where);
   }
 }
@@ -421,7 +425,7 @@ void Block::report_stuck() {
   for (std::size_t i = 1; i < places.size(); i++)
     what += "; " + std::to_string(places[i].threads) + " wait in " + places[i].what + " at " +
             describe(places[i].first->where);
-  report(describe(first->where), what);
+  report({Fault::kDeadlock, what}, describe(first->where));
 }
 
 // --- errors --------------------------------------------------------------------------------------
@@ -450,28 +454,25 @@ std::string Block::name_of_warp(unsigned warp) const {
 }
 
 /// Ends the block with an error of the running thread.
-void Block::report(const std::string &what) {
-  error_ = "block " + text(cta_of(running_).index) + " thread " + text(threads_[running_].index) +
-           ": " + what;
-}
-void Block::report(const std::string &line, const std::string &what) {
-  report(what);
-  error_ = line + ": " + error_;
+void Block::report(const Error &error, const std::string &line) {
+  error_ = (line.empty() ? "" : line + ": ") + tag_of(error.fault) + " block " +
+           text(cta_of(running_).index) + " thread " + text(threads_[running_].index) + ": " +
+           error.what;
 }
 
-void Block::fail(const std::string &what, const Where &where) {
-  report(describe(where), what);
+void Block::fail(const Error &error, const Where &where) {
+  report(error, describe(where));
   if (landing_) throw LandingFailed();
   for (;;) Fiber::yield();  // run() sees error_ and never resumes this fiber
 }
 
-void Block::fail_in_lane(unsigned lane, const std::string &what, const Where &where) {
-  fail_in_thread(running_ / 32 * 32 + lane, what, where);
+void Block::fail_in_lane(unsigned lane, const Error &error, const Where &where) {
+  fail_in_thread(running_ / 32 * 32 + lane, error, where);
 }
 
-void Block::fail_in_thread(unsigned thread, const std::string &what, const Where &where) {
+void Block::fail_in_thread(unsigned thread, const Error &error, const Where &where) {
   running_ = thread;
-  fail(what, where);
+  fail(error, where);
 }
 
 // --- memory --------------------------------------------------------------------------------------
@@ -480,8 +481,9 @@ void Block::access(const void *address, int bytes, const void *value, bool store
                    const Where &where, const void *caller) {
   const char *operation = store ? "store" : "load";
   if (reinterpret_cast<std::uintptr_t>(address) & (bytes - 1))
-    fail(std::to_string(bytes) + "-byte " + operation +
-             " at an address that is not a multiple of " + std::to_string(bytes),
+    fail({Fault::kMisaligned, std::to_string(bytes) + "-byte " + operation +
+                                  " at an address that is not a multiple of " +
+                                  std::to_string(bytes)},
          where);
   const SiteId site = site_of(where);
   const Access access{clocks_, running_, site, store, bytes, address, value};
@@ -494,12 +496,11 @@ void Block::access(const void *address, int bytes, const void *value, bool store
     return;
   }
   if (offset + bytes > shared_bytes_)
-    fail(std::string(operation) + " past the end of shared memory", where);
+    fail({Fault::kBounds, std::string(operation) + " past the end of shared memory"}, where);
   const bool checked = settings.profile && !store &&  // else check_load has tried it
                        cta_->shadow.load_in_short(offset, bytes, running_, site, clocks_);
   if (!checked)
-    if (const std::string error = cta_->shadow.check(offset, access); !error.empty())
-      fail(error, where);
+    if (const Error error = cta_->shadow.check(offset, access); !error.empty()) fail(error, where);
   if (settings.profile)
     requests_.add(running_, store ? Kind::kSharedStore : Kind::kSharedLoad, bytes, offset, site,
                   caller);
@@ -523,9 +524,10 @@ void Block::check_launch_before(const Allocation &allocation, const Access &acce
   if (std::none_of(waits_.begin(), waits_.end(), [&](const auto &wait) {
         return clocks_.knows(running_, wait.first, wait.second);
       }))
-    fail(std::string(operation) +
-             " of what the launch before may still be using: no griddepcontrol_wait",
-         where);
+    fail(
+        {Fault::kRace, std::string(operation) +
+                           " of what the launch before may still be using: no griddepcontrol_wait"},
+        where);
 }
 
 void Block::access_global(const Access &access, const Where &where) {
@@ -538,12 +540,14 @@ void Block::access_global(const Access &access, const Where &where) {
     last_launch = launch_number;
   }
   if (!last || static_cast<std::size_t>(byte - last->memory) + access.bytes > last->bytes)
-    fail(std::string(access.store ? "store" : "load") + " outside of every allocation", where);
+    fail({Fault::kBounds,
+          std::string(access.store ? "store" : "load") + " outside of every allocation"},
+         where);
   check_launch_before(*last, access, access.store ? "store" : "load", where);
   if (access.store)
-    if (const std::string error = copies_.check_store(byte, access.bytes); !error.empty())
+    if (const Error error = copies_.check_store(byte, access.bytes); !error.empty())
       fail(error, where);
-  const std::string error = last->check(static_cast<std::size_t>(byte - last->memory), access);
+  const Error error = last->check(static_cast<std::size_t>(byte - last->memory), access);
   if (!error.empty()) fail(error, where);
 }
 
@@ -554,11 +558,11 @@ unsigned Block::atomic(unsigned *address, const std::function<unsigned(unsigned)
     for (;;) Fiber::yield();
   }
   if (reinterpret_cast<std::uintptr_t>(address) % sizeof *address)
-    fail("atomic at an address that is not a multiple of 4", where);
+    fail({Fault::kMisaligned, "atomic at an address that is not a multiple of 4"}, where);
   const auto *byte = reinterpret_cast<const std::byte *>(address);
   const Allocation *allocation = find_allocation(byte);
   if (!allocation || byte + sizeof *address > allocation->memory + allocation->bytes)
-    fail("atomic outside of every allocation", where);
+    fail({Fault::kBounds, "atomic outside of every allocation"}, where);
   check_launch_before(*allocation,
                       {clocks_, running_, site_of(where), true, sizeof *address, address}, "atomic",
                       where);
@@ -575,12 +579,14 @@ void Block::load_rows(const std::array<const void *, 32> &rows, int count, const
       Kind::kLdmatrix, 16, static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1), {}, {}};
   for (int i = 0; i < count; i++) {
     const std::size_t offset = shared_offset(rows[i]);
-    const std::string error =
-        !rows[i]                  ? "row or column out of bounds"
-        : offset >= shared_bytes_ ? "ldmatrix of a row that is not in shared memory"
-        : offset % 16             ? "ldmatrix of a row at an address that is not a multiple of 16"
+    const Error error =
+        !rows[i] ? Error{Fault::kBounds, "row or column out of bounds"}
+        : offset >= shared_bytes_
+            ? Error{Fault::kBounds, "ldmatrix of a row that is not in shared memory"}
+        : offset % 16 ? Error{Fault::kMisaligned,
+                              "ldmatrix of a row at an address that is not a multiple of 16"}
         : offset + 16 > shared_bytes_
-            ? "ldmatrix of a row past the end of shared memory"
+            ? Error{Fault::kBounds, "ldmatrix of a row past the end of shared memory"}
             : cta_->shadow.check(offset, {clocks_, first_thread + i, site, false, 16});
     if (!error.empty()) fail_in_lane(i, error, where);
     request.address[i] = offset;
@@ -594,12 +600,14 @@ void Block::store_rows(const std::array<const void *, 32> &rows, const Where &wh
   Request request{Kind::kStmatrix, 16, kAllLanes, {}, {}};
   for (unsigned i = 0; i < 32; i++) {
     const std::size_t offset = shared_offset(rows[i]);
-    const std::string error =
-        !rows[i]                  ? "row or column out of bounds"
-        : offset >= shared_bytes_ ? "stmatrix to a row that is not in shared memory"
-        : offset % 16             ? "stmatrix to a row at an address that is not a multiple of 16"
+    const Error error =
+        !rows[i] ? Error{Fault::kBounds, "row or column out of bounds"}
+        : offset >= shared_bytes_
+            ? Error{Fault::kBounds, "stmatrix to a row that is not in shared memory"}
+        : offset % 16 ? Error{Fault::kMisaligned,
+                              "stmatrix to a row at an address that is not a multiple of 16"}
         : offset + 16 > shared_bytes_
-            ? "stmatrix to a row past the end of shared memory"
+            ? Error{Fault::kBounds, "stmatrix to a row past the end of shared memory"}
             : cta_->shadow.check(offset, {clocks_, first_thread + i, site, true, 16});
     if (!error.empty()) fail_in_lane(i, error, where);
     request.address[i] = offset;
@@ -611,14 +619,16 @@ void Block::store_rows(const std::array<const void *, 32> &rows, const Where &wh
 
 void Block::begin_copy(void *shared, const void *global, const Where &where, const void *caller) {
   const std::size_t offset = shared_offset(shared);
-  if (offset >= shared_bytes_) fail("cp.async to what is not shared memory", where);
-  if (offset % kCopyBytes) fail("cp.async to an address that is not a multiple of 16", where);
-  if (offset + kCopyBytes > shared_bytes_) fail("cp.async past the end of shared memory", where);
+  if (offset >= shared_bytes_)
+    fail({Fault::kBounds, "cp.async to what is not shared memory"}, where);
+  if (offset % kCopyBytes)
+    fail({Fault::kMisaligned, "cp.async to an address that is not a multiple of 16"}, where);
+  if (offset + kCopyBytes > shared_bytes_)
+    fail({Fault::kBounds, "cp.async past the end of shared memory"}, where);
   if (reinterpret_cast<std::uintptr_t>(global) % kCopyBytes)
-    fail("cp.async from an address that is not a multiple of 16", where);
+    fail({Fault::kMisaligned, "cp.async from an address that is not a multiple of 16"}, where);
   const SiteId site = site_of(where);
-  const std::string error =
-      cta_->shadow.begin_copy(offset, {clocks_, running_, site, true, kCopyBytes});
+  const Error error = cta_->shadow.begin_copy(offset, {clocks_, running_, site, true, kCopyBytes});
   if (!error.empty()) fail(error, where);
   if (global) access_global({clocks_, running_, site, false, kCopyBytes, global}, where);
   copies_.begin(running_, offset, global, site);

@@ -120,9 +120,9 @@ class Block {
   void tma_store_commit() { stores_[running_].groups++; }
   void tma_store_wait_read(int groups);
   void block_barrier(const Where &where);
-  [[noreturn]] void fail(const std::string &what, const Where &where);
-  [[noreturn]] void fail_in_lane(unsigned lane, const std::string &what, const Where &where);
-  [[noreturn]] void fail_in_thread(unsigned thread, const std::string &what, const Where &where);
+  [[noreturn]] void fail(const Error &error, const Where &where);
+  [[noreturn]] void fail_in_lane(unsigned lane, const Error &error, const Where &where);
+  [[noreturn]] void fail_in_thread(unsigned thread, const Error &error, const Where &where);
   void *shared_memory() { return cta_->shared.get(); }
   std::size_t shared_bytes() const { return shared_bytes_; }
   Products &products() { return products_; }
@@ -241,8 +241,7 @@ class Block {
   void report_late();
   std::string waits_for(const Thread &thread) const;
   void report_stuck();
-  void report(const std::string &what);
-  void report(const std::string &line, const std::string &what);
+  void report(const Error &error, const std::string &line = "");
   /// Where in shared memory an address lies; at least shared_bytes_ if elsewhere.
   std::size_t shared_offset(const void *address) const {
     return reinterpret_cast<std::uintptr_t>(address) -

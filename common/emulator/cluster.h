@@ -22,10 +22,11 @@ namespace emulator {
 [[gnu::noinline]] inline void check_part(const Tensor &tensor, int part_row, int col, int rows,
                                          int d, int width, Where where) {
   const auto refuse = [&](const std::string &what) {
-    fail("TMA load: a part of " + std::to_string(tensor.tile_rows) + " rows and " +
-             std::to_string(tensor.tile_d) + " columns, the map's box, at row " +
-             std::to_string(part_row) + " and column " + std::to_string(col) + " of a tile of " +
-             std::to_string(rows) + " x " + std::to_string(d) + what,
+    fail({Fault::kDescriptor, "TMA load: a part of " + std::to_string(tensor.tile_rows) +
+                                  " rows and " + std::to_string(tensor.tile_d) +
+                                  " columns, the map's box, at row " + std::to_string(part_row) +
+                                  " and column " + std::to_string(col) + " of a tile of " +
+                                  std::to_string(rows) + " x " + std::to_string(d) + what},
          where);
   };
   if (part_row < 0 || part_row + tensor.tile_rows > rows || col < 0 || col + tensor.tile_d > d)

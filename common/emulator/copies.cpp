@@ -30,14 +30,14 @@ bool Copies::end_one(unsigned thread, int groups, Copy &copy) {
   return true;
 }
 
-std::string Copies::check_store(const void *global, int bytes) const {
+Error Copies::check_store(const void *global, int bytes) const {
   if (under_way_ == 0) return {};
   const auto *begin = static_cast<const std::byte *>(global);
   for (unsigned thread = 0; thread < threads_.size(); thread++)
     for (std::size_t i = threads_[thread].first; i < threads_[thread].copies.size(); i++)
       if (const Copy &copy = threads_[thread].copies[i];
           copy.global && begin < copy.global + kCopyBytes && copy.global < begin + bytes)
-        return under_way("store to global", "reading", kCopyEngine, thread, copy.site);
+        return under_way("store to global", Fault::kInUse, kCopyEngine, thread, copy.site);
   return {};
 }
 

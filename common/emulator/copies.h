@@ -34,7 +34,7 @@ class Copies {
   bool end_one(unsigned thread, int groups, Copy &copy);
 
   /// Says so if a store to global memory changes what a copy of this block is still reading.
-  std::string check_store(const void *global, int bytes) const;
+  Error check_store(const void *global, int bytes) const;
 
  private:
   struct Thread {

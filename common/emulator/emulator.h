@@ -136,10 +136,11 @@ struct Shuffle {
       if (!self) continue;
       const auto *other = static_cast<Shuffle *>(lanes[self->source]);
       if (!other)
-        fail_in_lane(i,
-                     std::string(self->name) + " from lane " + std::to_string(self->source) +
-                         ", which takes no part",
-                     self->where);
+        fail_in_lane(
+            i,
+            {Fault::kDivergence, std::string(self->name) + " from lane " +
+                                     std::to_string(self->source) + ", which takes no part"},
+            self->where);
       self->result = other->value;
     }
   }
@@ -148,8 +149,8 @@ struct Shuffle {
 /// The first lane of this lane's segment of `width` lanes.
 inline unsigned segment_of(unsigned lane, int width, const char *name, Where where) {
   if (width < 1 || width > 32 || width & (width - 1))
-    fail(std::string(name) + ": a width of " + std::to_string(width) +
-             ", which is no power of two up to 32",
+    fail({Fault::kBounds, std::string(name) + ": a width of " + std::to_string(width) +
+                              ", which is no power of two up to 32"},
          where);
   return lane & ~(static_cast<unsigned>(width) - 1);
 }

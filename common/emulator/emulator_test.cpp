@@ -673,13 +673,10 @@ TEST_CASE("emulator: blocks that are there together can wait for each other") {
       atomic_dec(counter(0, 0), blocks - 1);
       while (atomic_read(counter(0, 0)) != 0) continue;
     };
-    try {
+    return error_of_work([&] {
       launch_together<Numbers>(
           +[](const Kernel *body) { (*body)(); }, dim3(blocks), dim3(1), &kernel);
-    } catch (const emulator::KernelError &error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    });
   };
   for (int i = 0; i < 5; i++) CHECK(meet(20, false) == "");
   // The others would wait for it for ever; they end with it.
@@ -1212,11 +1209,12 @@ TEST_CASE("emulator: an exception in a thread ends the launch and names the thre
       if (blockIdx.x == 1 && is_thread(33)) throw std::runtime_error("no such page");
       __syncthreads();
     });
-    CHECK(error == "block (1,0,0) thread (33,0,0): exception: no such page");
+    CHECK(error == "block (1,0,0) thread (33,0,0): no such page");
+    CHECK(tag == "[exception] ");
     error = error_of<void>(dim3(64), [] {
       if (is_thread(7)) throw 7;
     });
-    CHECK(error == "block (0,0,0) thread (7,0,0): exception");
+    CHECK(error == "block (0,0,0) thread (7,0,0): an exception that is no std::exception");
     CHECK(error_of<void>(dim3(64), [] { __syncthreads(); }) == "");
   }
 }

@@ -22,7 +22,7 @@ constexpr std::size_t kGuard = 4096;
 
 }  // namespace
 
-std::string Allocation::check(std::size_t offset, const Access &access) {
+Error Allocation::check(std::size_t offset, const Access &access) {
   if (!sectors.empty())
     std::atomic_ref(sectors[offset / 32])
         .fetch_or(static_cast<std::uint8_t>(access.store ? 2 : 1), std::memory_order_relaxed);

@@ -21,7 +21,7 @@ struct Allocation {
   void begin_launch(bool profile, bool beside);
 
   /// Says with what an access of this allocation races, or returns nothing and remembers it.
-  std::string check(std::size_t offset, const Access &access);
+  Error check(std::size_t offset, const Access &access);
 };
 
 /// The allocation that holds an address, or null.

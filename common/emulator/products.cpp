@@ -60,41 +60,45 @@ std::size_t address_of(const SharedOperand &operand, const Descriptor &descripto
   return linear ^ (linear >> 7 & 7) << 4;
 }
 
-std::string misfit(const SharedOperand &operand, char name, int lines, const std::byte *shared,
-                   std::size_t shared_bytes) {
+Error misfit(const SharedOperand &operand, char name, int lines, const std::byte *shared,
+             std::size_t shared_bytes) {
   const Descriptor descriptor(operand.descriptor);
   const std::string what = std::string("wgmma's ") + name + ", from row " +
                            std::to_string(operand.row) + " and column " +
                            std::to_string(operand.col) + " of its tile on: ";
   const std::size_t tile = bytes_from(shared, operand.tile);
-  if (tile >= shared_bytes) return what + "the tile is not in shared memory";
+  if (tile >= shared_bytes) return {Fault::kBounds, what + "the tile is not in shared memory"};
   if (tile % kAtom)
-    return what + "the tile begins at byte " + std::to_string(tile) +
-           " of shared memory, which is not a multiple of " + std::to_string(kAtom);
+    return {Fault::kMisaligned, what + "the tile begins at byte " + std::to_string(tile) +
+                                    " of shared memory, which is not a multiple of " +
+                                    std::to_string(kAtom)};
   const int terms = terms_of(operand.element);
   const int rows = operand.k_major ? lines : terms, cols = operand.k_major ? terms : lines;
   if (operand.row < 0 || operand.col < 0 || operand.row + rows > operand.rows ||
       operand.col + cols > operand.cols)
-    return what + std::to_string(rows) + " x " + std::to_string(cols) +
-           " elements, and the tile has " + std::to_string(operand.rows) + " x " +
-           std::to_string(operand.cols);
+    return {Fault::kBounds, what + std::to_string(rows) + " x " + std::to_string(cols) +
+                                " elements, and the tile has " + std::to_string(operand.rows) +
+                                " x " + std::to_string(operand.cols)};
   if (descriptor.swizzle != 1)
-    return what + "its descriptor names swizzle mode " + std::to_string(descriptor.swizzle) +
-           ", and the tile's is 1, of 128 bytes";
+    return {Fault::kDescriptor, what + "its descriptor names swizzle mode " +
+                                    std::to_string(descriptor.swizzle) +
+                                    ", and the tile's is 1, of 128 bytes"};
   // Where the pattern begins within an atom the descriptor must say so ('Matrix base offset').
   if (operand.row % 8 || descriptor.base)
-    return what + "the first row is not a multiple of 8, the rows of a swizzle atom";
-  std::string found;
+    return {Fault::kDescriptor,
+            what + "the first row is not a multiple of 8, the rows of a swizzle atom"};
+  Error found;
   for_each_chunk(operand, 0, lines, [&](int line, int term, std::size_t address) {
     const int row = operand.row + (operand.k_major ? line : term);
     const int col = operand.col + (operand.k_major ? term : line);
     // A chunk that the tile does not have in 16 bytes is not in one row of an atom either.
     if (address == tile + operand.offset(row, col) && col % chunk_of(operand.element) == 0) return;
     if (found.empty())
-      found = what + "its descriptor leads to byte " + std::to_string(address) +
-              " of shared memory for row " + std::to_string(row) + ", column " +
-              std::to_string(col) + ", which the tile has at byte " +
-              std::to_string(tile + operand.offset(row, col));
+      found = {Fault::kDescriptor, what + "its descriptor leads to byte " +
+                                       std::to_string(address) + " of shared memory for row " +
+                                       std::to_string(row) + ", column " + std::to_string(col) +
+                                       ", which the tile has at byte " +
+                                       std::to_string(tile + operand.offset(row, col))};
   });
   return found;
 }
@@ -318,10 +322,9 @@ void Products::reset() {
   std::fill(warpgroups_.begin(), warpgroups_.end(), Warpgroup{});
 }
 
-std::string Products::check(unsigned warpgroup,
-                            const std::array<const ProductLane *, kLanesOfGroup> &lanes,
-                            const std::byte *shared, std::size_t shared_bytes,
-                            unsigned &lane) const {
+Error Products::check(unsigned warpgroup,
+                      const std::array<const ProductLane *, kLanesOfGroup> &lanes,
+                      const std::byte *shared, std::size_t shared_bytes, unsigned &lane) const {
   const ProductLane &first = *lanes[0];
   const auto same = [](const SharedOperand &a, const SharedOperand &b) {
     return a.descriptor == b.descriptor && a.tile == b.tile && a.row == b.row && a.col == b.col;
@@ -329,19 +332,21 @@ std::string Products::check(unsigned warpgroup,
   for (lane = 0; lane < kLanesOfGroup; lane++) {
     const ProductLane &self = *lanes[lane];
     if ((!first.a && !same(self.A, first.A)) || !same(self.B, first.B) || self.add != first.add)
-      return "wgmma: this lane's operands are not those of the warpgroup's first lane";
+      return {Fault::kDivergence,
+              "wgmma: this lane's operands are not those of the warpgroup's first lane"};
     const std::uint64_t fences = warps_[warpgroup * kWarpsOfGroup + lane / 32].fences;
-    if (fences == 0) return "wgmma: no wgmma_fence before the first of this warp";
+    if (fences == 0) return {Fault::kFence, "wgmma: no wgmma_fence before the first of this warp"};
     if (self.accumulator->touched == fences + 1)
-      return "wgmma: its accumulators were touched at " + describe(self.accumulator->touch) +
-             ", and no wgmma_fence since";
+      return {Fault::kFence, "wgmma: its accumulators were touched at " +
+                                 describe(self.accumulator->touch) + ", and no wgmma_fence since"};
   }
   lane = 0;
   if ((!first.a && first.A.element != first.element) || first.B.element != first.element)
-    return "wgmma of " + name_of(first.element) + " with a tile of " +
-           name_of(!first.a && first.A.element != first.element ? first.A.element
-                                                                : first.B.element);
-  std::string error;
+    return {Fault::kDescriptor,
+            "wgmma of " + name_of(first.element) + " with a tile of " +
+                name_of(!first.a && first.A.element != first.element ? first.A.element
+                                                                     : first.B.element)};
+  Error error;
   if (!first.a) error = misfit(first.A, 'A', 64, shared, shared_bytes);
   if (error.empty()) error = misfit(first.B, 'B', first.columns, shared, shared_bytes);
   return error;

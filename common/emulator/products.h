@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/emulator/fault.h"
 #include "common/emulator/runtime.h"
 
 namespace emulator {
@@ -72,10 +73,10 @@ void for_each_chunk(const SharedOperand &operand, int begin, int end, Visit visi
       visit(line, term, address_of(operand, descriptor, line, term));
 }
 
-/// Says why the tensor cores would not find an operand of so many lines where its tile has it; "" if
+/// Says why the tensor cores would not find an operand of so many lines where its tile has it; nothing if
 /// they do. `shared` is where shared memory begins, `name` the operand's: A or B.
-std::string misfit(const SharedOperand &operand, char name, int lines, const std::byte *shared,
-                   std::size_t shared_bytes);
+Error misfit(const SharedOperand &operand, char name, int lines, const std::byte *shared,
+             std::size_t shared_bytes);
 
 /// The values of an operand's lines [begin, end), term by term: values[term * (end - begin) + line].
 void read_operand(const SharedOperand &operand, int begin, int end, const std::byte *shared,
@@ -156,10 +157,9 @@ class Products {
   std::uint64_t fences(unsigned warp) const { return warps_[warp].fences; }
   void commit(unsigned warp) { warps_[warp].groups++; }
 
-  /// What is wrong with a product that a warpgroup is about to start, and in which of its lanes; "" if
-  /// nothing is.
-  std::string check(unsigned warpgroup, const std::array<const ProductLane *, kLanesOfGroup> &lanes,
-                    const std::byte *shared, std::size_t shared_bytes, unsigned &lane) const;
+  /// What is wrong with a product that a warpgroup is about to start, and in which of its lanes.
+  Error check(unsigned warpgroup, const std::array<const ProductLane *, kLanesOfGroup> &lanes,
+              const std::byte *shared, std::size_t shared_bytes, unsigned &lane) const;
 
   /// Starts it. It stays where it is until all warps have ended it.
   Product &start(unsigned warpgroup, const std::array<const ProductLane *, kLanesOfGroup> &lanes,

@@ -26,15 +26,18 @@ Profile profile;
 
 namespace {
 
+KernelError refused(const std::string &why) {
+  return KernelError(std::string(tag_of(Fault::kLaunch)) + " launch refused: " + why);
+}
+
 /// Throws unless a launch keeps the limits of CUDA C++ Programming Guide, 'Technical Specifications
 /// per Compute Capability'; of shared memory, those of compute capability 9.0.
 void check_limits(Dim3 grid, Dim3 block, std::size_t shared_bytes) {
   const auto check = [](const char *what, std::uint64_t value, std::uint64_t least,
                         std::uint64_t most) {
     if (value < least || value > most)
-      throw KernelError(std::string("launch refused: ") + what + " is " + std::to_string(value) +
-                        "; " + std::to_string(least) + " to " + std::to_string(most) +
-                        " is allowed");
+      throw refused(std::string(what) + " is " + std::to_string(value) + "; " +
+                    std::to_string(least) + " to " + std::to_string(most) + " is allowed");
   };
   check("grid.x", grid.x, 1, 2147483647);
   check("grid.y", grid.y, 1, 65535);
@@ -51,7 +54,7 @@ void check_limits(Dim3 grid, Dim3 block, std::size_t shared_bytes) {
 void check_cluster(Dim3 grid, Dim3 block, unsigned cluster) {
   if (cluster == 1) return;
   const auto refuse = [&](const std::string &why) {
-    throw KernelError("launch refused: clusters of " + std::to_string(cluster) + " blocks: " + why);
+    throw refused("clusters of " + std::to_string(cluster) + " blocks: " + why);
   };
   if (cluster < 1 || cluster > 8) refuse("1 to 8 are allowed");
   if (grid.x % cluster) refuse("grid.x is " + std::to_string(grid.x) + ", which is no multiple");
@@ -71,13 +74,13 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
   constexpr std::uint64_t kMostTogether = 256;
   if (together && blocks > kMostTogether)
-    throw KernelError("launch refused: " + std::to_string(blocks) + " blocks at once; at most " +
-                      std::to_string(kMostTogether) + " are allowed");
+    throw refused(std::to_string(blocks) + " blocks at once; at most " +
+                  std::to_string(kMostTogether) + " are allowed");
   // Who waits for that launch would not know that the one before it has ended.
   static bool beside_and_unwaited = false;
   if (beside && beside_and_unwaited)
-    throw KernelError(
-        "launch refused: it may begin beside a launch that did so itself, and of which no thread "
+    throw refused(
+        "it may begin beside a launch that did so itself, and of which no thread "
         "has waited: no griddepcontrol_wait");
   launch_number++;
   has_waited = false;
@@ -291,12 +294,12 @@ void *shared_memory() {
   return Block::current->shared_memory();
 }
 
-void fail(const std::string &what, const Where &where) {
-  Block::current->fail(what, where);
+void fail(const Error &error, const Where &where) {
+  Block::current->fail(error, where);
 }
 
-void fail_in_lane(unsigned lane, const std::string &what, const Where &where) {
-  Block::current->fail_in_lane(lane, what, where);
+void fail_in_lane(unsigned lane, const Error &error, const Where &where) {
+  Block::current->fail_in_lane(lane, error, where);
 }
 
 }  // namespace emulator

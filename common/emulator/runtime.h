@@ -12,6 +12,7 @@
 #include <string>
 
 #include "common/emulator/counters.h"
+#include "common/emulator/fault.h"
 
 namespace emulator {
 
@@ -28,7 +29,7 @@ inline Dim3 block_index(Dim3 grid, std::uint64_t number) {
 }
 
 /// What a launch throws when a kernel did something that a GPU would have let pass or hung on. The
-/// message names the line, the block and the thread.
+/// message names the line, the kind of error, the block and the thread.
 struct KernelError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -220,7 +221,7 @@ void block_barrier(const Where &where);
 void *shared_memory();
 
 /// Ends the launch with an error at this place, of this thread or of a lane of its warp.
-[[noreturn]] void fail(const std::string &what, const Where &where);
-[[noreturn]] void fail_in_lane(unsigned lane, const std::string &what, const Where &where);
+[[noreturn]] void fail(const Error &error, const Where &where);
+[[noreturn]] void fail_in_lane(unsigned lane, const Error &error, const Where &where);
 
 }  // namespace emulator

@@ -9,10 +9,11 @@
 namespace emulator {
 namespace {
 
-std::string message(const char *operation, const char *memory, const char *operation_before,
-                    const std::string &who, SiteId site_before) {
-  return std::string(operation) + " races in " + memory + " memory with the " + operation_before +
-         " at " + describe(line_of(site_before)) + " by " + who + ": no barrier between them";
+Error race_message(const char *operation, const char *memory, const char *operation_before,
+                   const std::string &who, SiteId site_before, const char *more = "") {
+  return {Fault::kRace, std::string(operation) + " races in " + memory + " memory with the " +
+                            operation_before + " at " + describe(line_of(site_before)) + " by " +
+                            who + ": no barrier between them" + more};
 }
 
 std::string name_of(unsigned thread, bool of_these_blocks = true) {
@@ -96,10 +97,12 @@ const Engine kCopyEngine{"cp.async", "cp_async_wait for its group"},
     kStoreEngine{"TMA store", "tma_store_wait_read for its group"},
     kWgmmaEngine{"wgmma", "wgmma_wait for its group"};
 
-std::string under_way(const std::string &operation, const char *doing, const Engine &engine,
-                      unsigned thread, SiteId site) {
-  return operation + " memory that a " + engine.name + " at " + describe(line_of(site)) + " by " +
-         name_of(thread) + " may still be " + doing + ": no " + engine.wait + " yet";
+Error under_way(const std::string &operation, Fault fault, const Engine &engine, unsigned thread,
+                SiteId site) {
+  return {fault, operation + " memory that a " + engine.name + " at " + describe(line_of(site)) +
+                     " by " + name_of(thread) + " may still be " +
+                     (fault == Fault::kInUse ? "reading" : "writing") + ": no " + engine.wait +
+                     " yet"};
 }
 
 // --- shared memory -----------------------------------------------------------------------------
@@ -193,43 +196,42 @@ inline bool SharedShadow::ordered_after_loads(std::size_t unit, const Access &ac
 }
 
 /// Says with what an access races that is not ordered after all before it.
-std::string SharedShadow::race(const char *operation, std::size_t unit,
-                               const Access &access) const {
+Error SharedShadow::race(const char *operation, std::size_t unit, const Access &access) const {
   const Stamp &write = writes_[unit];
   if (!ordered_after_store(write, access)) {
     if (write.thread >= kFirstAgent)
       return under_way(std::string(operation) + (access.store ? " to shared" : " of shared"),
-                       "writing", kLoadEngine, issuers_[chunk_of(unit)], write.site);
-    return message(operation, "shared", write.copy ? "cp.async" : "store", name_of(write.thread),
-                   write.site);
+                       Fault::kInFlight, kLoadEngine, issuers_[chunk_of(unit)], write.site);
+    return race_message(operation, "shared", write.copy ? "cp.async" : "store",
+                        name_of(write.thread), write.site);
   }
   const Unknown loads = unknown_loads(
       static_cast<unsigned>(reads_.size()),
       [&](unsigned warp) { return reads_[warp].empty() ? nullptr : &reads_[warp][unit]; },
       [&](unsigned warp, const WarpReads &) { return unknown_lanes(warp, unit, access); });
-  if (loads.site) return message(operation, "shared", "load", loads.who, loads.site);
+  if (loads.site) return race_message(operation, "shared", "load", loads.who, loads.site);
   for (unsigned warp = 0; warp < agents_reads_.size(); warp++) {
     if (agents_reads_[warp].empty()) continue;
     const AgentReads &reads = agents_reads_[warp][chunk_of(unit)];
     if (reads.time >= access.clocks.begin() &&
         !access.clocks.knows(access.thread, reads.agent, reads.time))
-      return message(operation, "shared", kWgmmaEngine.name, name_of_warp(warp), reads.site);
+      return race_message(operation, "shared", kWgmmaEngine.name, name_of_warp(warp), reads.site);
   }
   return {};
 }
 
-std::string SharedShadow::still_written(const std::string &operation, std::size_t chunk) const {
+Error SharedShadow::still_written(const std::string &operation, std::size_t chunk) const {
   const Copy &copy = copies_[chunk];
-  return under_way(operation, "writing", copy.tma ? kLoadEngine : kCopyEngine, copy.thread,
+  return under_way(operation, Fault::kInFlight, copy.tma ? kLoadEngine : kCopyEngine, copy.thread,
                    copy.site);
 }
 
-std::string SharedShadow::still_read(const std::string &operation, std::size_t chunk) const {
+Error SharedShadow::still_read(const std::string &operation, std::size_t chunk) const {
   const Reading &reading = being_read_[chunk];
-  return under_way(operation, "reading", *reading.engine, reading.thread, reading.site);
+  return under_way(operation, Fault::kInUse, *reading.engine, reading.thread, reading.site);
 }
 
-std::string SharedShadow::check(std::size_t offset, const Access &access) {
+Error SharedShadow::check(std::size_t offset, const Access &access) {
   if (access.bytes >> unit_bits_ == 0) refine(static_cast<std::size_t>(access.bytes));
   if (copying_) {
     const std::size_t chunk = offset / kCopyBytes;  // an aligned access touches no second one
@@ -258,17 +260,18 @@ std::string SharedShadow::check(std::size_t offset, const Access &access) {
       const Stamp write = writes_[unit];
       if (write.time >= known && !ordered_after_store(write, access))
         return race("load", unit, access);
-      if (write.time < begin) return std::string("load of shared memory that nobody wrote");
+      if (write.time < begin)
+        return Error{Fault::kUninitialised, "load of shared memory that nobody wrote"};
       add_read_of(unit);
     }
-    return std::string();
+    return Error();
   };
   if (access.clocks.has_agents())
     return load([&](std::size_t unit) { add_read(unit, reader, access); });
   return load([&](std::size_t unit) { reader.add_to(reads[unit]); });
 }
 
-std::string SharedShadow::begin_copy(std::size_t offset, const Access &access) {
+Error SharedShadow::begin_copy(std::size_t offset, const Access &access) {
   Copy &copy = copies_[offset / kCopyBytes];
   if (copy.site) return still_written("cp.async to shared", offset / kCopyBytes);
   if (reading_ && being_read_[offset / kCopyBytes].times)
@@ -296,10 +299,11 @@ void SharedShadow::end_copy(std::size_t offset, const Access &access) {
 
 namespace {
 
-std::string invisible(const Engine &engine, const Stamp &write) {
-  return std::string(engine.name) + " may not see the " + (write.copy ? "cp.async" : "store") +
-         " to shared memory at " + describe(line_of(write.site)) + " by " + name_of(write.thread) +
-         ": no fence_proxy_async between them";
+Error invisible(const Engine &engine, const Stamp &write) {
+  return {Fault::kFence, std::string(engine.name) + " may not see the " +
+                             (write.copy ? "cp.async" : "store") + " to shared memory at " +
+                             describe(line_of(write.site)) + " by " + name_of(write.thread) +
+                             ": no fence_proxy_async between them"};
 }
 
 /// True if what an ordinary store wrote is visible to what agents do on the access's thread's word.
@@ -310,7 +314,7 @@ bool is_visible(const Stamp &write, const Access &access) {
 
 }  // namespace
 
-std::string SharedShadow::begin_async_write(const Piece &piece, const Access &access) {
+Error SharedShadow::begin_async_write(const Piece &piece, const Access &access) {
   const std::size_t first = piece.offset / kCopyBytes, end = first + piece.bytes / kCopyBytes;
   const std::size_t units = unit_of(kCopyBytes);
   for (std::size_t chunk = first; chunk < end; chunk++) {
@@ -347,7 +351,7 @@ void SharedShadow::end_async_write(const Piece &piece, unsigned agent, const Acc
     if (!reads.empty()) std::fill(reads.begin() + first, reads.begin() + end, AgentReads{});
 }
 
-std::string SharedShadow::begin_async_read(const AsyncRead &read, const Clocks &clocks) {
+Error SharedShadow::begin_async_read(const AsyncRead &read, const Clocks &clocks) {
   const Engine &engine = *read.engine;
   if (being_read_.empty()) being_read_.resize(copies_.size());
   Stamp checked{};  // mostly one store, or one load of the TMA, wrote a good part of the bytes
@@ -358,7 +362,8 @@ std::string SharedShadow::begin_async_read(const AsyncRead &read, const Clocks &
         return still_written(std::string(engine.name) + " of shared", chunk_of(unit));
       const Stamp &write = writes_[unit];
       if (write.time < clocks.begin())
-        return std::string(engine.name) + " of shared memory that nobody wrote";
+        return {Fault::kUninitialised,
+                std::string(engine.name) + " of shared memory that nobody wrote"};
       if (std::bit_cast<std::uint64_t>(write) == std::bit_cast<std::uint64_t>(checked)) continue;
       for (unsigned i = 0; i < read.threads; i++) {
         const Access access{clocks, read.first_thread + i, read.site, false, kCopyBytes};
@@ -427,7 +432,7 @@ bool GlobalShadow::races_with_launch_before(std::size_t offset, const Access &ac
   });
 }
 
-std::string GlobalShadow::check(std::size_t offset, const Access &access) {
+Error GlobalShadow::check(std::size_t offset, const Access &access) {
   const Clocks &clocks = access.clocks;
   if (units_.empty()) return {};
   Unit *unit = &units_[offset / kUnit];
@@ -440,13 +445,13 @@ std::string GlobalShadow::check(std::size_t offset, const Access &access) {
       if (same_block ? !clocks.knows(access.thread, write.thread, write.time) &&
                            !stores_the_same(write, access)
                      : !clocks.knows_of_block(access.thread, write.thread, write.time))
-        return message(access.store ? "store" : "load", "global", "store",
-                       name_of(write.thread, same_block), write.site)
-            .append(same_block ? "" : kOtherBlock);
+        return race_message(access.store ? "store" : "load", "global", "store",
+                            name_of(write.thread, same_block), write.site,
+                            same_block ? "" : kOtherBlock);
     }
     if (access.store) {
       if (read.site)
-        if (std::string error = race_with_loads(read, access); !error.empty()) return error;
+        if (Error error = race_with_loads(read, access); !error.empty()) return error;
       write_word.store(std::bit_cast<std::uint64_t>(stamp(access)), std::memory_order_relaxed);
     } else if (!read.several || read.time) {  // loads of several blocks remain that
       read_word.store(std::bit_cast<std::uint64_t>(merge(read, access)), std::memory_order_relaxed);
@@ -499,7 +504,7 @@ GlobalShadow::Read GlobalShadow::merge(Read before, const Access &access) {
   return before;
 }
 
-std::string GlobalShadow::race_with_loads(Read before, const Access &access) {
+Error GlobalShadow::race_with_loads(Read before, const Access &access) {
   const Clocks &clocks = access.clocks;
   const char *other = "";
   std::string who = name_of(before.thread);
@@ -532,7 +537,7 @@ std::string GlobalShadow::race_with_loads(Read before, const Access &access) {
       site = loads.site;
     }
   }
-  return message("store", "global", "load", who, site) + other;
+  return race_message("store", "global", "load", who, site, other);
 }
 
 }  // namespace emulator

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/emulator/clocks.h"
+#include "common/emulator/fault.h"
 #include "common/emulator/sites.h"
 
 namespace emulator {
@@ -83,7 +84,7 @@ class SharedShadow {
 
   /// Says what is wrong if an access races with an earlier one, reads what nobody wrote, or touches
   /// what a cp.async may still be writing; else returns nothing and remembers it.
-  std::string check(std::size_t offset, const Access &access);
+  Error check(std::size_t offset, const Access &access);
 
   /// The same of most loads, in short: returns false, and remembers nothing, unless the load is right and
   /// nothing but the clocks of whole warps and blocks is to be asked.
@@ -92,19 +93,19 @@ class SharedShadow {
 
   /// A cp.async begins: it may write at once, so says what it races with. Until it ends its bytes
   /// are nobody's to touch.
-  std::string begin_copy(std::size_t offset, const Access &access);
+  Error begin_copy(std::size_t offset, const Access &access);
 
   /// Its thread has waited for it, and counts as having written the bytes now.
   void end_copy(std::size_t offset, const Access &access);
 
   /// The same of a TMA load. What ordinary stores wrote there must be visible to it. Once it has landed
   /// the bytes are written by an agent, of which threads learn by their waits.
-  std::string begin_async_write(const Piece &piece, const Access &access);
+  Error begin_async_write(const Piece &piece, const Access &access);
   void end_async_write(const Piece &piece, unsigned agent, const Access &access);
 
   /// An engine begins to read: says what its threads do not know or it does not see of that. Until it
   /// ends the bytes are nobody's to write.
-  std::string begin_async_read(const AsyncRead &read, const Clocks &clocks);
+  Error begin_async_read(const AsyncRead &read, const Clocks &clocks);
 
   /// It has read. The bytes were read by a thread just now, or by the agent of its warp.
   void end_async_read(const AsyncRead &read, const Access &access);
@@ -129,10 +130,10 @@ class SharedShadow {
   void refine(std::size_t bytes);
   std::size_t unit_of(std::size_t offset) const { return offset >> unit_bits_; }
   std::size_t chunk_of(std::size_t unit) const { return (unit << unit_bits_) / kCopyBytes; }
-  std::string race(const char *operation, std::size_t unit, const Access &access) const;
+  Error race(const char *operation, std::size_t unit, const Access &access) const;
   void end_reading(const AsyncRead &read);
-  std::string still_written(const std::string &operation, std::size_t chunk) const;
-  std::string still_read(const std::string &operation, std::size_t chunk) const;
+  Error still_written(const std::string &operation, std::size_t chunk) const;
+  Error still_read(const std::string &operation, std::size_t chunk) const;
   /// In a block with agents: remembers a load.
   void add_read(std::size_t unit, const Reader &reader, const Access &access);
   /// Those lanes of a warp that have read a unit and of whose reads the access does not know.
@@ -192,7 +193,7 @@ class GlobalShadow {
   /// Whether an access would race with a launch before, if nobody waited for that.
   bool races_with_launch_before(std::size_t offset, const Access &access) const;
 
-  std::string check(std::size_t offset, const Access &access);
+  Error check(std::size_t offset, const Access &access);
 
   /// These bytes were stored as the stamp says, by an agent.
   void mark_stored(std::size_t offset, std::size_t bytes, const Stamp &stamp);
@@ -211,7 +212,7 @@ class GlobalShadow {
   };
   static bool knows_all(const ReadSet &set, const Access &access);
   Read merge(Read before, const Access &access);
-  std::string race_with_loads(Read before, const Access &access);
+  Error race_with_loads(Read before, const Access &access);
 
   std::vector<Unit> units_;
   std::vector<std::uint8_t> before_;  // by unit, of launches before: bit 0 read, bit 1 written
@@ -223,8 +224,9 @@ class GlobalShadow {
 std::string name_of_thread(unsigned thread, bool of_these_blocks);
 std::string name_of_warp(unsigned warp);
 
-/// "store to shared memory that a cp.async at attention.cu:57 by thread 3 may still be writing ..."
-std::string under_way(const std::string &operation, const char *doing, const Engine &engine,
-                      unsigned thread, SiteId site);
+/// "store to shared memory that a cp.async at attention.cu:57 by thread 3 may still be writing ...":
+/// kInFlight, or kInUse if it is reading.
+Error under_way(const std::string &operation, Fault fault, const Engine &engine, unsigned thread,
+                SiteId site);
 
 }  // namespace emulator

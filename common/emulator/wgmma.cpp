@@ -41,7 +41,7 @@ void start(void **lanes) {
   for (unsigned i = 0; i < kLanesOfGroup; i++)
     products[i] = &static_cast<const WgmmaLane *>(lanes[i])->product;
   unsigned lane = 0;
-  const std::string error =
+  const Error error =
       block.products().check(warpgroup, products, shared, block.shared_bytes(), lane);
   if (!error.empty()) block.fail_in_thread(warpgroup * kLanesOfGroup + lane, error, first.where);
 
@@ -82,19 +82,21 @@ void wait(void **lanes) {
       const Product::Lane &lane = product->lanes[warp % kWarpsOfGroup * 32 + i];
       lane.accumulator->under_way--;
       if (lane.a && !std::equal(lane.a_at_start.begin(), lane.a_at_start.end(), lane.a))
-        fail_in_lane(i,
-                     "the registers of A that the wgmma at " + describe(product->where) +
-                         " reads were written, or are gone, before this wait for it",
-                     *first.where);
+        fail_in_lane(
+            i,
+            {Fault::kInUse, "the registers of A that the wgmma at " + describe(product->where) +
+                                " reads were written, or are gone, before this wait for it"},
+            *first.where);
     }
   }
   for (unsigned i = 0; i < 32; i++)
     for (const AccumulatorState *named : *static_cast<const WaitLane *>(lanes[i])->named)
       if (named && named->under_way)
         fail_in_lane(i,
-                     "names accumulators that are still under way after a wait for all but " +
-                         std::to_string(first.groups) + " groups: the wgmma at " +
-                         describe(named->product) + " may still be writing them",
+                     {Fault::kInFlight,
+                      "names accumulators that are still under way after a wait for all but " +
+                          std::to_string(first.groups) + " groups: the wgmma at " +
+                          describe(named->product) + " may still be writing them"},
                      *first.where);
   Block::current->note(warp * 32, "wgmma_wait", first.groups, *first.where);
 }
@@ -103,10 +105,13 @@ void wait(void **lanes) {
 
 void touch(AccumulatorState &accumulator, int i, int size, const Where &where) {
   if (i < 0 || i >= size)
-    fail("accumulator " + std::to_string(i) + ", and a thread has " + std::to_string(size), where);
+    fail({Fault::kBounds,
+          "accumulator " + std::to_string(i) + ", and a thread has " + std::to_string(size)},
+         where);
   if (accumulator.under_way)
-    fail("accumulators touched that the wgmma at " + describe(accumulator.product) +
-             " may still be writing: no wgmma_wait for its group yet",
+    fail({Fault::kInFlight, "accumulators touched that the wgmma at " +
+                                describe(accumulator.product) +
+                                " may still be writing: no wgmma_wait for its group yet"},
          where);
   accumulator.touched = Block::current->products().fences(thread_number() / 32) + 1;
   accumulator.touch = where;
@@ -114,7 +119,8 @@ void touch(AccumulatorState &accumulator, int i, int size, const Where &where) {
 
 void end_accumulator(const AccumulatorState &accumulator) {
   if (accumulator.under_way)
-    fail("its accumulators have gone out of scope, and no wgmma_wait for its group yet",
+    fail({Fault::kInFlight,
+          "its accumulators have gone out of scope, and no wgmma_wait for its group yet"},
          accumulator.product);
 }
 

@@ -164,7 +164,9 @@ inline int warp_index() {
 }
 [[gnu::noinline]] inline int uniform(int x, Where where = Where::current()) {
   const int first = __shfl_sync(kAllLanes, x, 0, 32, where);
-  if (x != first) emulator::fail("uniform: a lane's number is not that of lane 0", where);
+  if (x != first)
+    emulator::fail({emulator::Fault::kDivergence, "uniform: a lane's number is not that of lane 0"},
+                   where);
   return x;
 }
 inline void keep_loads_apart() {}

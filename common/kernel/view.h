@@ -69,10 +69,12 @@ class Reference {
 
  private:
   [[noreturn, gnu::noinline]] void fail(int elements) const {
-    if (left_ == 0) emulator::fail("row or column out of bounds", where_);
-    emulator::fail(std::to_string(elements) + " elements, and the row has only " +
-                       std::to_string(left_) + " from there on",
-                   where_);
+    if (left_ == 0)
+      emulator::fail({emulator::Fault::kBounds, "row or column out of bounds"}, where_);
+    emulator::fail(
+        {emulator::Fault::kBounds, std::to_string(elements) + " elements, and the row has only " +
+                                       std::to_string(left_) + " from there on"},
+        where_);
   }
 
   T *pointer_;
