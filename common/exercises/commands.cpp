@@ -52,8 +52,8 @@ std::optional<Verdict> kept_verdict(const Exercise &exercise) {
   const fs::path file = verdict_file(exercise);
   if (!fs::exists(file) || !fs::exists(exercise.work())) return {};
   std::vector<fs::path> of = exercise.headers();
-  of.insert(of.end(), {exercise.source(), "build/host/bin/exercises", "build/exercises/common.o"});
-  for (const auto &entry : fs::directory_iterator(exercise.folder())) of.push_back(entry.path());
+  of.insert(of.end(), {exercise.file(), exercise.source(), "build/host/bin/exercises",
+                       "build/exercises/common.o"});
   for (const fs::path &path : of)
     if (!fs::exists(path) || fs::last_write_time(path) >= fs::last_write_time(file)) return {};
   const std::string text = read_text(file), work = read_text(exercise.work());
@@ -193,23 +193,34 @@ int progress(std::ostream &output) {
   return 0;
 }
 
+/// How one source becomes another, as a patch shows it.
+std::string difference(const std::string &from, const std::string &to, const fs::path &folder) {
+  fs::create_directories(folder);
+  std::ofstream(folder / "from.cu") << from;
+  std::ofstream(folder / "to.cu") << to;
+  return run_command("cd " + shell_word(folder) +
+                     " && diff -u --label a/attention.cu --label b/attention.cu from.cu to.cu")
+      .out;
+}
+
 int answer(const std::string &name, std::ostream &output) {
   const std::size_t dash = name.find('-');
   for (const Exercise &exercise : of_chapter(name.substr(0, dash))) {
     if (exercise.name() != name) continue;
+    const fs::path folder = folder_of(exercise) / std::to_string(exercise.number);
     output << name << ", " << exercise.kind << ": " << exercise.title << "\n\n";
     if (exercise.asks()) {
-      for (const auto &[question, right] :
-           Judge(exercise, folder_of(exercise) / std::to_string(exercise.number)).right_answers())
+      for (const auto &[question, right] : Judge(exercise, folder).right_answers())
         output << question << " = " << right << "\n";
       output << "\n";
     }
-    const fs::path patch = exercise.folder() / "answer.patch";
-    if (fs::exists(exercise.folder() / "answer.txt"))
-      output << read_text(exercise.folder() / "answer.txt");
-    if (fs::exists(patch))
-      output << read_text(patch);
-    else if (!exercise.asks())
+    output << exercise.reasoning;
+    if (exercise.asks()) return 0;
+    if (std::any_of(exercise.changes.begin(), exercise.changes.end(),
+                    [](const Change &change) { return change.keyword == "answer"; }))
+      output << "\n"
+             << difference(source_of(exercise, "start"), source_of(exercise, "answer"), folder);
+    else
       output << "\nThe answer is " << exercise.source().string() << " itself: diff "
              << exercise.work().string() << " " << exercise.source().string() << "\n";
     return 0;

@@ -1,10 +1,7 @@
 #include "common/exercises/exercise.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <fstream>
+#include <map>
 #include <set>
 #include <stdexcept>
 
@@ -15,9 +12,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::set<std::string> kKeys = {"run", "ends", "demand",  "hint", "stage",
-                                     "ask", "is",   "because", "miss", "with"};
+const std::set<std::string> kStatements = {"run", "ends", "demand",  "hint", "stage",
+                                           "ask", "is",   "because", "miss", "with"};
 const std::set<std::string> kWithMessage = {"ends", "demand", "hint", "miss"};
+const std::set<std::string> kChanges = {"start", "answer", "program", "wrong"};
 
 /// The items of the chapter's list of exercises, each in one line.
 std::vector<std::string> items(const std::string &step) {
@@ -69,7 +67,7 @@ std::string wrapped(const std::string &text, const std::string &before) {
 
 }  // namespace
 
-fs::path Exercise::folder() const {
+fs::path Exercise::file() const {
   return fs::path("steps") / step / "exercises" / std::to_string(number);
 }
 
@@ -95,35 +93,65 @@ std::vector<fs::path> Exercise::headers() const {
   return paths;
 }
 
-std::vector<Statement> parse_statements(const std::string &text, const std::string &file) {
-  std::vector<Statement> statements;
-  int number = 0;
-  for (const std::string &line : lines_of(text)) {
-    number++;
-    if (docs::trim(line).empty() || line[0] == '#') continue;
-    if (line[0] == ' ' && !statements.empty()) {
-      statements.back().words += " " + docs::trim(line);
+void parse(const std::string &text, const std::string &file, Exercise &exercise) {
+  const std::string changes = docs::join({kChanges.begin(), kChanges.end()}, ", ");
+  const auto require = [](bool holds, const std::string &place, const std::string &what) {
+    if (!holds) throw std::runtime_error(place + ": " + what);
+  };
+  for (Change &change : parse_changes(text, file)) {
+    const std::string key = change.keyword, words = docs::join(change.fields, " | ");
+    if (kChanges.contains(key)) {
+      exercise.changes.push_back(std::move(change));
       continue;
     }
-    const std::size_t space = std::min(line.find(' '), line.size());
-    statements.push_back({line.substr(0, space), docs::trim(line.substr(space)), "", number});
-  }
-  for (Statement &statement : statements) {
-    const auto complain = [&](const std::string &what) {
-      throw std::runtime_error(file + ":" + std::to_string(statement.line) + ": " + what);
-    };
-    if (!kKeys.contains(statement.key))
-      complain("'" + statement.key + "'; allowed are " +
-               docs::join({kKeys.begin(), kKeys.end()}, ", "));
-    if (const std::size_t bar = statement.words.find(" | ");
-        kWithMessage.contains(statement.key) && bar != std::string::npos) {
-      statement.message = docs::trim(statement.words.substr(bar + 3));
-      statement.words = docs::trim(statement.words.substr(0, bar));
+    require(change.edits.empty(), change.place, "only " + changes + " may have edits");
+    if (key == ">") {
+      exercise.reasoning += words + "\n";
+    } else if (key.empty()) {  // an indented line
+      require(!exercise.statements.empty(), change.place, "the first line must not be indented");
+      exercise.statements.back().words += " " + docs::trim(words);
+    } else {
+      require(kStatements.contains(key), change.place,
+              "'" + key + "'; allowed are " +
+                  docs::join({kStatements.begin(), kStatements.end()}, ", ") + ", " + changes);
+      exercise.statements.push_back({key, docs::trim(words), "", change.place});
     }
-    if (kWithMessage.contains(statement.key) && statement.message.empty())
-      complain("'" + statement.key + "' ends with '| MESSAGE'");
   }
-  return statements;
+  for (Statement &statement : exercise.statements) {
+    if (!kWithMessage.contains(statement.key)) continue;
+    const std::size_t bar = statement.words.find(" | ");
+    require(bar != std::string::npos, statement.place,
+            "'" + statement.key + "' must end with '| MESSAGE'");
+    statement.message = docs::trim(statement.words.substr(bar + 3));
+    statement.words = docs::trim(statement.words.substr(0, bar));
+  }
+  for (const Statement &statement : exercise.statements) {
+    if (statement.key != "run") continue;
+    const std::vector<std::string> words = docs::words(statement.words);
+    const auto is_named = [&](const Change &change) {
+      return change.keyword == "program" && change.fields[0] == words[1];
+    };
+    require(words.size() > 1 &&
+                (words[1] == "work" || words[1] == "step" ||
+                 std::any_of(exercise.changes.begin(), exercise.changes.end(), is_named)),
+            statement.place, "'run' must name work, step or a program");
+  }
+  for (const Change &change : exercise.changes) {
+    const std::vector<std::string> &fields = change.fields;
+    const bool asks = exercise.asks();
+    require(!change.edits.empty() || fields.back() == "step" || (asks && change.keyword == "wrong"),
+            change.place, "'" + change.keyword + "' must have edits");
+    if (change.keyword == "answer")
+      require(fields == docs::Strings{""} || fields == docs::Strings{"step"}, change.place,
+              "'answer' or 'answer step' is allowed");
+    if (change.keyword != "wrong") continue;
+    require(fields.size() >= 2, change.place, "a wrong answer must have '| WORDS' to be told");
+    for (std::size_t i = 2; i < fields.size(); i++)
+      require(asks ? fields[i].find(" = ") != std::string::npos
+                   : fields[i] == "start" || fields[i] == "step",
+              change.place,
+              "'" + fields[i] + "'; allowed are " + (asks ? "QUESTION = VALUE" : "start and step"));
+  }
 }
 
 std::vector<std::string> chapters_with_exercises() {
@@ -151,9 +179,9 @@ std::vector<Exercise> exercises_of(const std::string &chapter) {
       exercise.kind = item.substr(1, kind_ends - 1);
       exercise.title = item.substr(title, title_ends - title - (item[title_ends - 1] == '.'));
       exercise.text = item.substr(title_ends + 3);
-      const fs::path file = exercise.folder() / "exercise";
+      const fs::path file = exercise.file();
       if (!fs::exists(file)) throw std::runtime_error(at + ": there is no " + file.string());
-      exercise.statements = parse_statements(read_text(file), file);
+      parse(read_text(file), file, exercise);
       exercises.push_back(exercise);
     }
   }
@@ -171,24 +199,19 @@ std::string source_of_step(const Exercise &exercise) {
   return text;
 }
 
-std::string patched(const std::string &source, const fs::path &patch) {
-  static std::atomic<int> copies = 0;
-  const fs::path folder =
-      "build/patched." + std::to_string(getpid()) + "." + std::to_string(copies++);
-  fs::create_directories(folder);
-  std::ofstream(folder / "attention.cu") << source;
-  const Finished finished =
-      run_command("cd " + folder.string() + " && git apply " + shell_word(fs::absolute(patch)));
-  const std::string text = read_text(folder / "attention.cu");
-  fs::remove_all(folder);
-  if (finished.status != 0) throw std::runtime_error(patch.string() + ": " + finished.err);
-  return text;
+std::string source_of(const Exercise &exercise, const Change &change) {
+  std::string of = "step";
+  if (change.keyword == "answer" && change.fields[0].empty()) of = "start";
+  if (change.keyword == "wrong") of = change.fields.size() > 2 ? change.fields[2] : "answer";
+  return apply(source_of(exercise, of), change.edits);
 }
 
-std::string source_at_start(const Exercise &exercise) {
-  const std::string step = source_of_step(exercise);
-  const fs::path start = exercise.folder() / "start.patch";
-  return fs::exists(start) ? patched(step, start) : step;
+std::string source_of(const Exercise &exercise, const std::string &keyword,
+                      const std::string &name) {
+  for (const Change &change : exercise.changes)
+    if (change.keyword == keyword && (name.empty() || change.fields[0] == name))
+      return source_of(exercise, change);
+  return source_of_step(exercise);
 }
 
 std::string start_of(const Exercise &exercise) {
@@ -197,7 +220,7 @@ std::string start_of(const Exercise &exercise) {
                      "\n" + wrapped(exercise.text, before) + before + " `make check-" +
                      exercise.chapter() + "` judges it, `make answer-" + exercise.name() +
                      "` has the answer.\n\n";
-  if (!exercise.asks()) return text + source_at_start(exercise);
+  if (!exercise.asks()) return text + source_of(exercise, "start");
   for (const Statement &statement : exercise.statements)
     if (statement.key == "ask") {
       const std::size_t space = statement.words.find(' ');

@@ -1,17 +1,19 @@
-// An exercise: its text is an item of its chapter, and all else lies beside the chapter, in
-// steps/NN-idea/exercises/K/:
+// An exercise: its text is an item of its chapter, and all else stands in a file beside the chapter,
+// steps/NN-idea/exercises/K: statements, and then changes of the step, as edits.h has them.
 //
-//   exercise       what is run and what must hold, see below
-//   start.patch    what the reader's copy of the step starts from, if not from the step itself
-//   answer.patch   what makes an answer of the start; without one the step itself is the answer
-//   answer.txt     the reasoning, where there is no answer.patch whose first lines could hold it
-//   wrong-*.patch  answers that are wrong, or wrong-*.txt; with 'Says: ' and words that they are told
-//   NAME.patch     a change of the step that a prediction is about
+//   start          makes what the reader's copy begins with of the step; without it that is the step
+//   answer         makes the answer of the start, 'answer step' of the step; without it that is the step.
+//                  Lines that begin with '> ' are its reasoning, and stand before it
+//   program NAME   makes of the step what a run may name
+//   wrong NAME | WORDS
+//                  makes a wrong answer of the answer, or with '| start' or '| step' behind it of these.
+//                  The reader must be told the words. Where the reader writes numbers or words, it is
+//                  '| QUESTION = VALUE'
 //
-// A line of `exercise` is a statement; an indented line goes on with the one before. They are worked
-// off in order, and the first that fails is what the reader is told.
+// A statement is a line; an indented line goes on with the one before. They are worked off in order, and
+// the first that fails is what the reader is told.
 //
-//   run NAME PROGRAM OPTIONS   PROGRAM: work, the reader's copy; step; or NAME.patch without its end.
+//   run NAME PROGRAM OPTIONS   PROGRAM: work, the reader's copy; step; or a program's name.
 //                              A run of work must end well, unless 'ends' says otherwise
 //   ends NAME WORD | MESSAGE   how this run of work must end instead, as a word of ending_words()
 //   demand EXPR REL EXPR | MESSAGE
@@ -38,9 +40,11 @@
 #include <string>
 #include <vector>
 
+#include "common/testing/edits.h"
+
 struct Statement {
   std::string key, words, message;
-  int line;
+  std::string place;  // "FILE:LINE"
 };
 
 struct Exercise {
@@ -49,10 +53,12 @@ struct Exercise {
   std::string kind, title;  // "Predict", "Half a swizzle"
   std::string text;         // Markdown, in one line
   std::vector<Statement> statements;
+  std::vector<Change> changes;  // 'start', 'answer', 'program' and 'wrong'
+  std::string reasoning;        // the answer's, in lines
 
   std::string chapter() const { return step.substr(0, step.find('-')); }
   std::string name() const { return chapter() + "-" + std::to_string(number); }
-  std::filesystem::path folder() const;
+  std::filesystem::path file() const;
   /// Whether the reader writes numbers or words, not code.
   bool asks() const;
   /// What the reader edits: "try/06/2.cu" or "try/06/1.txt".
@@ -69,17 +75,18 @@ std::vector<Exercise> exercises_of(const std::string &chapter);
 /// The chapters that have exercises.
 std::vector<std::string> chapters_with_exercises();
 
-/// Parses the text of a file `exercise`.
-std::vector<Statement> parse_statements(const std::string &text, const std::string &file);
+/// Parses the text of an exercise's file into its statements, changes and reasoning.
+void parse(const std::string &text, const std::string &file, Exercise &exercise);
 
 /// The step's source, which holds the exercise's headers. Throws std::runtime_error.
 std::string source_of_step(const Exercise &exercise);
 
-/// What applying a patch to the source of a step makes of it. Throws std::runtime_error.
-std::string patched(const std::string &source, const std::filesystem::path &patch);
+/// What an exercise's change makes. Throws std::runtime_error.
+std::string source_of(const Exercise &exercise, const Change &change);
+
+/// The same of the change with this keyword, and this name if it is a program; the step if there is none.
+std::string source_of(const Exercise &exercise, const std::string &keyword,
+                      const std::string &name = "");
 
 /// What the reader's file holds at the start.
 std::string start_of(const Exercise &exercise);
-
-/// The same without the task on top: what patches are applied to.
-std::string source_at_start(const Exercise &exercise);

@@ -31,22 +31,6 @@ bool contains(const std::string &text, const std::string &part) {
   return text.find(part) != std::string::npos;
 }
 
-/// The files of an exercise whose names begin so, in order.
-std::vector<fs::path> files(const Exercise &exercise, const std::string &begin) {
-  std::vector<fs::path> found;
-  for (const auto &entry : fs::directory_iterator(exercise.folder()))
-    if (entry.path().filename().string().starts_with(begin)) found.push_back(entry.path());
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
-/// The words after 'Says: ' that a wrong answer must be told, without line breaks.
-std::string words_to_say(const fs::path &wrong) {
-  for (const std::string &line : lines_of(read_text(wrong)))
-    if (line.starts_with("Says: ")) return line.substr(6);
-  return "";
-}
-
 /// An exercise's judge, and files for it to judge.
 struct Trial {
   const Exercise &exercise;
@@ -63,25 +47,26 @@ struct Trial {
   }
 };
 
+/// The wrong answers of an exercise, and names for their files.
+std::map<std::string, const Change *> wrong_answers(const Exercise &exercise) {
+  std::map<std::string, const Change *> wrongs;
+  for (const Change &change : exercise.changes)
+    if (change.keyword == "wrong") wrongs["wrong-" + std::to_string(wrongs.size() + 1)] = &change;
+  return wrongs;
+}
+
 /// All programs that an exercise's trials may run.
 std::vector<Copy> copies_of(const Exercise &exercise) {
   std::map<std::string, std::string> sources;  // by name
-  const std::string step = source_of_step(exercise);
-  for (const Statement &statement : exercise.statements) {
-    if (statement.key != "run") continue;
-    const std::string program = docs::words(statement.words).at(1);
-    if (program == "step") sources[program] = step;
-    if (program != "step" && program != "work")
-      sources[program] = patched(step, exercise.folder() / (program + ".patch"));
-  }
+  for (const Statement &statement : exercise.statements)
+    if (const std::string program = docs::words(statement.words)[statement.key == "run"];
+        statement.key == "run" && program != "work")
+      sources[program] = source_of(exercise, "program", program);
   if (!exercise.asks()) {
-    const std::string start = source_at_start(exercise);
     sources["start"] = start_of(exercise);
-    sources["answer"] = step;
-    for (const fs::path &patch : files(exercise, ""))
-      if (const std::string name = patch.stem();
-          patch.extension() == ".patch" && (name == "answer" || name.starts_with("wrong-")))
-        sources[name] = patched(start, patch);
+    sources["answer"] = source_of(exercise, "answer");
+    for (const auto &[name, wrong] : wrong_answers(exercise))
+      sources[name] = source_of(exercise, *wrong);
   }
   std::vector<Copy> copies;
   for (const auto &[name, source] : sources)
@@ -107,47 +92,34 @@ std::string filled(const std::map<std::string, std::string> &answers) {
 /// What is wrong with an exercise, or nothing.
 std::string complaint(const Exercise &exercise) {
   Trial trial{exercise};
-  const fs::path answer = exercise.folder() / "answer.patch";
-  const bool has_answer_patch = fs::exists(answer);
-  if (!has_answer_patch && !fs::exists(exercise.folder() / "answer.txt"))
-    return "neither answer.patch nor answer.txt";
-  if (!exercise.asks() && !has_answer_patch && !exercise.headers().empty())
-    return "no answer.patch: the step is several files, and the work is one";
+  if (exercise.reasoning.empty()) return "the answer has no reasoning";
+  const std::string answer = exercise.asks() ? "" : source_of(exercise, "answer");
 
   if (trial("start", start_of(exercise)).done) return "the start passes";
-  const std::string start = exercise.asks() ? "" : source_at_start(exercise);
   std::map<std::string, std::string> answers;
   if (exercise.asks()) {
     answers = trial.judge.right_answers();
     if (const std::string wrong = trial.judge.wrong_arithmetic(); !wrong.empty()) return wrong;
   }
-  const std::string right = exercise.asks()    ? filled(answers)
-                            : has_answer_patch ? patched(start, answer)
-                                               : source_of_step(exercise);
-  if (const Verdict verdict = trial("answer", right); !verdict.done)
+  if (const Verdict verdict = trial("answer", exercise.asks() ? filled(answers) : answer);
+      !verdict.done)
     return "the answer fails: " + verdict.said;
 
-  const std::vector<fs::path> wrongs = files(exercise, "wrong-");
+  const auto wrongs = wrong_answers(exercise);
   if (wrongs.size() < 2) return "fewer than two wrong answers";
-  for (const fs::path &wrong : wrongs) {
-    const std::string name = wrong.stem(), words = words_to_say(wrong);
-    if (words.empty()) return name + " has no 'Says: '";
-    std::string text;
-    if (exercise.asks()) {
-      std::map<std::string, std::string> all = answers;
-      for (const std::string &line : lines_of(read_text(wrong)))
-        if (const std::size_t equals = line.find(" = "); equals != std::string::npos) {
-          const std::string question = line.substr(0, equals);
-          if (!all.contains(question)) return name + ": there is no question " + question;
-          all[question] = line.substr(equals + 3);
-        }
-      text = filled(all);
-    } else {
-      text = patched(start, wrong);
+  for (const auto &[file, wrong] : wrongs) {
+    const std::string name = wrong->place + ": '" + wrong->fields[0] + "'";
+    std::map<std::string, std::string> all = answers;
+    for (std::size_t i = 2; exercise.asks() && i < wrong->fields.size(); i++) {
+      const std::size_t equals = wrong->fields[i].find(" = ");
+      const std::string question = wrong->fields[i].substr(0, equals);
+      if (!all.contains(question)) return name + ": there is no question " + question;
+      all[question] = wrong->fields[i].substr(equals + 3);
     }
-    const Verdict verdict = trial(name, text);
+    const Verdict verdict =
+        trial(file, exercise.asks() ? filled(all) : source_of(exercise, *wrong));
     if (verdict.done) return name + " passes";
-    if (!contains(verdict.said, words)) return name + " is told: " + verdict.said;
+    if (!contains(verdict.said, wrong->fields[1])) return name + " is told: " + verdict.said;
     if (std::count(verdict.said.begin(), verdict.said.end(), '\n') > 1)
       return name + " is told more than two lines: " + verdict.said;
   }
@@ -213,17 +185,17 @@ TEST_CASE(
   do_all(jobs);
 }
 
-TEST_CASE("exercises: a chapter says how to begin, and every folder is an item of it") {
+TEST_CASE("exercises: a chapter says how to begin, and every file is an item of it") {
   for (const std::string &chapter : chapters_with_exercises()) {
     const std::vector<Exercise> exercises = exercises_of(chapter);
     REQUIRE(!exercises.empty());
     CAPTURE(exercises[0].step);
-    const fs::path folder = exercises[0].folder().parent_path();
+    const fs::path folder = exercises[0].file().parent_path();
     const std::string text = read_text(folder.parent_path() / "README.md");
     for (const char *command : {"make try-", "make check-", "make answer-"})
       CHECK(contains(text, command + chapter));
-    const auto folders = std::distance(fs::directory_iterator(folder), fs::directory_iterator());
-    CHECK(folders == static_cast<std::ptrdiff_t>(exercises.size()));
+    const auto files = std::distance(fs::directory_iterator(folder), fs::directory_iterator());
+    CHECK(files == static_cast<std::ptrdiff_t>(exercises.size()));
     for (const Exercise &exercise : exercises) {
       const std::vector<std::string> kinds = {"Predict", "Find", "Break", "Extend", "Blank page"};
       CHECK(std::find(kinds.begin(), kinds.end(), exercise.kind) != kinds.end());
@@ -231,23 +203,60 @@ TEST_CASE("exercises: a chapter says how to begin, and every folder is an item o
   }
 }
 
-TEST_CASE("exercises: a file `exercise` is taken at its word, or refused by line") {
-  const auto parsed =
-      parse_statements("# a comment\nask n How\n  many?\nis 2\nmiss 3 | No.\n", "e");
-  REQUIRE(parsed.size() == 3);
-  CHECK(parsed[0].words == "n How many?");
-  CHECK(parsed[2].words == "3");
-  CHECK(parsed[2].message == "No.");
-  CHECK(parsed[2].line == 5);
-  CHECK_THROWS_WITH(parse_statements("run a work\nwalk b\n", "e"),
-                    doctest::Contains("e:2: 'walk'; allowed are ask"));
-  CHECK_THROWS_WITH(parse_statements("demand 1 < 2\n", "e"), doctest::Contains("| MESSAGE"));
+TEST_CASE("exercises: a file is read as it says, or refused by line") {
+  const auto parsed = [](const std::string &text) {
+    Exercise exercise{"02-loop-inverted", 1, "Predict", "T", "", {}, {}, ""};
+    parse(text, "e", exercise);
+    return exercise;
+  };
+  const Exercise words = parsed(
+      "# a comment\nask n How\n  many?\nis 2\nmiss 3 | No.\n\n> Two.\n>\n> Or not.\n\n"
+      "wrong one more | No | n = 3\n");
+  REQUIRE(words.statements.size() == 3);
+  CHECK(words.statements[0].words == "n How many?");
+  CHECK(words.statements[2].words == "3");
+  CHECK(words.statements[2].message == "No.");
+  CHECK(words.statements[2].place == "e:5");
+  CHECK(words.reasoning == "Two.\n\nOr not.\n");
+  REQUIRE(words.changes.size() == 1);
+  CHECK(words.changes[0].fields == std::vector<std::string>{"one more", "No", "n = 3"});
+
+  // A change is of the step, of the start or of the answer, as it says.
+  const std::string step = "run a work\nstart\n- m[r] = m_new;\n";
+  const std::string wrong = "\nwrong w | No";
+  const auto made = [&](const std::string &text, const std::string &keyword) {
+    return source_of(parsed(step + text), keyword);
+  };
+  const std::string source = read_text("steps/02-loop-inverted/attention.cu");
+  const std::string begun = made("", "start");
+  CHECK(source.size() > begun.size());
+  CHECK(made("", "answer") == source);
+  CHECK(made("answer\n- l_tile += p;\n+ l_tile\n", "answer").size() == begun.size() - 6);
+  CHECK(made("answer step\n- l_tile += p;\n+ l_tile\n", "answer").size() == source.size() - 6);
+  const std::string edits = "\n- l_tile += p;\n+ l_tile\n";
+  CHECK(made(wrong + edits, "wrong").size() == source.size() - 6);
+  CHECK(made(wrong + " | start" + edits, "wrong").size() == begun.size() - 6);
+
+  const auto refused = [&](const std::string &text, const std::string &says) {
+    CHECK_THROWS_WITH(parsed(text), doctest::Contains(says.c_str()));
+  };
+  refused("run a work\nwalk b\n", "e:2: 'walk'; allowed are ask");
+  refused("demand 1 < 2\n", "e:1: 'demand' must end with '| MESSAGE'");
+  refused("run a other\n", "e:1: 'run' must name work, step or a program");
+  refused("run a work\n- b\n", "e:1: only answer, program, start, wrong may have edits");
+  refused("  more\n", "e:1: the first line must not be indented");
+  refused("answer start\n- a\n", "e:1: 'answer' or 'answer step' is allowed");
+  refused("answer\nrun a work\n", "e:1: 'answer' must have edits");
+  refused("start\nrun a work\n", "e:1: 'start' must have edits");
+  refused("wrong w\n- a\n", "e:1: a wrong answer must have '| WORDS'");
+  refused("wrong w | No | end\n- a\n", "e:1: 'end'; allowed are start and step");
+  refused("ask n N?\nwrong w | No | 3\n", "e:2: '3'; allowed are QUESTION = VALUE");
 }
 
 TEST_CASE("exercises: a source holds the headers that an exercise names, each once") {
-  Exercise exercise{"29-in-a-model", 1, "Find", "T", "", {}};
+  Exercise exercise{"29-in-a-model", 1, "Find", "T", "", {}, {}, ""};
   const auto source = [&](const std::string &headers) {
-    exercise.statements = parse_statements("with " + headers + "\n", "e");
+    exercise.statements = {{"with", headers, "", ""}};
     return source_of_step(exercise);
   };
   const auto times = [](const std::string &text, const std::string &part) {
@@ -266,10 +275,10 @@ TEST_CASE("exercises: a source holds the headers that an exercise names, each on
 }
 
 TEST_CASE("exercises: numbers are judged to the digits that were written") {
-  Exercise exercise{"02-loop-inverted", 1, "Predict", "T", "", {}};
+  Exercise exercise{"02-loop-inverted", 1, "Predict", "T", "", {}, {}, ""};
   const auto verdict = [&](const std::string &it, const std::string &written) {
-    exercise.statements =
-        parse_statements("ask n N?\nis " + it + "\nmiss [it] * 2 | Twice.\n", "e");
+    exercise.statements = {
+        {"ask", "n N?", "", ""}, {"is", it, "", ""}, {"miss", "[it] * 2", "Twice.", ""}};
     Trial trial{exercise, kFolder / "numbers"};
     return trial("n", "n = " + written + "\n");
   };
@@ -348,11 +357,10 @@ TEST_CASE("exercises: what a reader sees") {
 
   // The answer is done, and counted.
   CHECK(make("answer-02-2").status == 0);
-  CHECK(contains(make("answer-02-2").out, "+      const float alpha = "));
+  CHECK(contains(make("answer-02-2").out, "+      m[r] = m_new;"));
   CHECK(contains(make("answer-02-1").out, "read32 = 1.114"));
   const Exercise exercise = exercises_of("02")[1];
-  std::ofstream(root / "try/02/2.cu")
-      << patched(source_at_start(exercise), exercise.folder() / "answer.patch");
+  std::ofstream(root / "try/02/2.cu") << source_of(exercise, "answer");
   CHECK(contains(make("check-02").out, "chapter 02: 1 of 4 done; the book: 1 of "));
   CHECK(contains(make("progress").out, "1 of 4  1 begun  2 done  3 begun  4 begun"));
 }

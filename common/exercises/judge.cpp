@@ -77,16 +77,14 @@ std::string printed(double value) {
 Judge::Judge(Exercise exercise, fs::path folder)
     : exercise_(std::move(exercise)), folder_(std::move(folder)) {}
 
-/// Builds a program that a run names: "work", "step", or the name of a patch. Throws BuildError.
+/// Builds a program that a run names: "work", "step", or a change of it. Throws BuildError.
 const Build &Judge::built(const std::string &program) {
   if (const auto found = built_.find(program); found != built_.end()) return found->second;
   Build what{work_, folder_ / work_.stem(), exercise_.step};
   if (program != "work") {
     what.source = folder_ / (program + ".cu");
     what.program = folder_ / program;
-    const fs::path patch = exercise_.folder() / (program + ".patch");
-    const std::string step = source_of_step(exercise_);
-    const std::string source = program == "step" ? step : patched(step, patch);
+    const std::string source = source_of(exercise_, "program", program);
     fs::create_directories(folder_);
     if (!fs::exists(what.source) || read_text(what.source) != source)
       std::ofstream(what.source) << source;
