@@ -17,18 +17,24 @@ comma := ,
 BUILD := build/$(if $(NVCC),cuda-$(subst $() $(),-,$(strip $(ARCH))),cpu)
 
 # --- the steps -------------------------------------------------------------------------------------
-# NAME:NEEDS:TAKES:ARCH,ARCH of each: its header's 'Needs' and 'Takes', and what it is compiled for.
 SOURCES := $(sort $(wildcard steps/[0-9]*/attention.cu))
 # The kernel that takes every problem: what the program poses before a step takes it.
 ANY_PROBLEM := common/program/any-problem
-LADDER := $(shell awk -v arch="$(ARCH)" -f common/program/ladder.awk $(SOURCES) common/measure/ceilings.cu $(ANY_PROBLEM)/attention.cu)
-field = $(subst $(comma), ,$(word $(2),$(subst :, ,$(filter $(1):%,$(LADDER)))))
+# What the headers say, in one table: build/ladder.csv. It changes only if they do, so that what depends on it does
+# not. LADDER has NAME:NEEDS:ARCH,ARCH of each.
+read_header = awk -v arch="$(ARCH)" -f common/program/ladder.awk
+LADDER := $(shell mkdir -p build && $(read_header) $(SOURCES) common/measure/ceilings.cu $(ANY_PROBLEM)/attention.cu \
+	>build/ladder.csv.$$PPID && { cmp -s build/ladder.csv.$$PPID build/ladder.csv || \
+	mv build/ladder.csv.$$PPID build/ladder.csv; }; rm -f build/ladder.csv.$$PPID; \
+	awk -F'"' '{ gsub(" ", ",", $$12); print $$2 ":" $$4 ":" $$12 }' build/ladder.csv)
+needs_of = $(word 2,$(subst :, ,$(filter $(1):%,$(LADDER))))
+archs_of = $(subst $(comma), ,$(word 3,$(subst :, ,$(filter $(1):%,$(LADDER)))))
 number = $(firstword $(subst -, ,$(1)))
 STEPS := $(SOURCES:steps/%/attention.cu=%)
 NUMBERS := $(foreach s,$(STEPS),$(call number,$(s)))
 step_of = $(filter $(call number,$(1))-%,$(STEPS))
 # What ARCH is too old for is left out; every-step has it for the emulator.
-TOO_NEW := $(if $(NVCC),$(foreach s,$(STEPS) ceilings,$(if $(call field,$(s),4),,$(s))))
+TOO_NEW := $(if $(NVCC),$(foreach s,$(STEPS) ceilings,$(if $(call archs_of,$(s)),,$(s))))
 GPU_STEPS := $(filter-out $(TOO_NEW),$(STEPS))
 PROGRAMS := $(foreach s,$(GPU_STEPS),step-$(call number,$(s)))
 LEFT_OUT := $(filter-out $(PROGRAMS),$(NUMBERS:%=step-%))
@@ -81,7 +87,7 @@ PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/progra
 	counters ceilings power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
-too_new = step $(1) needs $(call field,$(call step_of,$(1)),2), ARCH is $(ARCH)$(runs); make NVCC= step-$(1) has it for the emulator
+too_new = step $(1) needs $(call needs_of,$(call step_of,$(1))), ARCH is $(ARCH)$(runs); make NVCC= step-$(1) has it for the emulator
 runs = $(if $(GPU_STEPS),$(comma) which runs steps $(call number,$(firstword $(GPU_STEPS))) to $(call number,$(lastword $(GPU_STEPS))))
 $(LEFT_OUT) $(filter $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): step-%:
 	@echo "$(call too_new,$*)" >&2; exit 2
@@ -102,11 +108,12 @@ build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	$(say)$(HOST) $(if $(filter common/testing/% common/exercises/% common/pages/% steps/%,$<),-O0 -g0) -c $< -o $@
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(say)$(CUDA) $(call gencode,$(or $(patsubst sm_90,sm_90a,$(call field,$(*F),4)),$(ARCH))) -c $< -o $@
+	$(say)$(CUDA) $(call gencode,$(or $(patsubst sm_90,sm_90a,$(call archs_of,$(*F))),$(ARCH))) -c $< -o $@
 # Written anew only where they change, so that only then what depends on them is. ($$PPID: beside another make.)
 changed = @mkdir -p $(@D) && if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
-build/host/ladder.inc: $(SOURCES) common/program/ladder.awk
-	@mkdir -p $(@D) && awk -f common/program/ladder.awk $(SOURCES) >$@.$$PPID
+# As the program includes it; what a step is compiled for is no matter of its own.
+build/host/ladder.inc: build/ladder.csv
+	@mkdir -p $(@D) && sed -nE '1!s/^(.*),"[^"]*"$$/{\1},/p' $< >$@.$$PPID
 	$(changed)
 quoted = '$(subst ','\'',$(1))'
 build/host/flags: FORCE

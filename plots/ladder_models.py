@@ -65,7 +65,7 @@ def main():
     arguments = style.gpu_parser(__doc__).parse_args()
     rows = style.read_measured(arguments.results / f"{arguments.gpu}-models.csv", "bench-models")
     steps = sorted({r["step"] for r in rows if style.is_step(r["step"])})
-    problems = [(name, p) for p in style.read(style.STEPS.parent / "plots/models.csv")
+    problems = [(name, p) for p in style.read(style.ROOT / "plots/models.csv")
                 for name in steps if name.startswith(p["step"] + "-")
                 and speed(rows, p, name) is not None]
     prefill = [p for p in problems if p[1]["seqlen"] != "1"]

@@ -22,7 +22,7 @@ GREY, PALE, INK = "#8A8A8A", "#ECECEC", "#222222"
 # The default shape of a step on a GPU, where nothing else is said.
 BATCH, HEADS, SEQLEN, HEAD_DIM = 16, 16, 8192, 128
 
-STEPS = Path(__file__).resolve().parent.parent / "steps"
+ROOT = Path(__file__).resolve().parent.parent
 
 pyplot.rcParams.update({
     "figure.facecolor": "white",
@@ -113,9 +113,8 @@ def is_step(name):
 
 
 def on_tensor_cores(step):
-    """Whether a step uses them: the line `Needs` of its source names an mma instruction."""
-    header = (STEPS / step / "attention.cu").read_text(encoding="utf-8")
-    return re.search(r"^// Needs .*mma", header, re.MULTILINE) is not None
+    """Whether a step uses them: its header names an mma instruction."""
+    return any(row["step"] == step and "mma" in row["why"] for row in read(ROOT / "build/ladder.csv"))
 
 
 def speed(rows, step, seqlen=SEQLEN, head_dim=HEAD_DIM, options=""):

@@ -155,14 +155,10 @@ std::string source_line(const fs::path &source, unsigned line) {
 }
 
 std::string unit_of(const Build &what) {
-  const auto step = std::find_if(ladder().begin(), ladder().end(),
-                                 [&](const LadderStep &of) { return of.name == what.step; });
-  if (step == ladder().end()) throw std::runtime_error("no such step: " + what.step);
   // First what is precompiled, or it is not used; what tells the programs apart comes after it.
-  return "#include \"common/kernel/kernel.h\"\n#define STEP_NAME \"" + what.step + ":" +
-         what.source.stem().string() + "\"\n#define STEP_NEEDS \"" + step->needs +
-         "\"\n#define STEP_TAKES \"" + step->takes + "\"\n#line 1 \"" + what.source.string() +
-         "\"\n" + read_text(what.source);
+  return "#include \"common/kernel/kernel.h\"\n" +
+         macros_of(what.step + ":" + what.source.stem().string()) + "#line 1 \"" +
+         what.source.string() + "\"\n" + read_text(what.source);
 }
 
 std::string build(const Build &what) {

@@ -1,12 +1,11 @@
 # How a step becomes an object, for the emulator and for GPUs; the Makefile includes this.
-# Of $*, steps/15-early-k or build/variants/15-early-k/padded: the label, and the step that it is of.
+# Of $*, steps/15-early-k or build/variants/15-early-k/padded, the label.
 label = $(subst /,:,$(patsubst build/variants/%,%,$(patsubst common/program/%,%,$(*:steps/%=%))))
-step = $(firstword $(subst :, ,$(label)))
-# What it needs: a variant may need more than its step.
-needs = $(or $(shell sed -nE 's|^// Needs +(sm_[0-9]+a?).*|\1|p' $<),$(call field,$(step),2))
-# What a step is told of itself: $(1) is how, of a name and a value.
-told = $(call $(1),STEP_NAME,$(label)) $(call $(1),STEP_NEEDS,$(needs)) \
-	$(call $(1),STEP_TAKES,$(filter-out nothing,$(call field,$(step),3)))
+# What the source's header says, a variant's its own: 4 is 'needs' of build/ladder.csv, 8 'takes', 12 'archs'.
+header = $(shell $(read_header) $< | sed -n 2p | cut -d'"' -f$(1))
+needs = $(or $(call header,4),$(error $<: its header needs a line '// Needs       sm_NN'))
+# The macros that a source reads of itself: $(1) makes one of a name and a value.
+macros = $(call $(1),STEP_NAME,$(label)) $(call $(1),STEP_NEEDS,$(needs)) $(call $(1),STEP_TAKES,$(call header,8))
 by_flag = -D$(1)='"$(2)"'
 by_line = '\#define $(1) "$(2)"'
 # For the emulator by -O1, unless CXXFLAGS has another -O: most of what a kernel does there is the emulator's code,
@@ -20,9 +19,9 @@ $(PRECOMPILED): common/kernel/kernel.h build/host/flags
 	$(say)echo '#include_next <$<>' >$(@:.gch=) && $(subst -O2,-O1,$(HOST)) -w -x c++-header $< -o $@
 build/host/%/attention.o: %/attention.cu $(PRECOMPILED)
 	@mkdir -p $(@D)
-	$(say)printf '%s\n' '#include <common/kernel/kernel.h>' $(call told,by_line) '#include "$<"' | \
+	$(say)printf '%s\n' '#include <common/kernel/kernel.h>' $(call macros,by_line) '#include "$<"' | \
 		$(subst -O2,-O1,$(HOST:-I.=-Ibuild/host/precompiled -I.)) -MF $(@:.o=.d) -MT $@ -x c++ -c - -o $@
 $(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(say)$(CUDA) $(call gencode,$(if $(filter $(needs),$(call field,$(step),2)),$(call field,$(step),4),$(needs))) \
-		$(call told,by_flag) -c $< -o $@
+	$(say)$(CUDA) $(call gencode,$(or $(call header,12),$(needs))) \
+		$(call macros,by_flag) -c $< -o $@

@@ -6,7 +6,7 @@ set -euo pipefail
 . common/measure/shell.sh
 command="make diff-$1"
 to=$(source_of "$1")
-before=$(sed -nE 's|^// Before +step ([0-9]+).*|\1|p' "$to" | head -1)
+before=$(header "$1" before)
 from=$(ls steps/"${before:-none}"-*/attention.cu 2>/dev/null) || from=/dev/null
 rm -rf build/diff
 mkdir -p build/diff/before build/diff/after

@@ -7,8 +7,7 @@ need_nvcc
 rm -rf build/regs
 mkdir -p build/regs
 for step; do
-  needs=$(awk -v arch="$ARCH" -f common/program/ladder.awk "steps/$step/attention.cu" | cut -d: -f4)
-  arch=${needs:-$ARCH}
+  arch=$(header "$(number_of "$step")" archs) arch=${arch%% *}
   "$NVCC" -std=c++20 -O3 -I. -arch="compute_${arch#sm_}" -DSTEP_NAME='""' -DSTEP_NEEDS='""' \
     -DSTEP_TAKES='""' -ptx "steps/$step/attention.cu" -o build/regs/ptx
   "${NVCC%nvcc}ptxas" -v -arch="$arch" build/regs/ptx -o build/regs/cubin >build/regs/log 2>&1 ||

@@ -18,6 +18,13 @@ need_nvcc() {
 # describe NN KEY: what ./step-NN --describe says after this key.
 describe() { ./step-"$1" --describe | sed -n "s/^$2 //p"; }
 
+# header NN COLUMN: what step NN's header says, as build/ladder.csv has it.
+header() {
+  awk -F'"' -v step="$1-" -v column="$2" '
+    NR == 1 { for (i = 2; i <= NF; i += 2) if ($i == column) at = i }
+    index($2, step) == 1 { print $at }' build/ladder.csv
+}
+
 # value "batch=16 head-dim=128" head-dim: 128
 value() { tr ' ' '\n' <<<"$1" | sed -n "s/^$2=//p"; }
 

@@ -8,7 +8,7 @@ n=$1
 shift
 [ $# -gt 0 ] || { echo "make variants-$n: step $n has no variants: steps/$n-*/variants/NAME.patch" >&2; exit 2; }
 # The step that this one builds on comes along: a variant may go half of the way.
-before=$(sed -nE 's|^// Before +step ([0-9]{2}).*|\1|p' steps/"$n"-*/attention.cu)
+before=$(header "$n" before)
 [ -z "$before" ] || make -s "step-$before"
 programs=(${before:+"./step-$before"} "./step-$n" "${@/#/./step-$n-}")
 device=gpu

@@ -251,6 +251,16 @@ struct Page {
     throw Error("no step " + number);
   }
 
+  /// What a step's header says: a column of build/ladder.csv.
+  std::string header(const std::string &step, const std::string &column) const {
+    const std::lock_guard lock(results.reading);
+    Rows &headers = results.files["ladder"];
+    if (headers.empty()) headers = read_csv(root / "build/ladder.csv");
+    for (const Row &row : headers)
+      if (row.at("step") == step) return row.at(column);
+    return "";
+  }
+
   /// What $NAME is in a row: a column, or what follows from its columns, or is said of its step.
   std::string about(const Row &row, const std::string &name) const {
     if (row.count(name)) return row.at(name);
@@ -270,12 +280,13 @@ struct Page {
                       : (a > b ? "+" : "") + format((a - b) / b, "%s2");
     }
     const Strings parts = split(field(row, "step"), ":");  // STEP:VARIANT
-    const fs::path folder = root / "steps" / parts[0], source = folder / "attention.cu";
+    const fs::path folder = root / "steps" / parts[0];
     if (name == "variant") return parts.back();
     if (name == "chapter") return fs::relative(folder / "README.md", directory).string();
     if (name == "idea") return capture(folder / "README.md", "^#[^\n:]*:([^\n]*)");
-    if (name == "mma") return capture(source, "// Needs +[^\n]*(mma)");
-    if (name == "before") return step_named(capture(source, "// Before +step ([0-9]{2})"));
+    if (name == "mma" && header(parts[0], "why").find("mma") != std::string::npos) return name;
+    if (name == "before" && !header(parts[0], name).empty())
+      return step_named(header(parts[0], name));
     if (name == "note") {  // where that is not the one before
       const std::string before = about(row, "before").substr(0, 2);
       return std::stoi(before) + 1 == std::stoi(parts[0]) ? "" : " (" + before + ")";

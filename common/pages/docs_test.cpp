@@ -78,11 +78,15 @@ struct Repository {
     write("steps/00-standard/README.md", "# Step 00: the memory wall\n\nText: none.\n");
     write("steps/02-loop/README.md", "# Step 02: the loop inverted\n");
     write("steps/02-loop/attention.cu", kSource);
-    write("steps/05-tensor/attention.cu",
-          "// Step 05.\n// Needs       sm_80: mma.m16n8k16\n// Before      step 02: no, 04\n");
-    write("steps/06-dead-end/attention.cu", "// Before      step 05: tensor cores\n");
-    write("steps/07-later/attention.cu",
-          "// Before      step 05, not 06\n// Needs       sm_80: mma\n");
+    write("steps/05-tensor/attention.cu", "// Step 05.\n");
+    write("steps/06-dead-end/attention.cu", "");
+    write("steps/07-later/attention.cu", "");
+    write("build/ladder.csv",
+          "\"step\",\"needs\",\"why\",\"takes\",\"before\",\"archs\"\n"
+          "\"02-loop\",\"sm_75\",\"\",\"\",\"00\",\"\"\n"
+          "\"05-tensor\",\"sm_80\",\"cp.async, mma.m16n8k16\",\"\",\"02\",\"sm_80\"\n"
+          "\"06-dead-end\",\"sm_80\",\"\",\"\",\"05\",\"\"\n"
+          "\"07-later\",\"sm_80\",\"mma\",\"\",\"05\",\"\"\n");
   }
   ~Repository() { fs::remove_all(root); }
 

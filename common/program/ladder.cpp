@@ -1,9 +1,16 @@
 #include "common/program/ladder.h"
 
+#include <cctype>
 #include <functional>
 #include <sstream>
+#include <stdexcept>
 
 namespace {
+
+/// Of all sources that have a header; not all are steps.
+const Ladder kHeaders = {
+#include "ladder.inc"  // build/ladder.csv, in braces
+};
 
 std::string number(const LadderStep &step) {
   return step.name.substr(0, step.name.find('-'));
@@ -30,10 +37,25 @@ std::string numbers_where(const Ladder &ladder,
 }  // namespace
 
 const Ladder &ladder() {
-  static const Ladder steps = {
-#include "ladder.inc"  // from the steps' headers, by the Makefile
-  };
+  static const Ladder steps = [] {
+    Ladder of_steps = kHeaders;
+    std::erase_if(of_steps, [](const LadderStep &of) { return !std::isdigit(of.name[0]); });
+    return of_steps;
+  }();
   return steps;
+}
+
+const LadderStep &header_of(const std::string &label) {
+  const std::string name = label.substr(0, label.find(':'));
+  for (const LadderStep &header : kHeaders)
+    if (header.name == name) return header;
+  throw std::runtime_error("no such step: " + name);
+}
+
+std::string macros_of(const std::string &label) {
+  const LadderStep &header = header_of(label);
+  return "#define STEP_NAME \"" + label + "\"\n#define STEP_NEEDS \"" + header.needs +
+         "\"\n#define STEP_TAKES \"" + header.takes + "\"\n";
 }
 
 bool takes(const std::string &list, const std::string &option) {

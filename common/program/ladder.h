@@ -1,22 +1,29 @@
-// The steps of the book, as their headers describe them: which of them take what another does not,
+// The steps of the book, as their headers describe them: which of them accept what another does not,
 // and which run on a GPU that another does not.
 #pragma once
 
 #include <string>
 #include <vector>
 
-/// A step, from the first lines of its attention.cu.
+/// A row of build/ladder.csv: the first lines of a step's attention.cu.
 struct LadderStep {
-  std::string name;   // "05-tensor-cores"
-  std::string needs;  // "sm_80": the oldest GPU; "sm_90a": that one alone
-  std::string why;    // "cp.async, mma.m16n8k16": the instructions that need it
-  std::string
-      takes;  // "--causal --kv-heads": what it takes beyond the plain problem; "fp8" is a type
+  std::string name;         // "05-tensor-cores"
+  std::string needs;        // "sm_80": the oldest GPU; "sm_90a": that one alone
+  std::string why = "";     // "cp.async, mma.m16n8k16": the instructions that need it
+  std::string takes = "";   // "--causal --type fp8": what it accepts beyond the plain problem
+  std::string before = "";  // "04": the step that it builds on
 };
 using Ladder = std::vector<LadderStep>;
 
 /// All steps, in order.
 const Ladder &ladder();
+
+/// The row of a source: of a step, of "any-problem", or of a variant, "15-early-k:padded", its step's.
+const LadderStep &header_of(const std::string &label);
+
+/// The lines that tell a source what it is: '#define STEP_NAME "15-early-k:padded"', what it needs and
+/// what it takes.
+std::string macros_of(const std::string &label);
 
 /// Whether a list of options, "--causal --type fp8", has this one, "--causal", or this type, "fp8".
 bool takes(const std::string &list, const std::string &option);

@@ -24,6 +24,7 @@ TEST_CASE("ladder: it names every folder of steps/, as its header describes it")
   for (const LadderStep &step : ladder()) {
     CAPTURE(step.name);
     names.push_back(step.name);
+    CHECK(&header_of(step.name + ":variant") == &header_of(step.name));
     std::string needs = "// Needs       " + step.needs;
     if (!step.why.empty()) needs += ": " + step.why;
     bool found = false;

@@ -9,26 +9,13 @@
 #include <set>
 #include <stdexcept>
 
+#include "common/program/ladder.h"
 #include "common/testing/compiler.h"
 #include "reference/parallel.h"
 
 namespace fs = std::filesystem;
 
 namespace {
-
-/// The words after "// Needs" or "// Takes" in a step's header, also on the lines that go on with it,
-/// without commas; Needs has one.
-std::string header_words(const std::vector<std::string> &lines, const std::string &key) {
-  std::string words;
-  bool within = false;
-  for (const std::string &line : lines) {
-    if (!line.empty() && !line.starts_with("//")) break;
-    if (!line.starts_with("//  ")) within = line.starts_with("// " + key + " ");
-    if (within) words += (words.empty() ? "" : " ") + line.substr(line.find_first_not_of(' ', 9));
-  }
-  std::erase(words, ',');
-  return words.substr(0, words.find(':'));
-}
 
 /// The number of copies in a program: more take longer to compile than to start the compiler anew.
 constexpr std::size_t kMostInOne = 16;
@@ -65,12 +52,8 @@ std::string unit_of(const std::vector<Copy *> &copies, const fs::path &folder) {
     const Copy *copy = copies[i];
     const std::vector<std::string> lines = lines_of(copy->source);
     const std::string place = "copy_" + std::to_string(i);
-    all +=
-        "#undef STEP_NAME\n#undef STEP_NEEDS\n#undef STEP_TAKES\n"
-        "#define STEP_NAME \"" +
-        copy->step + "\"\n#define STEP_NEEDS \"" + header_words(lines, "Needs") +
-        "\"\n#define STEP_TAKES \"" + header_words(lines, "Takes") + "\"\nnamespace " + place +
-        " {\n#line 1 \"" + (folder / copy->name).string() + ".cu\"\n";
+    all += "#undef STEP_NAME\n#undef STEP_NEEDS\n#undef STEP_TAKES\n" + macros_of(copy->step) +
+           "namespace " + place + " {\n#line 1 \"" + (folder / copy->name).string() + ".cu\"\n";
     for (const std::string &line : lines)
       if (line.starts_with("#include "))
         includes += line + "\n", all += "\n";
