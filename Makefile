@@ -23,7 +23,8 @@ ANY_PROBLEM := common/program/any-problem
 # What the headers say, in one table: build/ladder.csv. It changes only if they do, so that what depends on it does
 # not. LADDER has NAME:NEEDS:ARCH,ARCH of each.
 read_header = awk -v arch="$(ARCH)" -f common/program/ladder.awk
-LADDER := $(shell mkdir -p build && $(read_header) $(SOURCES) common/measure/ceilings.cu $(ANY_PROBLEM)/attention.cu \
+LADDER := $(shell mkdir -p build && $(read_header) $(SOURCES) common/measure/ceilings.cu \
+	steps/38-causal/racecheck.cu $(ANY_PROBLEM)/attention.cu \
 	>build/ladder.csv.$$PPID && { cmp -s build/ladder.csv.$$PPID build/ladder.csv || \
 	mv build/ladder.csv.$$PPID build/ladder.csv; }; rm -f build/ladder.csv.$$PPID; \
 	awk -F'"' '{ gsub(" ", ",", $$12); print $$2 ":" $$4 ":" $$12 }' build/ladder.csv)
@@ -34,7 +35,7 @@ STEPS := $(SOURCES:steps/%/attention.cu=%)
 NUMBERS := $(foreach s,$(STEPS),$(call number,$(s)))
 step_of = $(filter $(call number,$(1))-%,$(STEPS))
 # What ARCH is too old for is left out; every-step has it for the emulator.
-TOO_NEW := $(if $(NVCC),$(foreach s,$(STEPS) ceilings,$(if $(call archs_of,$(s)),,$(s))))
+TOO_NEW := $(if $(NVCC),$(foreach s,$(STEPS) ceilings racecheck,$(if $(call archs_of,$(s)),,$(s))))
 GPU_STEPS := $(filter-out $(TOO_NEW),$(STEPS))
 PROGRAMS := $(foreach s,$(GPU_STEPS),step-$(call number,$(s)))
 LEFT_OUT := $(filter-out $(PROGRAMS),$(NUMBERS:%=step-%))
@@ -84,7 +85,7 @@ PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/progra
 .SECONDARY:
 .SECONDEXPANSION:
 .PHONY: all every-step help clean tests test check-gpu check-deadlock check-bound check-docs truth bench bench-models bench-hopper \
-	counters ceilings power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
+	counters ceilings racecheck power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
 $(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
 too_new = step $(1) needs $(call needs_of,$(call step_of,$(1))), ARCH is $(ARCH)$(runs); make NVCC= step-$(1) has it for the emulator
@@ -154,9 +155,10 @@ tests:
 test: tests ; @CXX="$(CXX)" build/host/bin/tests $(TESTS)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
 	$(say)$(NVCC) -Xcompiler -pthread $^ -o $@
-check-gpu: tests $(call on_gpu,$(BUILD)/bin/any-problem)
-	@$(call measure,deadlock.sh)
-	@ANY_PROBLEM=$(BUILD)/bin/any-problem common/measure/check-gpu.sh build/host/bin/tests $(NUMBERS)
+# What racecheck can follow of steps 38 and 39.
+FOLLOWED := $(filter %-each-arrives,$(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)))
+check-gpu: $(call on_gpu,tests $(BUILD)/bin/any-problem $(FOLLOWED))
+	@ANY_PROBLEM=$(BUILD)/bin/any-problem $(call measure,check-gpu.sh) build/host/bin/tests $(NUMBERS)
 check-deadlock: ; @$(call measure,deadlock.sh)
 check-bound: tests ; @BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
 check-docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs --check $(DOCUMENTS)
@@ -169,6 +171,7 @@ truth: ; @common/measure/truth.sh $(GPU)
 #?   make variants-15            a step beside its variants (no GPU: check them)
 #?   make counters               count on the emulator and, with a GPU and ncu, measure beside it
 #?   make ceilings               what this GPU can do at most
+#?   make racecheck              what compute-sanitizer's racecheck sees of step 38's barriers
 #?   make power                  power and clock while the steps run
 #?   make regs                   registers, shared memory, occupancy and spills of every kernel
 #?   make sass-15                the machine code of step 15, and the instructions of its loops
@@ -184,6 +187,10 @@ $(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
 	@mkdir -p $(@D)
 	$(say)$(NVCC) $^ -o $@
 ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceilings)) ; @$(call measure,ceilings.sh)
+$(BUILD)/bin/racecheck: $(BUILD)/steps/38-causal/racecheck.o
+	@mkdir -p $(@D)
+	$(say)$(NVCC) $^ -o $@
+racecheck: $(if $(filter racecheck,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/racecheck)) ; @$(call measure,racecheck.sh)
 power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS))) ; @$(call measure,power.sh) $(GPU_STEPS)
 regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE ; @$(call measure,sass.sh) $*

@@ -1,26 +1,68 @@
 #!/usr/bin/env bash
-# make check-gpu: check-gpu.sh TESTS NN...: the steps on the GPU, then under each tool of
-# compute-sanitizer, the newest first, and before them the kernel that takes every problem. The tools
-# spend most of their time on the host: several at once. SANITIZE names the tools; empty, none.
+# make check-gpu: check-gpu.sh TESTS NN...: a deadlock must end; the steps are right on the GPU; and so they are under
+# each tool of compute-sanitizer, the newest first, and before them the kernel that takes every problem. SANITIZE
+# names the tools; empty, none. They spend most of their time on the host: several run at once.
 set -euo pipefail
-tests=$1
-shift
-STEPS_DEVICE=gpu "$tests" --test-suite=steps
-command -v compute-sanitizer >/dev/null || { echo "SKIP: compute-sanitizer is not installed"; exit; }
-mkdir -p build/check-gpu
-export tests STEPS_DEVICE=gpu
 
-one() { # TOOL NN, or TOOL any-problem
-  local begin=$SECONDS log="build/check-gpu/$1-$2.log" cases='every step is right*'
+# check-gpu.sh --under TOOL PROGRAM OPTION...: a program under a tool. racecheck does not follow a barrier of the
+# readers and then one arrival for all (chapter 38): of steps that release a word so it checks a variant.
+if [ "$1" = --under ]; then
+  tool=$2 program=$3
+  [ "$tool" != racecheck ] || [ ! -x "$program-each-arrives" ] || program+=-each-arrives
+  exec compute-sanitizer --tool "$tool" --error-exitcode 9 "$program" "${@:4}"
+fi
+
+[ -n "$GPU" ] || { echo "make check-gpu: no GPU (nvidia-smi finds none)" >&2; exit 2; }
+[ -n "$NVCC" ] || { echo "make check-gpu: nvcc is not on the PATH" >&2; exit 2; }
+export tests=$1 STEPS_DEVICE=gpu
+shift
+mkdir -p build/check-gpu
+
+# one TOOL NN, or TOOL any-problem; without a tool, 'alone'. One line: what was found. If it failed, the command
+# to run again, and what that said.
+one() {
+  local begin=$SECONDS log="build/check-gpu/$1-$2.log" prefix='' cases='every step is right*,offsets beyond*'
   [ "$2" != any-problem ] || cases='every problem is posed*'
-  STEPS_PREFIX="compute-sanitizer --tool $1 --error-exitcode 9" STEPS_ONLY=$2 \
-    "$tests" --test-case="$cases" >"$log" 2>&1 ||
-    { cat "$log"; echo "compute-sanitizer --tool $1, $2: FAILED"; return 1; }
-  grep '^SKIP' "$log" | sort -u || true
-  echo "compute-sanitizer --tool $1, $2: clean, $((SECONDS - begin)) s"
+  [ "$1" = alone ] || prefix="common/measure/check-gpu.sh --under $1"
+  if STEPS_PREFIX=$prefix STEPS_ONLY=$2 "$tests" --test-case="$cases" >"$log" 2>&1; then
+    echo "$2, $1: right, $((SECONDS - begin)) s$(grep '^SKIP' "$log" | sort -u | sed 's/^/; /' | tr -d '\n')"
+  else
+    echo "FAIL ANY_PROBLEM=$ANY_PROBLEM STEPS_DEVICE=gpu STEPS_PREFIX='$prefix' STEPS_ONLY=$2 $tests --test-case='$cases'"
+    sed 's/^/\t/' "$log"
+    return 1
+  fi
 }
 export -f one
+
+# run JOBS TOOL...: everything under these tools, so many at once.
+mapfile -t steps < <(echo any-problem; printf '%s\n' "$@" | sort -r)
+run() {
+  local what tool
+  for what in "${steps[@]}"; do
+    for tool in "${@:2}"; do echo "$tool $what"; done
+  done | xargs -r -P "$1" -L 1 bash -c 'one $0 $1'
+}
+
 jobs=$(getconf _NPROCESSORS_ONLN)
-for what in any-problem $(printf '%s\n' "$@" | sort -r); do
-  for tool in ${SANITIZE-memcheck racecheck initcheck synccheck}; do echo "$tool $what"; done
-done | xargs -r -P $((jobs < 16 ? jobs : 16)) -L 1 bash -c 'one $0 $1'
+read -ra tools <<<"${SANITIZE-memcheck racecheck initcheck synccheck}"
+command -v compute-sanitizer >/dev/null || { echo "SKIP: compute-sanitizer is not installed"; tools=(); }
+failed=0 done=0 all=$((1 + ${#steps[@]} * (1 + ${#tools[@]})))
+{
+  common/measure/deadlock.sh >build/check-gpu/deadlock.log 2>&1 || failed=1
+  [ $failed = 0 ] && echo "deadlocks: $(paste -sd';' build/check-gpu/deadlock.log)" ||
+    { echo "FAIL make check-deadlock"; sed 's/^/\t/' build/check-gpu/deadlock.log; }
+  run 1 alone || failed=1
+  [ ${#tools[@]} = 0 ] || run $((jobs < 16 ? jobs : 16)) "${tools[@]}" || failed=1
+  exit $failed
+} | while IFS= read -r line; do
+  [[ $line != $'\t'* ]] || { echo "$line"; continue; }
+  done=$((done + 1))
+  [[ $line != FAIL* ]] || { echo "$line"; continue; }
+  echo "[$done of $all, $SECONDS s, $((SECONDS * (all - done) / done)) s to go] $line"
+done || failed=1
+for program in step-*-each-arrives; do
+  [[ " ${tools[*]} " != *" racecheck "* ]] || [ ! -x "$program" ] ||
+    echo "left out: racecheck of ${program%-each-arrives}, which reports hazards that are none (chapter 38);" \
+      "it ran on $program"
+done
+exit $failed

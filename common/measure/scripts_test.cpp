@@ -223,6 +223,54 @@ TEST_CASE("scripts: what measures says so where there is nothing to measure with
   }
 }
 
+TEST_CASE(
+    "check-gpu: each check is a line that says how far it is, and one that fails its command") {
+  const Finished without = run_command("GPU= NVCC=nvcc common/measure/check-gpu.sh tests 00");
+  CHECK(without.status == 2);
+  CHECK(without.out + without.err == "make check-gpu: no GPU (nvidia-smi finds none)\n");
+  const fs::path folder = fs::temp_directory_path() / ("check-gpu." + std::to_string(getpid()));
+  fs::create_directories(folder);
+  const auto stub = [&](const std::string &name, const std::string &text) {
+    std::ofstream(folder / name) << "#!/bin/sh\n" << text << "\n";
+    fs::permissions(folder / name, fs::perms::owner_all);
+  };
+  const std::string path = "PATH=" + shell_word(folder.string()) + ":$PATH ";
+  const auto check = [&] {
+    return run_command(path + "GPU=a100 NVCC=nvcc ANY_PROBLEM=any SANITIZE='memcheck racecheck' " +
+                       "common/measure/check-gpu.sh tests 98 99");
+  };
+  stub("nvidia-smi", "echo 8.0");  // and no deadlocks
+  stub("compute-sanitizer", "echo \"$@\"");
+  stub("tests", "echo $STEPS_ONLY; [ $STEPS_ONLY = 99 ] && echo SKIP: too old || true");
+  const Finished right = check();
+  CHECK(right.status == 0);
+  const std::vector<std::string> lines = lines_of(right.out);
+  REQUIRE(lines.size() >= 10);
+  for (int i = 0; i < 10; i++)
+    CHECK(lines[i].starts_with("[" + std::to_string(i + 1) + " of 10, "));
+  CHECK(lines[0].find("] deadlocks: SKIP: ") != std::string::npos);
+  CHECK(lines[2].find("] 99, alone: right, 0 s; SKIP: too old") != std::string::npos);
+
+  stub("tests", "echo what it says; [ $STEPS_ONLY != 98 ] || [ -z \"$STEPS_PREFIX\" ]");
+  const Finished wrong = check();
+  CHECK(wrong.status == 1);
+  CHECK(wrong.out.find("\nFAIL ANY_PROBLEM=any STEPS_DEVICE=gpu STEPS_PREFIX='common/measure/"
+                       "check-gpu.sh --under racecheck' STEPS_ONLY=98 tests --test-case='every "
+                       "step is right*,offsets beyond*'\n\twhat it says\n") != std::string::npos);
+
+  // Where a step has a variant that racecheck can follow, it checks that.
+  const std::string program = (folder / "step-98").string();
+  const auto under = [&](const std::string &tool) {
+    return run_command(path + "common/measure/check-gpu.sh --under " + tool + " " + program).out;
+  };
+  const std::string command = " --error-exitcode 9 " + program;
+  CHECK(under("racecheck") == "--tool racecheck" + command + "\n");
+  stub("step-98-each-arrives", "");
+  CHECK(under("racecheck") == "--tool racecheck" + command + "-each-arrives\n");
+  CHECK(under("memcheck") == "--tool memcheck" + command + "\n");
+  fs::remove_all(folder);
+}
+
 TEST_CASE("check-deadlock: a run must end by itself, with exit status 1 and one line") {
   const fs::path folder = fs::temp_directory_path() / ("deadlock." + std::to_string(getpid()));
   fs::create_directories(folder);
