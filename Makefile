@@ -31,7 +31,10 @@ LADDER := $(shell mkdir -p build && $(read_header) $(SOURCES) common/measure/cei
 needs_of = $(word 2,$(subst :, ,$(filter $(1):%,$(LADDER))))
 archs_of = $(subst $(comma), ,$(word 3,$(subst :, ,$(filter $(1):%,$(LADDER)))))
 number = $(firstword $(subst -, ,$(1)))
-STEPS := $(SOURCES:steps/%/attention.cu=%)
+# make STEPS="05 36" ...: these alone.
+ALL := $(SOURCES:steps/%/attention.cu=%)
+override STEPS := $(if $(filter command%,$(origin STEPS)),$(foreach n,$(STEPS),$(or \
+	$(filter $(n) $(n)-%,$(ALL)),$(error STEPS: no step $(n); there are $(foreach s,$(ALL),$(call number,$(s)))))),$(ALL))
 NUMBERS := $(foreach s,$(STEPS),$(call number,$(s)))
 step_of = $(filter $(call number,$(1))-%,$(STEPS))
 # What ARCH is too old for is left out; every-step has it for the emulator.
@@ -162,7 +165,7 @@ check-gpu: $(call on_gpu,tests $(BUILD)/bin/any-problem $(FOLLOWED))
 check-deadlock: ; @$(call measure,deadlock.sh)
 check-bound: tests ; @BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
 check-docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs --check $(DOCUMENTS)
-truth: ; @common/measure/truth.sh $(GPU)
+truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plots/results/*-counters.csv)
 
 #? Measure (into plots/results)
 #?   make bench                  every step and PyTorch's attention on this GPU, interleaved
@@ -170,6 +173,7 @@ truth: ; @common/measure/truth.sh $(GPU)
 #?   make bench-hopper           the same for Part IV, with FlashAttention-3 (fa3-fwd)
 #?   make variants-15            a step beside its variants (no GPU: check them)
 #?   make counters               count on the emulator and, with a GPU and ncu, measure beside it
+#?   make counters STEPS="05 36" SHAPES="--batch 3 --heads 1; --causal"   these steps and problems alone
 #?   make ceilings               what this GPU can do at most
 #?   make racecheck              what compute-sanitizer's racecheck sees of step 38's barriers
 #?   make power                  power and clock while the steps run
@@ -182,7 +186,9 @@ bench bench-models: $(call on_gpu,$(filter-out step-3%,$(PROGRAMS))) ; @$(call m
 bench-hopper: $(call on_gpu,$(filter step-15 step-3%,$(PROGRAMS))) ; @$(call measure,$@.sh) $(filter 15-% 3%,$(GPU_STEPS))
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
-counters: every-step ; @$(call measure,counters.sh) $(STEPS)
+counters: every-step
+	$(if $(SHAPES),,$(if $(filter-out $(STEPS),$(ALL)),$(error STEPS needs SHAPES="OPTIONS; OPTIONS" here)))
+	@SHAPES="$(SHAPES)" $(call measure,counters.sh) $(STEPS)
 $(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
 	@mkdir -p $(@D)
 	$(say)$(NVCC) $^ -o $@

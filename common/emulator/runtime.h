@@ -50,8 +50,15 @@ struct Settings {
   std::uint64_t seed = 0;  // draws the order in which threads run
   bool profile = false;    // count, at up to ten times the time
   int host_threads = 0;    // 0: all cores
+  // A small GPU's: few enough that a test's problem fills them or does not. An H200 has 132.
+  int multiprocessors = 16;
 };
 extern Settings settings;
+
+/// The blocks that the GPU runs at once. Each multiprocessor has 228 KB of shared memory, 1 KB of which goes to
+/// each block, and 65536 registers. The emulator assumes that a kernel takes 128 of them per thread, because
+/// it does not know what nvcc makes of it.
+int resident_blocks(int threads, std::size_t shared_bytes);
 
 /// Counts the launches; what a thread remembers of one is stale in the next.
 extern std::uint64_t launch_number;

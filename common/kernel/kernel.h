@@ -175,10 +175,9 @@ inline int shared_memory_per_block() {
   return emulator::kSharedMemoryPerBlock;
 }
 
-/// A small GPU's: few enough that a test's problem fills it or does not.
 template <class SharedStorage, class Kernel>
-int resident_blocks(Kernel *, int) {
-  return 16;
+int resident_blocks(Kernel *, int threads) {
+  return emulator::resident_blocks(threads, sizeof(SharedStorage));
 }
 
 template <class SharedStorage>

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # make counters: counters.sh STEP...: what the emulator counts and, with a GPU and ncu, what ncu
 # measures of the same problems; and, of large ones, the HBM traffic and why warps wait. The
-# emulator's counts are the same on every machine: without a GPU they become the emulator's part of
-# every GPU's counters, too.
+# emulator's counts are the same on every machine.
+# With SHAPES="OPTIONS; OPTIONS..." it counts these problems instead, compares the two, and leaves the
+# committed results as they are.
 set -euo pipefail
 . common/measure/shell.sh
 
@@ -57,21 +58,94 @@ counted() { if is_plain "$1"; then printf '%s\n' "${small[@]}"; else of "$1" "$p
 counted_large() { if is_plain "$1"; then echo "$large"; else of "$1" "$large_problems"; fi; }
 of() { sed -n "s/^$(number_of "$1") //p" <<<"$2"; }
 
-rm -f build/counted.csv
+can_measure=
+[ -z "$GPU" ] || [ -z "$NVCC" ] || ! command -v ncu >/dev/null || can_measure=yes
+ncu_csv() { ncu --clock-control none --metrics "$1" --csv "${@:2}" </dev/null; }
+# The emulated GPU has as many multiprocessors as the one that measures; without one, as many as an H200.
+sms=132
+[ -z "$can_measure" ] || sms=$(ncu_csv device__attribute_multiprocessor_count "./step-$(number_of "$1")" \
+  --device gpu --check-only | awk -F'","' '$13 ~ /multiprocessor_count/ { print $15 + 0; exit }')
+[[ $sms =~ ^[1-9] ]] || { echo "make counters: ncu does not say how many multiprocessors this GPU has" >&2; exit 1; }
+
+header="step,source,batch,heads,seqlen,head_dim,options,line,counter,value"
+
+# The lines whose counts truth.awk needs: a name, and the text that one line of the file contains.
+places="
+store_part common/kernel/parts.h store<4>(parts(row, col)
+store_rotated_1 steps/29-in-a-model/decode.h store<8>(smem.Q(row, col), left)
+store_rotated_2 steps/29-in-a-model/tiles.h store<8>(tile(i, col), left)
+"
+while read -r name file text; do
+  [ -n "$name" ] || continue
+  line=$(grep -nF -- "$text" "$file" | cut -d: -f1)
+  [[ $line =~ ^[0-9]+$ ]] || { echo "make counters: not one line of $file contains '$text'" >&2; exit 2; }
+  names+="s/,$(basename "$file"):$line,/,$name,/;"
+done <<<"$places"
+
+# emulate FILE STEP OPTIONS: appends what the emulator counts of the whole step and of these lines. Status 2: the
+# step does not take the problem.
+emulate() {
+  local status=0
+  rm -f build/profile.csv
+  ./step-"$(number_of "$2")" --device cpu --sms "$sms" $3 --profile-csv build/profile.csv \
+    >build/step.txt 2>&1 </dev/null || status=$?
+  case $status in
+    0) head -3 build/step.txt ;;
+    2) return 2 ;;
+    *) cat build/step.txt >&2; exit $status ;;
+  esac
+  sed "1d;$names" build/profile.csv | grep -v '\.[a-z]*:[0-9]*,"' >>"build/$1.csv"
+}
+
+# metrics KIND: those of ncu.awk's table, with commas
+metrics() { sed -nE "s/^ *$1\[\"([^\"]+)\"\].*/\1/p" common/measure/ncu.awk | paste -sd,; }
+# What the emulator counts: the third field between quotes in its table. Hopper's metrics are not there
+# on other GPUs, and its steps alone have something to count.
+counted_metrics=$(awk -F'"' '/^COUNTER\(/ { print $4 }' common/emulator/counters.def | tr ' ' '\n' | grep . |
+  sort -u)
+of_hopper() { [[ $(describe "$(number_of "$1")" needs) == sm_90* ]]; }
+metrics_counted() {
+  { if of_hopper "$1"; then echo "$counted_metrics"; else grep -vE 'gmma|_tma_' <<<"$counted_metrics"; fi
+    metrics count; } | paste -sd,
+}
+metrics_stalls() { echo "$(metrics stall)$(! of_hopper "$1" || echo ",$(metrics hopper_stall)")"; }
+
+# measure FILE METRICS STEP OPTIONS: appends what ncu measures
+measure() {
+  echo "ncu $3 $4"
+  local status=0 row=build/row.csv problem
+  rm -f $row
+  ncu_csv "$2" ./step-"$(number_of "$3")" --device gpu --check-only $4 --csv $row >build/ncu.txt 2>&1 || status=$?
+  if [ $status != 0 ]; then
+    tail -3 build/ncu.txt
+    grep -q 'returned an error code (2)' build/ncu.txt || exit 1  # 2: the step does not take it
+    return 0
+  fi
+  # Of the row: what stands between the device and the times.
+  problem=$(tail -1 $row | sed -E 's/^[^,]*,"[^"]*",//; s/(,[^,]*){4}$//')
+  awk -f common/measure/ncu.awk -v step="$3" -v problem="$problem" common/emulator/counters.def \
+    build/ncu.txt | sort >>"build/$1.csv"
+}
+
+if [ -n "${SHAPES:-}" ]; then
+  echo "$header" >build/shapes-counters.csv
+  while read -r problem; do
+    for step; do
+      emulate shapes-counters "$step" "$problem" || continue
+      [ -z "$can_measure" ] || measure shapes-counters "$(metrics_counted "$step")" "$step" "$problem"
+    done
+  done < <(tr ';' '\n' <<<"$SHAPES" | sed -E 's/^ +//; /^$/d')
+  [ -n "$can_measure" ] || echo "SKIP: no GPU, nvcc or ncu to measure with; these are the emulator's counts alone"
+  exec common/measure/truth.sh build/shapes-counters.csv
+fi
+
+echo "$header" >build/counted.csv
 for step; do
   while read -r problem; do
-    status=0
-    ./step-"$(number_of "$step")" --device cpu $problem --profile-csv build/counted.csv \
-      >build/step.txt </dev/null || status=$?
-    case $status in
-      0) head -3 build/step.txt ;;
-      2) echo "left out: $step at $problem" ;;
-      *) cat build/step.txt; exit $status ;;
-    esac
+    emulate counted "$step" "$problem" || echo "left out: $step at $problem"
   done < <(counted "$step")
 done
 mv build/counted.csv "$results/emulator-counters.csv"
-header=$(head -1 "$results/emulator-counters.csv")
 
 # What each block does, for the picture of the causal step's schedule.
 rm -f build/blocks.csv
@@ -104,50 +178,14 @@ for step; do
   ./step-"$(number_of "$step")" --device cpu $shape --trace-csv "$results/trace-$step.csv" >/dev/null
 done
 
-if [ -z "$GPU" ] || [ -z "$NVCC" ] || ! command -v ncu >/dev/null; then
+[ -n "$can_measure" ] || {
   echo "SKIP: no GPU, nvcc or ncu to measure with; the emulator's counts: $results/emulator-counters.csv"
-  for file in $(grep -l ',emulator,' "$results"/*-counters.csv); do
-    [ "$file" != "$results/emulator-counters.csv" ] || continue
-    { cat "$results/emulator-counters.csv"; grep ',ncu,' "$file"; } >build/counters.csv
-    mv build/counters.csv "$file"
-  done
   exit
-fi
-
-# metrics KIND: those of ncu.awk's table, with commas
-metrics() { sed -nE "s/^ *$1\[\"([^\"]+)\"\].*/\1/p" common/measure/ncu.awk | paste -sd,; }
-# What the emulator counts: the third field between quotes in its table. Hopper's metrics are not there
-# on other GPUs, and its steps alone have something to count.
-counted_metrics=$(awk -F'"' '/^COUNTER\(/ { print $4 }' common/emulator/counters.def | tr ' ' '\n' | grep . |
-  sort -u)
-of_hopper() { [[ $(describe "$(number_of "$1")" needs) == sm_90* ]]; }
-metrics_counted() {
-  if of_hopper "$1"; then echo "$counted_metrics"; else grep -vE 'gmma|_tma_' <<<"$counted_metrics"; fi | paste -sd,
 }
-metrics_stalls() { echo "$(metrics stall)$(! of_hopper "$1" || echo ",$(metrics hopper_stall)")"; }
-
-# measure FILE METRICS STEP OPTIONS: appends what ncu measures
-measure() {
-  echo "ncu $3 $4"
-  local status=0 row=build/row.csv problem
-  rm -f $row
-  ncu --clock-control none --metrics "$2" --csv ./step-"$(number_of "$3")" --device gpu \
-    --check-only $4 --csv $row </dev/null >build/ncu.txt 2>&1 || status=$?
-  if [ $status != 0 ]; then
-    tail -3 build/ncu.txt
-    grep -qE 'is allowed|does not take' build/ncu.txt || exit 1
-    return 0
-  fi
-  # Of the row: what stands between the device and the times.
-  problem=$(tail -1 $row | sed -E 's/^[^,]*,"[^"]*",//; s/(,[^,]*){4}$//')
-  awk -f common/measure/ncu.awk -v step="$3" -v problem="$problem" common/emulator/counters.def \
-    build/ncu.txt | sort >>"build/$1.csv"
-}
-cp "$results/emulator-counters.csv" build/counters.csv
-echo "$header" | tee build/hbm-counters.csv >build/stalls-counters.csv
+echo "$header" | tee build/counters.csv build/hbm-counters.csv >build/stalls-counters.csv
 for step; do
   while read -r problem; do
-    measure counters "$(metrics_counted "$step"),$(metrics count)" "$step" "$problem"
+    measure counters "$(metrics_counted "$step")" "$step" "$problem"
   done < <(counted "$step")
 done
 for step; do
@@ -157,4 +195,4 @@ for step; do
   done < <(counted_large "$step")
 done
 finish counters hbm-counters stalls-counters
-common/measure/truth.sh "$GPU"
+common/measure/truth.sh "$results/$GPU-counters.csv"

@@ -33,11 +33,6 @@ $1 ~ /^tile / {
   tile[word[2], word[3]] = word[4]
   next
 }
-$1 ~ /^line / {
-  split($1, word, " ")
-  line_of[word[2], word[3]] = word[4]
-  next
-}
 $1 ~ /^open / {
   open[substr($0, 6)] = 1
   next
@@ -50,11 +45,11 @@ $2 == "emulator" || $2 == "ncu" {
   for (i = 0; i < 6; i++) sub(/^[^,]*,/, "", options)
   line = options
   sub(/^.*,/, "", line)
-  sub(/,[0-9]+$/, "", options)
+  sub(/,[^,]*$/, "", options)
   gsub("\"", "", options)
   problem = $1 "|" $3 "|" $4 "|" $5 "|" $6 "|" options
   value = substr(part[n], 2)
-  if (line != 0) {
+  if (line != "0") {
     of_line[problem, line, part[n - 1]] = value
     next
   }
@@ -128,14 +123,13 @@ function explained(problem, counter,  part, step, d, all, unseeing, off, copies,
   }
   if (step ~ /^26-/ && counter ~ /^global (store (requests|sectors)|bytes written)$/) {
     reason = "a part's 16 bytes in four stores"
-    line = line_of[step, "store_part"]
-    stores = of_line[problem, line, counter ~ /requests/ ? counter : "global store sectors"]
+    stores = of_line[problem, "store_part", counter ~ /requests/ ? counter : "global store sectors"]
     return 3 * stores * (counter ~ /bytes/ ? 32 : 1)
   }
   if (step ~ /^29-/ && counter ~ /^shared store (requests|wavefronts)$/) {
     reason = "16 bytes of Q in four stores"
     for (place = 1; place <= 2; place++)
-      stores += of_line[problem, line_of[step, "store_rotated_" place], "shared store requests"]
+      stores += of_line[problem, "store_rotated_" place, "shared store requests"]
     return (counter ~ /requests/ ? 3 : 4 * 4 - 4) * stores
   }
   return 0

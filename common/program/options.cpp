@@ -220,6 +220,8 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
        [&to](Text option, Text text) {
          to.iters = static_cast<int>(number(option, text, 1, 1000000));
        }},
+      {"sms", "N", "multiprocessors of the GPU that is emulated; default 16",
+       [&to](Text option, Text text) { to.sms = static_cast<int>(number(option, text, 1, 1000)); }},
       {"check-only", "", "no timing, no counting", [&to](Text, Text) { to.check_only = true; }},
       {"profile", "", "count on the emulator, line by line",
        [&to](Text, Text) { to.profile = true; }},

@@ -29,7 +29,7 @@ struct Lengths {
 /// What the user asked for; what is not set depends on the device.
 struct Options {
   DeviceChoice device = DeviceChoice::kAuto;
-  std::optional<int> batch, heads, seqlen, head_dim, iters;
+  std::optional<int> batch, heads, seqlen, head_dim, iters, sms;
   reference::Family inputs = reference::Family::kNormal;
   std::uint64_t seed = 1;
   bool check_only = false;

@@ -224,6 +224,11 @@ ExitStatus run(const Options &options) {
   const std::unique_ptr<Device> device = choose_device(options, note);
   if (options.iters && !device->is_gpu())
     throw UsageError("--iters: launches are timed on a GPU only (" + note + "); leave it out");
+  if (options.sms && device->is_gpu())
+    throw UsageError(
+        "--sms: only the emulator's multiprocessors can be chosen; leave it out, or add "
+        "--device cpu");
+  if (options.sms) emulator::settings.multiprocessors = *options.sms;
   const Step &step = device->step();
   const reference::Shape shape = choose_shape(options, step, device->is_gpu());
 

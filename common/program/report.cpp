@@ -164,23 +164,23 @@ std::vector<std::string> profile_rows(const Result &result, const emulator::Prof
   using namespace emulator;
   const std::string prefix = result.step + ",emulator," + problem_fields(result) + ",";
   std::vector<std::string> rows;
-  const auto add = [&](unsigned line, const std::string &counter, std::uint64_t value) {
-    rows.push_back(prefix + std::to_string(line) + ",\"" + counter + "\"," + std::to_string(value));
+  const auto add = [&](const std::string &line, const std::string &counter, std::uint64_t value) {
+    rows.push_back(prefix + line + ",\"" + counter + "\"," + std::to_string(value));
   };
   const Counts total = profile.total();
   for (int i = 0; i < kCounters; i++)
     if (const auto counter = static_cast<Counter>(i); total[i] || !is_optional(counter))
-      add(0, name(counter), total[i]);
-  add(0, "shared wavefronts, ideal",
+      add("0", name(counter), total[i]);
+  add("0", "shared wavefronts, ideal",
       total[kSharedLoadIdeal] + total[kSharedStoreIdeal] + total[kStmatrixIdeal] +
           total[kCopyIdeal] + total[kWgmmaWavefronts]);
-  add(0, "global bytes read", 32 * total[kGlobalLoadSectors]);
-  add(0, "global bytes written", 32 * total[kGlobalStoreSectors]);
-  add(0, "unique global bytes read", profile.unique_read_bytes);
-  add(0, "unique global bytes written", profile.unique_written_bytes);
+  add("0", "global bytes read", 32 * total[kGlobalLoadSectors]);
+  add("0", "global bytes written", 32 * total[kGlobalStoreSectors]);
+  add("0", "unique global bytes read", profile.unique_read_bytes);
+  add("0", "unique global bytes written", profile.unique_written_bytes);
   for (const auto &[line, counts] : profile.lines)
     for (int i = 0; i < kCounters; i++)
-      if (counts[i]) add(line.line, name(static_cast<Counter>(i)), counts[i]);
+      if (counts[i]) add(describe(line), name(static_cast<Counter>(i)), counts[i]);
   return rows;
 }
 
