@@ -113,7 +113,7 @@ metrics_stalls() { echo "$(metrics stall)$(! of_hopper "$1" || echo ",$(metrics 
 # measure FILE METRICS STEP OPTIONS: appends what ncu measures
 measure() {
   echo "ncu $3 $4"
-  local status=0 row=build/row.csv problem
+  local status=0 row=build/row.csv problem after
   rm -f $row
   ncu_csv "$2" ./step-"$(number_of "$3")" --device gpu --check-only $4 --csv $row >build/ncu.txt 2>&1 || status=$?
   if [ $status != 0 ]; then
@@ -121,8 +121,9 @@ measure() {
     grep -q 'returned an error code (2)' build/ncu.txt || exit 1  # 2: the step does not take it
     return 0
   fi
-  # Of the row: what stands between the device and the times.
-  problem=$(tail -1 $row | sed -E 's/^[^,]*,"[^"]*",//; s/(,[^,]*){4}$//')
+  # Of the row: what stands between the device and the columns after the options.
+  after=$(head -1 $row | sed 's/.*,options,//; s/[^,]//g' | wc -c)
+  problem=$(tail -1 $row | sed -E 's/^[^,]*,"[^"]*",//; s/(,[^,]*){'"$after"'}$//')
   awk -f common/measure/ncu.awk -v step="$3" -v problem="$problem" common/emulator/counters.def \
     build/ncu.txt | sort >>"build/$1.csv"
 }
