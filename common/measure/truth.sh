@@ -5,7 +5,7 @@
 set -euo pipefail
 status=0 compared=
 for file; do
-  grep -q ',ncu,' "$file" 2>/dev/null || continue
+  grep -q ',ncu,.*"shared load requests"' "$file" 2>/dev/null || continue
   echo "$file"
   compared=yes
   {
