@@ -437,8 +437,9 @@ const Plant kPlants[] = {
      "--seqlen 200 --rope halves"},
 
     // Step 25
-    {"25", "pages of another sequence", "place_of<d>(p, b, kv_h,", "place_of<d>(p, 0, kv_h,",
-     kWrong, "normal", "--batch 2 --seqlen 1 --seqlen-k 100 --page-size 16"},
+    {"25", "pages of another sequence", "place_of<d>(p, b, kv_h, key,",
+     "place_of<d>(p, 0, kv_h, key,", kWrong, "normal",
+     "--batch 2 --seqlen 1 --seqlen-k 100 --page-size 16"},
     {"25", "the page before", "kv_h, key, seqlen_k", "kv_h, max(0, key - 16), seqlen_k", kWrong,
      "normal", "--seqlen 1 --seqlen-k 100 --page-size 16"},
     {"25", "heads of another group", "head = kv_h * group", "head = (kv_h ^ 1) * group", kWrong,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <string>
@@ -14,6 +15,11 @@
 #include "common/emulator/memory.h"
 
 namespace emulator {
+
+int shared_memory_per_block() {
+  static const char *const kb = std::getenv("EMULATED_SHARED_KB");
+  return (kb ? std::clamp(std::atoi(kb), 0, 227) : 227) * 1024;
+}
 
 Settings settings;
 std::uint64_t launch_number = 0;
@@ -36,7 +42,7 @@ KernelError refused(const std::string &why) {
 }
 
 /// Throws unless a launch keeps the limits of CUDA C++ Programming Guide, 'Technical Specifications
-/// per Compute Capability'; of shared memory, those of compute capability 9.0.
+/// per Compute Capability'; of shared memory see shared_memory_per_block.
 void check_limits(Dim3 grid, Dim3 block, std::size_t shared_bytes) {
   const auto check = [](const char *what, std::uint64_t value, std::uint64_t least,
                         std::uint64_t most) {
@@ -51,7 +57,7 @@ void check_limits(Dim3 grid, Dim3 block, std::size_t shared_bytes) {
   check("block.y", block.y, 1, 1024);
   check("block.z", block.z, 1, 64);
   check("threads per block", std::uint64_t{block.x} * block.y * block.z, 1, 1024);
-  check("shared memory per block, in bytes,", shared_bytes, 0, kSharedMemoryPerBlock);
+  check("shared memory per block, in bytes,", shared_bytes, 0, shared_memory_per_block());
 }
 
 /// The same of clusters (CUDA C++ Programming Guide, 'Thread Block Clusters'). The emulator numbers the threads

@@ -43,8 +43,9 @@ void release(void *memory);
 
 // --- launches ----------------------------------------------------------------------------------
 
-constexpr int kSharedMemoryPerBlock =
-    227 * 1024;  // bytes at most, as compute capability 9.0 has it
+/// Bytes of shared memory that a block may have: 227 KB, as compute capability 9.0 has it, or as many KB as
+/// the environment's EMULATED_SHARED_KB says, for a smaller GPU.
+int shared_memory_per_block();
 
 struct Settings {
   std::uint64_t seed = 0;  // draws the order in which threads run

@@ -172,7 +172,7 @@ inline int warp_index() {
 inline void keep_loads_apart() {}
 
 inline int shared_memory_per_block() {
-  return emulator::kSharedMemoryPerBlock;
+  return emulator::shared_memory_per_block();
 }
 
 template <class SharedStorage, class Kernel>
@@ -216,6 +216,10 @@ void launch_beside(void (*kernel)(Parameters...), dim3 grid, dim3 block, Argumen
 #define BACKEND_STEP cpu_step
 
 #endif
+
+/// Shared memory that every GPU since sm_80 lets a block have, in bytes: sm_86, sm_89 and sm_120 have no more
+/// (CUDA C++ Programming Guide, 'Technical Specifications per Compute Capability').
+constexpr int kSharedMemoryOfAll = 99 * 1024;
 
 /// Whether this GPU lets a block have a SharedStorage.
 template <class SharedStorage>

@@ -1,5 +1,5 @@
-// What parts of the keys give a row, how they add up, and how many there should be: steps 25, 26 and 29
-// share it.
+// What parts of the keys give a row, how they add up, and how many there should be, as steps 25 and 26 have it,
+// for step 29.
 #pragma once
 
 #include "common/kernel/ptx.h"
@@ -34,12 +34,6 @@ __device__ __forceinline__ Part sum_of_warps(Warps &warps, int row, int col) {
   Part sum;
   for (auto &warp : warps) sum.add(part_at<d>(warp.part, row, col));
   return sum;
-}
-
-template <int d, class View>
-__device__ __forceinline__ void store_part(View &parts, int row, int col, const Part &part) {
-  store<4>(parts(row, col), part.O);
-  store<2>(parts(row, d), Vector<float, 2>{part.m, part.l});  // the same from all lanes of a row
 }
 
 /// The number of splits of each of so many tiles of rows: the fewest whose blocks fill the last of their

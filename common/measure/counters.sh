@@ -71,7 +71,7 @@ header="step,source,batch,heads,seqlen,head_dim,options,line,counter,value"
 
 # The lines whose counts truth.awk needs: a name, and the text that one line of the file contains.
 places="
-store_part common/kernel/parts.h store<4>(parts(row, col)
+store_part steps/26-split-kv/attention.cu store<4>(parts(row, col)
 store_rotated_1 steps/29-in-a-model/decode.h store<8>(smem.Q(row, col), left)
 store_rotated_2 steps/29-in-a-model/tiles.h store<8>(tile(i, col), left)
 "

@@ -11,18 +11,17 @@
 // Prediction  128 KB of copies under way per SM, where 4.8 TB/s need 36 KB at a latency of 1 us. But
 //             there is one block per sequence and key head: with batch 1 and 8 key heads 8 SMs of
 //             132 work, at most 0.5 TB/s. With batch 16 it is 3.9 to 4.4, and no less beyond.
+#include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
-#include "common/kernel/kv_cache.h"
-#include "common/kernel/parts.h"
 #include "common/kernel/swizzle.h"
 
 namespace {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
-constexpr int keys = 16;  // of K and V in a warp's tile
-constexpr int num_warps = 8, stages = 3, threads = num_warps * 32;
+constexpr int keys = 16, stages = 3;  // of K and V: in a warp's tile, and the tiles that it has
+constexpr float no_maximum = -1e30f;  // of no keys: finite, for -inf - -inf is NaN
 
-template <int d>
+template <int d, int num_warps>
 struct SharedStorage {
   union {
     struct {
@@ -33,9 +32,90 @@ struct SharedStorage {
   SharedTile<rows, d> Q;
 };
 
+/// Where a key and its value begin: pointers, as numbers, which lanes can shuffle.
+struct Place {
+  std::int64_t K, V;
+};
+
+/// The d elements at a place.
+template <int d, class T = const half>
+__device__ Matrix<T> row_at(std::int64_t place) {
+  return {reinterpret_cast<T *>(place), 1, d};
+}
+
+/// The place of a sequence's key: in its page, if there are pages. From new_from on beside the cache.
 template <int d>
+__device__ Place place_of(const Problem &p, int b, int kv_h, int key, int new_from) {
+  const auto place = [=](auto *tensor, const Strides &strides, int block, int row) {
+    const auto head = head_of<const half, d>(tensor, strides, block, kv_h, row, 1);
+    return reinterpret_cast<std::int64_t>(head.data);
+  };
+  if (key >= new_from) {
+    const std::int64_t of_head = std::int64_t{p.seqlen_new} * d;
+    const Strides dense{of_head * p.kv_heads, of_head, d};
+    return {place(p.K_new, dense, b, key - new_from), place(p.V_new, dense, b, key - new_from)};
+  }
+  int block = b, row = key + of_batch(p.cu_seqlens_k, p, b, 0);
+  if (p.page_table) {
+    const int pages = (p.seqlen_k + p.page_size - 1) / p.page_size;
+    block = Matrix<const int>{p.page_table, p.batch, pages}(b, key / p.page_size);
+    row = key % p.page_size;
+  }
+  return {place(p.K, p.K_strides, block, row), place(p.V, p.V_strides, block, row)};
+}
+
+/// Stores the new keys of a sequence and their values in the cache, by all threads of a block. A
+/// launch that does so reads them beside the cache.
+template <int d>
+__device__ void append(const Problem &p, int b, int kv_h, int seqlen_k) {
+  const int new_from = seqlen_k - p.seqlen_new;
+  for (int i = threadIdx.x * 8; i < p.seqlen_new * d; i += blockDim.x * 8) {
+    const Place from = place_of<d>(p, b, kv_h, new_from + i / d, new_from);
+    const Place to = place_of<d>(p, b, kv_h, new_from + i / d, seqlen_k);
+    store<8>(row_at<d, half>(to.K)(0, i % d), load<8>(row_at<d>(from.K)(0, i % d)));
+    store<8>(row_at<d, half>(to.V)(0, i % d), load<8>(row_at<d>(from.V)(0, i % d)));
+  }
+}
+
+/// Starts the copies of a warp's tile of K and V: lane i knows the place of key i. Only the first
+/// `there` are there. Zeros arrive for the others: they are masked, but a weight of 0 times NaN is NaN.
+template <int keys, int d, class KV>
+__device__ void load_keys(KV &tile, const Place &place, int there) {
+  constexpr int lanes = d / 8;  // per row, 16 bytes each
+  const int first = threadIdx.x % 32 / lanes, col = threadIdx.x % lanes * 8;
+#pragma unroll
+  for (int i = 0; i < keys; i += 32 / lanes) {
+    const std::int64_t K = __shfl_sync(kAllLanes, place.K, first + i);
+    const std::int64_t V = __shfl_sync(kAllLanes, place.V, first + i);
+    cp_async_16_or_zeros(tile.K(first + i, col), row_at<d>(K)(0, col), first + i < there);
+    cp_async_16_or_zeros(tile.V(first + i, col), row_at<d>(V)(0, col), first + i < there);
+  }
+}
+
+/// What some of the keys give a row: l and 4 columns of O, relative to m.
+struct Part {
+  float m = no_maximum, l = 0;
+  Vector<float, 4> O = {};
+
+  __device__ void add(const Part &other) {
+    const float m_new = fmaxf(m, other.m);
+    const float alpha = ex2(m - m_new), beta = ex2(other.m - m_new);
+    m = m_new;
+    l = alpha * l + beta * other.l;
+    for (int e = 0; e < 4; e++) O[e] = alpha * O[e] + beta * other.O[e];
+  }
+};
+
+/// A part in a matrix: O is its columns 0 to d - 1, m and l are columns d and d + 1.
+template <int d, class View>
+__device__ Part part_at(View &parts, int row, int col) {
+  const Vector<float, 2> m_and_l = load<2>(parts(row, d));
+  return {m_and_l[0], m_and_l[1], load<4>(parts(row, col))};
+}
+
+template <int d, int num_warps, int threads = num_warps * 32>
 __global__ void __launch_bounds__(threads) attention(const Problem p, float scale_log2) {
-  auto &smem = shared_storage<SharedStorage<d>>();
+  auto &smem = shared_storage<SharedStorage<d, num_warps>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   const int first_row = blockIdx.x * rows, kv_h = blockIdx.y, b = blockIdx.z;
   const int seqlen_q = of_batch(p.lengths_q, p, b, p.seqlen_q);
@@ -152,11 +232,16 @@ __global__ void __launch_bounds__(threads) attention(const Problem p, float scal
   }
 }
 
-template <int d>
+/// Launches blocks of 8 warps, or of half as many until one fits this GPU: at head dim 128, 8 warps need
+/// 196 KB of shared memory, 4 need 100 and 2 need 52.
+template <int d, int num_warps = 8>
 void run(const Problem &p) {
+  using Storage = SharedStorage<d, num_warps>;
+  if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
+    if (!fits_a_block<Storage>()) return run<d, num_warps / 2>(p);
   const int row_tiles = (p.seqlen_q * (p.heads / p.kv_heads) + rows - 1) / rows;
-  launch<SharedStorage<d>>(attention<d>, dim3(row_tiles, p.kv_heads, p.batch), dim3(threads), p,
-                           1.44269504f / sqrtf(d));
+  launch<Storage>(attention<d, num_warps>, dim3(row_tiles, p.kv_heads, p.batch),
+                  dim3(num_warps * 32), p, 1.44269504f / sqrtf(d));
 }
 
 }  // namespace

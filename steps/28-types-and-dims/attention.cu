@@ -23,10 +23,10 @@ constexpr Tiling tiling = d <= 128 ? Tiling{128, 64, 4, 2} : Tiling{128, d == 19
 constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
 constexpr float no_maximum = -1e30f;    // of no keys: finite, for -inf - -inf is NaN
 
-template <class T, int d>
+template <class T, int d, int Bc = tiling<d>.Bc>
 struct SharedStorage {
   SharedTile<tiling<d>.Br, d, T> Q;
-  SharedTile<tiling<d>.Bc, d, T> K, V;
+  SharedTile<Bc, d, T> K, V;
 };
 
 /// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
@@ -44,12 +44,12 @@ __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<cons
       cp_async_16_or_zeros(tile(row + i, col + c), part(i, c), !ragged || i < part.rows);
 }
 
-template <class T, int d>
+template <class T, int d, int Bc>
 __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling<d>.blocks_per_SM)
     attention(const Problem problem, float scale_log2) {  // at 32 nvcc takes 170 registers untold
-  constexpr int Br = tiling<d>.Br, Bc = tiling<d>.Bc;
+  constexpr int Br = tiling<d>.Br;
   constexpr int m_tiles = Br / tiling<d>.num_warps / 16;  // a warp's rows, in units of mma's 16
-  auto &smem = shared_storage<SharedStorage<T, d>>();
+  auto &smem = shared_storage<SharedStorage<T, d, Bc>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   // Blocks start in the order of their index, x first: the last rows, which see the most keys.
   const int head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
@@ -198,10 +198,14 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling
     }
 }
 
-template <class T, int d>
+/// At 256, tiles of 96 keys need 160 KB of shared memory. Tiles of 32, for a GPU that has less, need 96.
+template <class T, int d, int Bc = tiling<d>.Bc>
 void run(const Problem &p) {
-  launch<SharedStorage<T, d>>(attention<T, d>, grid_by_heads(p, tiling<d>.Br),
-                              dim3(tiling<d>.num_warps * 32), p, 1.44269504f / sqrtf(d));
+  using Storage = SharedStorage<T, d, Bc>;
+  if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
+    if (!fits_a_block<Storage>()) return run<T, d, 32>(p);
+  launch<Storage>(attention<T, d, Bc>, grid_by_heads(p, tiling<d>.Br),
+                  dim3(tiling<d>.num_warps * 32), p, 1.44269504f / sqrtf(d));
 }
 
 template <int... d>

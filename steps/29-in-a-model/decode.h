@@ -201,15 +201,15 @@ __global__ void __launch_bounds__(num_warps * 32) decode(const Problem p, float 
   }
 }
 
-/// What f returns of the number of a block's warps, given as a type. At head dim 128 a block of 8 warps
-/// has an SM for itself. Two of 4 share one where this is asked for, or where a block cannot have the
-/// 196 KB of 8.
-template <class T, int d, class F>
+/// What f returns of the number of a block's warps, given as a type: as many as there are at most; or half as
+/// many where two blocks share an SM (at head dim 128), and until a block fits this GPU.
+template <class T, int d, int num_warps = most_warps<d>, class F>
 auto with_warps(bool share_SMs, F f) {
-  if constexpr (d == 128)
-    if (share_SMs || !fits_a_block<SharedStorage<T, d, 8>>())
-      return f(std::integral_constant<int, 4>());
-  return f(std::integral_constant<int, most_warps<d>>());
+  using Storage = SharedStorage<T, d, num_warps>;
+  if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
+    if ((share_SMs && d == 128) || !fits_a_block<Storage>())
+      return with_warps<T, d, num_warps / 2>(false, f);
+  return f(std::integral_constant<int, num_warps>());
 }
 
 }  // namespace decoding

@@ -10,19 +10,19 @@ namespace {
 
 constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
 
-template <class T, int d>
+template <class T, int d, int Bc = tiling<d>.Bc>
 struct SharedStorage {
   SharedTile<tiling<d>.Br, d, T> Q;
-  SharedTile<tiling<d>.Bc, d, T> K, V;
+  SharedTile<Bc, d, T> K, V;
 };
 
 /// If plain, for problems that have neither a rotation nor a window.
-template <class T, int d, bool paged, bool plain>
+template <class T, int d, int Bc, bool paged, bool plain>
 __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per_SM)
     prefill(const Problem problem, float scale_log2) {
-  constexpr int Br = tiling<d>.Br, Bc = tiling<d>.Bc;
+  constexpr int Br = tiling<d>.Br;
   constexpr int m_tiles = Br / tiling<d>.num_warps / 16;  // a warp's rows, in units of mma's 16
-  auto &smem = shared_storage<SharedStorage<T, d>>();
+  auto &smem = shared_storage<SharedStorage<T, d, Bc>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   // Blocks start in the order of their index, x first: the last rows, which see the most keys.
   const int head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
@@ -192,14 +192,17 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   }
 }
 
-template <class T, int d, bool paged, bool plain = false>
+/// At 256, tiles of 96 keys need 160 KB of shared memory. Tiles of 32, for a GPU that has less, need 96.
+template <class T, int d, bool paged, bool plain = false, int Bc = tiling<d>.Bc>
 void launch_prefill(const Problem &p) {
+  using Storage = SharedStorage<T, d, Bc>;
+  if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
+    if (!fits_a_block<Storage>()) return launch_prefill<T, d, paged, plain, 32>(p);
   // One kernel more, where it matters most: 1,068 instructions in the loop, not 1,192, and fewer before.
   if constexpr (!plain && !paged && d == 128)
     if (p.rope == Rope::kNone && !p.window) return launch_prefill<T, d, paged, true>(p);
-  launch_on<SharedStorage<T, d>>(p.stream, prefill<T, d, paged, plain>,
-                                 grid_by_heads(p, tiling<d>.Br), dim3(tiling<d>.num_warps * 32), p,
-                                 1.44269504f / sqrtf(d));
+  launch_on<Storage>(p.stream, prefill<T, d, Bc, paged, plain>, grid_by_heads(p, tiling<d>.Br),
+                     dim3(tiling<d>.num_warps * 32), p, 1.44269504f / sqrtf(d));
 }
 
 }  // namespace
