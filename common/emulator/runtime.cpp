@@ -25,7 +25,7 @@ Settings settings;
 std::uint64_t launch_number = 0;
 
 int resident_blocks(int threads, std::size_t shared_bytes) {
-  const auto by_memory = static_cast<int>((kSharedMemoryPerBlock + 1024) / (shared_bytes + 1024));
+  const auto by_memory = static_cast<int>((shared_memory_per_block() + 1024) / (shared_bytes + 1024));
   return settings.multiprocessors * std::max(1, std::min(by_memory, 65536 / (128 * threads)));
 }
 
