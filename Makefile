@@ -1,4 +1,9 @@
 # Every command of this book. `make help` prints the lines that begin with #?
+# All cores work, and only one line a part is printed: make -j1 uses one core, make V=1 prints the commands.
+ifeq ($(MAKELEVEL),0)
+CORES := $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN))
+MAKEFLAGS += $(CORES) --no-print-directory
+endif
 CXX ?= g++
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
 PYTHON ?= python3
@@ -6,6 +11,8 @@ CXXFLAGS ?= -O2 -g1
 NVCCFLAGS ?= -O3 -lineinfo
 CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
 	sed -nE '1s/^([0-9]+)\.([0-9]+)$$/\1\2/p')
+# Without a GPU, programs are built for the emulator alone, unless ARCH says for which GPUs else.
+FOR_GPU := $(and $(NVCC),$(or $(strip $(ARCH)),$(CAPABILITY)))
 override ARCH := $(or $(strip $(ARCH)),sm_$(or $(CAPABILITY),80))
 $(if $(shell echo '$(ARCH)' | grep -vxE 'sm_[0-9]+[af]?( +sm_[0-9]+[af]?)*'),\
 	$(error ARCH=$(ARCH): sm_NN is allowed, as in ARCH=sm_90a, or several: ARCH="sm_80 sm_90"))
@@ -14,7 +21,7 @@ GPU ?= $(if $(CAPABILITY),$(shell nvidia-smi --query-gpu=name --format=csv,nohea
 	sed -nE '1{s/^NVIDIA //; s/^GeForce //; s/ /-/g; p}' | tr A-Z a-z))
 on_gpu = $(if $(and $(GPU),$(NVCC)),$(1))
 comma := ,
-BUILD := build/$(if $(NVCC),cuda-$(subst $() $(),-,$(strip $(ARCH))),cpu)
+BUILD := build/$(if $(FOR_GPU),cuda-$(subst $() $(),-,$(strip $(ARCH))),cpu)
 
 # --- the steps -------------------------------------------------------------------------------------
 SOURCES := $(sort $(wildcard steps/[0-9]*/attention.cu))
@@ -37,11 +44,11 @@ override STEPS := $(if $(filter command%,$(origin STEPS)),$(foreach n,$(STEPS),$
 	$(filter $(n) $(n)-%,$(ALL)),$(error STEPS: no step $(n); there are $(foreach s,$(ALL),$(call number,$(s)))))),$(ALL))
 NUMBERS := $(foreach s,$(STEPS),$(call number,$(s)))
 step_of = $(filter $(call number,$(1))-%,$(STEPS))
-# What ARCH is too old for is left out; every-step has it for the emulator.
+# What ARCH is too old for is built for the emulator.
 TOO_NEW := $(if $(NVCC),$(foreach s,$(STEPS) ceilings racecheck,$(if $(call archs_of,$(s)),,$(s))))
 GPU_STEPS := $(filter-out $(TOO_NEW),$(STEPS))
-PROGRAMS := $(foreach s,$(GPU_STEPS),step-$(call number,$(s)))
-LEFT_OUT := $(filter-out $(PROGRAMS),$(NUMBERS:%=step-%))
+PROGRAMS := $(foreach s,$(if $(FOR_GPU),$(GPU_STEPS),$(STEPS)),step-$(call number,$(s)))
+EMULATED := $(filter-out $(PROGRAMS),$(NUMBERS:%=step-%))
 # ./step-15-padded is steps/15-early-k/variants/padded.patch, applied to a copy of the step.
 variants = $(patsubst steps/$(1)/variants/%.patch,step-$(call number,$(1))-%,$(wildcard steps/$(1)/variants/*.patch))
 # ./step-06-try-4 is what a reader has made of step 06: try/06/4.cu.
@@ -57,12 +64,11 @@ VARIANTS := $(foreach s,$(STEPS),$(call variants,$(s))) $(TRIES)
 #?   make client && ./client     a program that calls it: a model's block, token by token
 #?   make clean                  remove everything that was built
 all: $(PROGRAMS)
-	@$(foreach p,$(LEFT_OUT),echo "left out: $(call too_new,$(p:step-%=%))";)
-every-step: $(PROGRAMS)
-	@+$(if $(LEFT_OUT),$(MAKE) --no-print-directory NVCC= $(LEFT_OUT))
+	@+$(if $(EMULATED),$(MAKE) $(EMULATED))
 help:
 	@sed -nE 's/^#\? ?//p' Makefile common/exercises/exercises.mk
-	@echo "  now: $(if $(NVCC),NVCC=$(NVCC) ARCH=\"$(ARCH)\",no nvcc: for the emulator), CXX=$(CXX)"
+	@echo "  now: steps are built for $(built_for) by $(if $(FOR_GPU),$(NVCC) and )$(CXX)"
+built_for = $(if $(FOR_GPU),the emulator and $(ARCH),the emulator)
 clean: ; rm -rf build $(wildcard step-[0-9][0-9]*) libattention.so client
 
 # --- building --------------------------------------------------------------------------------------
@@ -72,47 +78,63 @@ clean: ; rm -rf build $(wildcard step-[0-9][0-9]*) libattention.so client
 HOST := $(CXX) -std=c++20 -fPIC -fno-semantic-interposition -Wall -Wextra -Wshadow \
 	-Wno-unknown-pragmas -fstack-clash-protection \
 	$(if $(findstring clang,$(CXX)),,-Wno-restrict -fpeel-loops -fno-tree-tail-merge \
-	-fno-crossjumping) $(if $(WERROR),-Werror) -MMD -MP -I. -Ibuild/host $(CXXFLAGS)
-CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-warnings) -MMD -MP -I. $(NVCCFLAGS)
+	-fno-crossjumping) $(if $(WERROR),-Werror) -I. -Ibuild/host $(CXXFLAGS)
+CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-warnings) -I. $(NVCCFLAGS)
+# g++ spends half of -O2 on what gains the emulator nothing: -O1 that inlines runs as fast.
+QUICK := $(if $(findstring clang,$(CXX)),$(HOST),$(HOST:-O2=-O1 -finline-functions -finline-small-functions))
 # A GPU may be newer than ARCH: PTX goes along (not for sm_90a and its like, which are one chip's).
 gencode = $(foreach a,$(1),-gencode \
 	arch=$(a:sm_%=compute_%),code=$(if $(filter %a,$(a)),$(a),[$(a:sm_%=compute_%)$(comma)$(a)]))
-say = $(if $(QUIET),@echo "  $@" &&)
+# A recipe is: what it says, then $(call compile,COMMAND) or $(call link,COMMAND), in one line of the shell. They
+# write beside the target and move it: neither an interrupt nor another make leaves half of a file.
+says = $(if $(V),,@$(if $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,echo "  $(1)" &&)) mkdir -p $(@D) &&
+link = $(1) -o $@.$$$$ && mv $@.$$$$ $@ || { rm -f $@.$$$$*; exit 1; }
+compile = $(call link,$(1) -MMD -MP -MF $@.$$$$.d -MT $@) && mv $@.$$$$.d $@.d
 sources = $(filter-out %_test.cpp $(2),$(wildcard $(1)/*.cpp))
 objects = $(patsubst %,build/host/%.o,$(basename $(1)))
-EMULATOR := $(call sources,common/emulator) $(call sources,reference)
 INTERFACE := $(call sources,common/program,%/program.cpp %/no_gpu.cpp)
 PAGES := $(call sources,common/pages,%/main.cpp)
-PROGRAM_OBJECTS := $(call objects,$(EMULATOR) $(INTERFACE) common/program/program.cpp) \
-	$(if $(NVCC),$(BUILD)/common/program/gpu_device.o,build/host/common/program/no_gpu.o)
+# These folders are one object each: half of the time, because what they include is compiled once.
+EMULATOR := build/host/common/emulator/all.o
+REFERENCE := build/host/reference/all.o
+OPTIONS := build/host/common/program/all.o
+# What a step's object is linked with, for the emulator alone and for a GPU as well.
+EMULATOR_ALONE := $(EMULATOR) $(REFERENCE) $(OPTIONS) \
+	$(call objects,common/emulator/device.cpp common/program/program.cpp common/program/no_gpu.cpp)
+PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(filter-out %/no_gpu.o,$(EMULATOR_ALONE)),$(EMULATOR_ALONE))
+.DELETE_ON_ERROR:
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: all every-step help clean tests test check-gpu check-deadlock check-bound check-docs truth bench bench-models bench-hopper \
-	counters ceilings racecheck power regs bench-emulator docs plot format $(PROGRAMS) $(LEFT_OUT) $(VARIANTS) FORCE
-$(PROGRAMS) $(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): %: $(BUILD)/bin/%
+.PHONY: all help clean tests test check-gpu check-deadlock check-bound check-docs truth bench bench-models \
+	bench-hopper counters ceilings racecheck power regs bench-emulator docs plot format $(PROGRAMS) $(EMULATED) $(VARIANTS) FORCE
+EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
+$(PROGRAMS) $(filter-out $(EMULATED_VARIANTS),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
-too_new = step $(1) needs $(call needs_of,$(call step_of,$(1))), ARCH is $(ARCH)$(runs); make NVCC= step-$(1) has it for the emulator
-runs = $(if $(GPU_STEPS),$(comma) which runs steps $(call number,$(firstword $(GPU_STEPS))) to $(call number,$(lastword $(GPU_STEPS))))
-$(LEFT_OUT) $(filter $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)): step-%:
-	@echo "$(call too_new,$*)" >&2; exit 2
+$(EMULATED) $(EMULATED_VARIANTS): step-%:
+	@echo "step $* needs $(call needs_of,$(call step_of,$*)), and ARCH is $(ARCH): ./step-$* is for the emulator"
+	@+$(MAKE) NVCC= $@
 # The folder of 15, steps/15-early-k, or of 15-padded, build/variants/15-early-k/padded.
 folder = $(if $(filter $(1),$(NUMBERS)),steps/$(call step_of,$(1)),$(patsubst \
 	$(call number,$(1))-%,build/variants/$(call step_of,$(1))/%,$(1)))
 $(BUILD)/bin/step-%: build/host/$$(call folder,$$*)/attention.o \
-		$(if $(NVCC),$(BUILD)/$$(call folder,$$*)/attention.o) $(PROGRAM_OBJECTS)
-	@mkdir -p $(@D)
-	$(say)$(if $(NVCC),$(NVCC) -Xcompiler -pthread,$(CXX) -pthread) $^ -o $@
+		$(if $(FOR_GPU),$(BUILD)/$$(call folder,$$*)/attention.o) $(PROGRAM_OBJECTS)
+	$(call says,./step-$* for $(built_for)) $(call link,$(if $(FOR_GPU),$(NVCC) -Xcompiler -pthread,$(CXX) -pthread) $^)
 build/variants/%/attention.cu: steps/$$(*D)/variants/$$(*F).patch steps/$$(*D)/attention.cu
 	@mkdir -p $(@D) && cp steps/$(*D)/attention.cu $@
 	@cd $(@D) && git apply "$(CURDIR)/$<" || { rm attention.cu; exit 1; }
 build/variants/%/attention.cu: try/$$(call number,$$(*D))/$$(subst try-,,$$(*F)).cu
 	@mkdir -p $(@D) && cp $< $@
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
-	@mkdir -p $(@D)
-	$(say)$(HOST) $(if $(filter common/testing/% common/exercises/% common/pages/% steps/%,$<),-O0 -g0) -c $< -o $@
+	$(call says,$<) $(call compile,$(if $(filter common/testing/% common/exercises/% common/pages/% steps/%,$<),\
+		$(HOST) -O0 -g0,$(QUICK)) -c $<)
+$(EMULATOR): $(call sources,common/emulator,%/device.cpp)
+$(REFERENCE): $(call sources,reference)
+$(OPTIONS): $(INTERFACE)
+build/host/%/all.o: build/host/flags | build/host/ladder.inc
+	$(call says,$*) $(call compile,printf '#include "%s"\n' $(filter %.cpp,$^) | $(QUICK) -x c++ -c -)
 $(BUILD)/%.o: %.cu $(BUILD)/flags
-	@mkdir -p $(@D)
-	$(say)$(CUDA) $(call gencode,$(or $(patsubst sm_90,sm_90a,$(call archs_of,$(*F))),$(ARCH))) -c $< -o $@
+	$(call says,$< for $(ARCH)) $(call compile,$(CUDA) \
+		$(call gencode,$(or $(patsubst sm_90,sm_90a,$(call archs_of,$(*F))),$(ARCH))) -c $<)
 # Written anew only where they change, so that only then what depends on them is. ($$PPID: beside another make.)
 changed = @mkdir -p $(@D) && if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
 # As the program includes it; what a step is compiled for is no matter of its own.
@@ -120,13 +142,18 @@ build/host/ladder.inc: build/ladder.csv
 	@mkdir -p $(@D) && sed -nE '1!s/^(.*),"[^"]*"$$/{\1},/p' $< >$@.$$PPID
 	$(changed)
 quoted = '$(subst ','\'',$(1))'
+# The compiler is tried first: one that is not there, or refuses the flags, makes no object old.
 build/host/flags: FORCE
-	@echo | $(CXX) -dM -E -x c++ - | awk '$$2 == "__clang_major__" && $$3 < 16 { exit 1 }' || \
-		{ echo "CXX=$(CXX): clang 16 or later is allowed, or g++ (std::source_location)" >&2; exit 2; }
-	@mkdir -p $(@D) && echo $(call quoted,$(HOST)) >$@.$$PPID
+	@command -v $(firstword $(CXX)) >/dev/null || { echo "CXX=$(CXX): there is no such compiler" >&2; exit 2; }
+	@mkdir -p $(@D) && echo | $(HOST) -dM -E -x c++ - >$@.$$PPID || { rm $@.$$PPID; exit 2; }
+	@awk '$$2 == "__clang_major__" && $$3 < 16 { exit 1 }' $@.$$PPID || { rm $@.$$PPID; \
+		echo "CXX=$(CXX) is too old: clang 16 or later is needed, or g++ (std::source_location)" >&2; exit 2; }
+	@[ -e $@ ] || echo "the first build takes about 12 s on two cores, then each step 1 s$(if $(FOR_GPU), and nvcc's time)"
+	@echo $(call quoted,$(filter-out -Werror,$(HOST))) >$@.$$PPID
 	$(changed)
 $(BUILD)/flags: FORCE
-	@mkdir -p $(@D) && echo $(call quoted,$(CUDA)) >$@.$$PPID
+	@mkdir -p $(@D) && $(NVCC) --version >$@.$$PPID || { rm $@.$$PPID; exit 2; }
+	@echo $(call quoted,$(CUDA)) >$@.$$PPID
 	$(changed)
 include common/kernel/kernel.mk common/testing/tests.mk steps/29-in-a-model/library.mk common/exercises/exercises.mk
 -include $(shell find build/host $(BUILD) -path "*/without-*" -prune -o -name '*.d' -print 2>/dev/null)
@@ -139,27 +166,23 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/29-in-a-model/libr
 #?   make check-docs             fail if a number, a table or a quote of a page is stale
 #?   make check-torch            the library over FlashAttention's test shapes, beside PyTorch
 #?   make truth                  the emulator's counts against ncu's
-# As many jobs as there are cores, unless make was told how many.
-JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN))
 build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp steps/*/*_test.cpp \
-		common/testing/*.cpp) $(filter-out %/device.cpp,$(EMULATOR)) $(INTERFACE) $(PAGES) $(EXERCISES))
-	@mkdir -p $(@D)
-	$(say)$(CXX) -pthread $^ -o $@
+		common/testing/*.cpp) $(PAGES) $(EXERCISES)) $(EMULATOR) $(REFERENCE) $(OPTIONS)
+	$(call says,the tests) $(call link,$(CXX) -pthread $^)
 DOCUMENTS := README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
 QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[-a-z0-9]+) .*|\1|p' $(DOCUMENTS)))
 build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp common/testing/process.cpp)
-	@mkdir -p $(@D)
-	$(say)$(CXX) -pthread $^ -o $@
+	$(call says,$@) $(call link,$(CXX) -pthread $^)
 tests:
 	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh
-	@echo "building the steps$(if $(NVCC), for $(ARCH)) and the tests"
-	@+$(MAKE) $(JOBS) --no-print-directory QUIET=1 every-step build/host/bin/tests build/host/bin/docs \
+	@echo "building the steps for $(built_for), and the tests"
+	@+$(MAKE) all build/host/bin/tests build/host/bin/docs \
 		build/host/bin/exercises build/host/common/program/no_gpu.o build/host/bin/libattention.so build/host/bin/client
 test: tests ; @CXX="$(CXX)" build/host/bin/tests $(TESTS)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
-	$(say)$(NVCC) -Xcompiler -pthread $^ -o $@
+	$(call says,$@) $(call link,$(NVCC) -Xcompiler -pthread $^)
 # What racecheck can follow of steps 38 and 39.
-FOLLOWED := $(filter %-each-arrives,$(filter-out $(addsuffix -%,$(LEFT_OUT)),$(VARIANTS)))
+FOLLOWED := $(filter %-each-arrives,$(filter-out $(EMULATED_VARIANTS),$(VARIANTS)))
 check-gpu: $(call on_gpu,tests $(BUILD)/bin/any-problem $(FOLLOWED))
 	@ANY_PROBLEM=$(BUILD)/bin/any-problem $(call measure,check-gpu.sh) build/host/bin/tests $(NUMBERS)
 check-deadlock: ; @$(call measure,deadlock.sh)
@@ -186,21 +209,19 @@ bench bench-models: $(call on_gpu,$(filter-out step-3%,$(PROGRAMS))) ; @$(call m
 bench-hopper: $(call on_gpu,$(filter step-15 step-3%,$(PROGRAMS))) ; @$(call measure,$@.sh) $(filter 15-% 3%,$(GPU_STEPS))
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
-counters: every-step
+counters: all
 	$(if $(SHAPES),,$(if $(filter-out $(STEPS),$(ALL)),$(error STEPS needs SHAPES="OPTIONS; OPTIONS" here)))
 	@SHAPES="$(SHAPES)" $(call measure,counters.sh) $(STEPS)
 $(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
-	@mkdir -p $(@D)
-	$(say)$(NVCC) $^ -o $@
+	$(call says,$@) $(call link,$(NVCC) $^)
 ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceilings)) ; @$(call measure,ceilings.sh)
 $(BUILD)/bin/racecheck: $(BUILD)/steps/38-causal/racecheck.o
-	@mkdir -p $(@D)
-	$(say)$(NVCC) $^ -o $@
+	$(call says,$@) $(call link,$(NVCC) $^)
 racecheck: $(if $(filter racecheck,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/racecheck)) ; @$(call measure,racecheck.sh)
 power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS))) ; @$(call measure,power.sh) $(GPU_STEPS)
 regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE ; @$(call measure,sass.sh) $*
-bench-emulator: every-step ; @common/measure/bench-emulator.sh $(NUMBERS)
+bench-emulator: all ; @common/measure/bench-emulator.sh $(NUMBERS)
 #? Write
 #?   make docs                   the measured numbers into README.md and the chapters
 #?   make plot                   the figures from plots/results; your own GPU's into build/plots

@@ -251,7 +251,7 @@ void multiply_e4m3(const float *A, const float *B, int columns, float *D) {
         std::memcpy(d, &sum, sizeof sum);
         continue;
       }
-      Ints largest;
+      Ints largest{};
       for (int i = 0; i < kWidth; i++) largest[i] = std::max(exponent_of(sum[i]), -100);
       for (int term = 0; term < kTerms; term++) {
         Ints exponent;

@@ -9,11 +9,10 @@
 EXERCISES := $(call sources,common/exercises,%/main.cpp %/watch.cpp)
 # Behind the bar: what the reader's programs are linked with.
 build/host/bin/exercises: $(call objects,$(EXERCISES) common/exercises/main.cpp common/pages/values.cpp \
-		common/program/ladder.cpp common/testing/compiler.cpp common/testing/edits.cpp common/testing/process.cpp) | $(call objects,$(EMULATOR) $(INTERFACE) \
-		common/program/program.cpp common/program/no_gpu.cpp common/exercises/watch.cpp)
-	@mkdir -p $(@D)
-	$(say)$(CXX) -pthread $^ -o $@
-exercises: ; @+$(MAKE) $(JOBS) --no-print-directory QUIET=1 build/host/bin/exercises
+		common/program/ladder.cpp common/testing/compiler.cpp common/testing/edits.cpp common/testing/process.cpp) \
+		| $(EMULATOR_ALONE) build/host/common/exercises/watch.o
+	$(call says,$@) $(call link,$(CXX) -pthread $^)
+exercises: build/host/bin/exercises
 judge = @CXX="$(CXX)" WATCH="$(WATCH)" build/host/bin/exercises $@
 # A rule each: pattern rules of several targets are done once for all of them.
 try-%: exercises ; $(judge)

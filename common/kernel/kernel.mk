@@ -15,13 +15,12 @@ by_line = '\#define $(1) "$(2)"'
 # the next to include it gets another header of the same name.
 PRECOMPILED := build/host/precompiled/common/kernel/kernel.h.gch
 $(PRECOMPILED): common/kernel/kernel.h build/host/flags
-	@mkdir -p $(@D)
-	$(say)echo '#include_next <$<>' >$(@:.gch=) && $(subst -O2,-O1,$(HOST)) -w -x c++-header $< -o $@
+	$(call says,$<) echo '#include_next <$<>' >$(@:.gch=).$$$$ && mv $(@:.gch=).$$$$ $(@:.gch=) && \
+		$(call compile,$(subst -O2,-O1,$(HOST)) -w -x c++-header $<)
 build/host/%/attention.o: %/attention.cu $(PRECOMPILED)
-	@mkdir -p $(@D)
-	$(say)printf '%s\n' '#include <common/kernel/kernel.h>' $(call macros,by_line) '#include "$<"' | \
-		$(subst -O2,-O1,$(HOST:-I.=-Ibuild/host/precompiled -I.)) -MF $(@:.o=.d) -MT $@ -x c++ -c - -o $@
+	$(call says,$*) $(call compile,printf '%s\n' '#include <common/kernel/kernel.h>' $(call macros,by_line) \
+		'#include "$<"' | $(subst -O2,-O1,$(HOST:-I.=-Ibuild/host/precompiled -I.)) -x c++ -c -)
 $(BUILD)/%/attention.o: %/attention.cu $(BUILD)/flags
-	@mkdir -p $(@D)
-	$(say)$(CUDA) $(call gencode,$(or $(call header,12),$(needs))) \
-		$(call macros,by_flag) -c $< -o $@
+	$(call says,$* for $(ARCH)) $(call compile,$(CUDA) \
+		$(call gencode,$(or $(call header,12),$(needs))) \
+		$(call macros,by_flag) -c $<)

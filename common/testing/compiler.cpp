@@ -48,15 +48,14 @@ fs::path link_common() {
   const fs::path all = kFolder / "common.o";
   fs::create_directories(kFolder);
   bool stale = !fs::exists(all);
+  const fs::path built = environment("HOST_OBJECTS", "build/host");
   std::string objects;
-  for (const char *folder : {"common/emulator", "common/program", "reference"})
-    for (const auto &entry :
-         fs::directory_iterator(fs::path(environment("HOST_OBJECTS", "build/host")) / folder))
-      if (const std::string object = entry.path();
-          object.ends_with(".o") && !object.ends_with("_test.o")) {
-        objects += " " + shell_word(object);
-        stale = stale || older(all, entry.path());
-      }
+  for (const char *name : {"common/emulator/all", "common/emulator/device", "common/program/all",
+                           "common/program/program", "common/program/no_gpu", "reference/all"}) {
+    const fs::path object = built / (name + std::string(".o"));
+    objects += " " + shell_word(object);
+    stale = stale || older(all, object);
+  }
   if (!stale) return all;
   const std::string line =
       environment("CXX", "g++") + " -r -nostdlib -Wl,-S -o " + all.string() + objects;

@@ -6,9 +6,9 @@ TEST_FLAGS := -O0 -g0 -DDOCTEST_CONFIG_SUPER_FAST_ASSERTS
 # These test what becomes of a kernel that is optimised.
 OPTIMISED_TESTS := $(addprefix build/host/common/emulator/,counters_test.o emulator_test.o)
 $(TEST_HEADER).gch: build/host/flags common/testing/tests.mk
-	@mkdir -p $(@D)
-	$(say)printf '#include <%s>\n' doctest/doctest.h algorithm filesystem fstream functional map set sstream \
-		string vector >$(TEST_HEADER) && $(HOST) $(TEST_FLAGS) -w -x c++-header $(TEST_HEADER) -o $@
+	$(call says,$(TEST_HEADER)) printf '#include <%s>\n' doctest/doctest.h algorithm filesystem fstream functional \
+		map set sstream string vector >$(TEST_HEADER).$$$$ && mv $(TEST_HEADER).$$$$ $(TEST_HEADER) && \
+		$(call compile,$(HOST) $(TEST_FLAGS) -w -x c++-header $(TEST_HEADER))
 build/host/%_test.o: %_test.cpp build/host/flags $(TEST_HEADER).gch | build/host/ladder.inc
-	@mkdir -p $(@D)
-	$(say)$(HOST) $(TEST_FLAGS) $(if $(filter $(OPTIMISED_TESTS),$@),-O1,-include $(TEST_HEADER)) -c $< -o $@
+	$(call says,$<) $(call compile,$(HOST) $(TEST_FLAGS) \
+		$(if $(filter $(OPTIMISED_TESTS),$@),-O1,-include $(TEST_HEADER)) -c $<)

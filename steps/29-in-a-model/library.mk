@@ -7,20 +7,16 @@ MAP = --version-script=$(LIBRARY)/exports.map
 of_library = $(addprefix $(1)/$(LIBRARY)/,attention.o library.o)
 $(call of_library,build/host) build/host/$(LIBRARY)/check.o: private HOST += -g0
 build/host/%.o: %.cu build/host/flags
-	@mkdir -p $(@D)
-	$(say)$(HOST) -x c++ -c $< -o $@
+	$(call says,$<) $(call compile,$(HOST) -x c++ -c $<)
 build/host/bin/libattention.so: $(call of_library,build/host) build/host/$(LIBRARY)/check.o \
-		$(call objects,$(filter-out %/device.cpp,$(call sources,common/emulator)))
-	@mkdir -p $(@D)
-	$(say)$(CXX) -shared -pthread -Wl,$(MAP) $^ -o $@
+		$(EMULATOR)
+	$(call says,libattention.so for the emulator) $(call link,$(CXX) -shared -pthread -Wl$(comma)$(MAP) $^)
 $(BUILD)/bin/libattention.so: $(call of_library,$(BUILD)) build/host/$(LIBRARY)/check.o
-	@mkdir -p $(@D)
-	$(say)$(NVCC) -shared -Xlinker $(MAP) $^ -o $@
-libattention.so: $(if $(filter step-29,$(LEFT_OUT)),step-29,$(if $(NVCC),$(BUILD),build/host)/bin/libattention.so)
+	$(call says,libattention.so for $(ARCH)) $(call link,$(NVCC) -shared -Xlinker $(MAP) $^)
+libattention.so: $(if $(FOR_GPU),$(if $(filter step-29,$(EMULATED)),build/host,$(BUILD)),build/host)/bin/libattention.so
 	@ln -sf $< $@
-build/host/bin/client: $(call objects,$(LIBRARY)/client.cpp $(call sources,reference))
-	@mkdir -p $(@D)
-	$(say)$(CXX) -pthread $^ -ldl -o $@
+build/host/bin/client: $(call objects,$(LIBRARY)/client.cpp) $(REFERENCE)
+	$(call says,$@) $(call link,$(CXX) -pthread $^ -ldl)
 client: build/host/bin/client libattention.so
 	@ln -sf $< $@
 check-torch: $(call on_gpu,libattention.so)
