@@ -55,6 +55,30 @@ variants = $(patsubst steps/$(1)/variants/%.patch,step-$(call number,$(1))-%,$(w
 TRIES := $(foreach f,$(wildcard try/*/*.cu),step-$(subst /,-try-,$(f:try/%.cu=%)))
 VARIANTS := $(foreach s,$(STEPS),$(call variants,$(s))) $(TRIES)
 
+# --- what cannot be made: one line says so, before anything is built --------------------------------
+goals = $(filter $(1),$(MAKECMDGOALS))
+refuse = $(error make $(1): $(2))
+digits := 0 1 2 3 4 5 6 7 8 9
+of_a_step := $(call goals,step-% diff-% variants-% sass-% try-% answer-% $(foreach d,$(digits),check-$(d)%))
+$(foreach g,$(of_a_step),$(if $(filter $(word 2,$(subst -, ,$(g))),$(NUMBERS)),,\
+	$(call refuse,$(g),there is no step $(word 2,$(subst -, ,$(g))). The steps are $(NUMBERS))))
+variants_of = $(patsubst step-$(1)-%,%,$(filter step-$(1)-%,$(VARIANTS)))
+$(foreach g,$(filter-out $(NUMBERS:%=step-%) $(VARIANTS),$(call goals,step-%)),$(call refuse,$(g),step \
+	$(word 2,$(subst -, ,$(g))) has no such variant$(if $(findstring -try-,$(g)), in try/). It has: \
+	$(or $(call variants_of,$(word 2,$(subst -, ,$(g)))),none)))
+$(foreach g,$(call goals,variants-%),$(if $(call variants_of,$(g:variants-%=%)),,\
+	$(call refuse,$(g),step $(g:variants-%=%) has no variants)))
+on_a_gpu := $(call goals,check-gpu check-deadlock bench bench-models bench-hopper ceilings power racecheck)
+$(if $(GPU),,$(foreach g,$(on_a_gpu),$(call refuse,$(g),there is no GPU here (nvidia-smi finds none))))
+$(if $(NVCC),,$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),\
+	$(call refuse,$(g),nvcc is not on the PATH; NVCC=/path/to/nvcc says where it is)))
+# $(1) are goals that need $(2), which $(3) finds.
+needs = $(foreach g,$(call goals,$(1)),$(if $(shell $(3) 2>&1 || echo no),$(call refuse,$(g),it needs $(2))))
+$(call needs,diff-% variants-% $(filter-out $(TRIES),$(VARIANTS)),git: sudo apt-get install git,\
+	git --version >/dev/null)
+$(call needs,format,clang-format: sudo apt-get install clang-format,clang-format --version >/dev/null)
+$(call needs,plot,matplotlib: sudo apt-get install python3-matplotlib,$(PYTHON) -c "import matplotlib")
+
 #? Build and run
 #?   make step-02 && ./step-02   one step; ./step-02 --help
 #?   make step-15-padded         a variant of a step: steps/15-early-k/variants/padded.patch
@@ -87,7 +111,8 @@ gencode = $(foreach a,$(1),-gencode \
 	arch=$(a:sm_%=compute_%),code=$(if $(filter %a,$(a)),$(a),[$(a:sm_%=compute_%)$(comma)$(a)]))
 # A recipe is: what it says, then $(call compile,COMMAND) or $(call link,COMMAND), in one line of the shell. They
 # write beside the target and move it: neither an interrupt nor another make leaves half of a file.
-says = $(if $(V),,@$(if $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,echo "  $(1)" &&)) mkdir -p $(@D) &&
+silent = $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
+says = $(if $(V),,@$(if $(silent),,echo "  $(1)" &&)) mkdir -p $(@D) &&
 link = $(1) -o $@.$$$$ && mv $@.$$$$ $@ || { rm -f $@.$$$$*; exit 1; }
 compile = $(call link,$(1) -MMD -MP -MF $@.$$$$.d -MT $@) && mv $@.$$$$.d $@.d
 sources = $(filter-out %_test.cpp $(2),$(wildcard $(1)/*.cpp))
@@ -101,7 +126,8 @@ OPTIONS := build/host/common/program/all.o
 # What a step's object is linked with, for the emulator alone and for a GPU as well.
 EMULATOR_ALONE := $(EMULATOR) $(REFERENCE) $(OPTIONS) \
 	$(call objects,common/emulator/device.cpp common/program/program.cpp common/program/no_gpu.cpp)
-PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(filter-out %/no_gpu.o,$(EMULATOR_ALONE)),$(EMULATOR_ALONE))
+PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o \
+	$(filter-out %/no_gpu.o,$(EMULATOR_ALONE)),$(EMULATOR_ALONE))
 .DELETE_ON_ERROR:
 .SECONDARY:
 .SECONDEXPANSION:
@@ -166,8 +192,8 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/29-in-a-model/libr
 #?   make check-docs             fail if a number, a table or a quote of a page is stale
 #?   make check-torch            the library over FlashAttention's test shapes, beside PyTorch
 #?   make truth                  the emulator's counts against ncu's
-build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp steps/*/*_test.cpp \
-		common/testing/*.cpp) $(PAGES) $(EXERCISES)) $(EMULATOR) $(REFERENCE) $(OPTIONS)
+build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp \
+		steps/*/*_test.cpp common/testing/*.cpp) $(PAGES) $(EXERCISES)) $(EMULATOR) $(REFERENCE) $(OPTIONS)
 	$(call says,the tests) $(call link,$(CXX) -pthread $^)
 DOCUMENTS := README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
 QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[-a-z0-9]+) .*|\1|p' $(DOCUMENTS)))
@@ -203,10 +229,14 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 #?   make regs                   registers, shared memory, occupancy and spills of every kernel
 #?   make sass-15                the machine code of step 15, and the instructions of its loops
 #?   make bench-emulator         time the emulator, checking only and counting
-measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" PYTHON="$(PYTHON)" BUILD="$(BUILD)" common/measure/$(1)
+# (A make in a script has no part in this make's jobs, and builds for a GPU only where this one does.)
+measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR_GPU)" PYTHON="$(PYTHON)" \
+	BUILD="$(BUILD)" MAKEFLAGS="$(filter-out -j% --jobserver%,$(MAKEFLAGS))" common/measure/$(1)
 # Part IV, the steps from 30 on, has results of its own, which begin at step 15.
-bench bench-models: $(call on_gpu,$(filter-out step-3%,$(PROGRAMS))) ; @$(call measure,$@.sh) $(filter-out 3%,$(GPU_STEPS))
-bench-hopper: $(call on_gpu,$(filter step-15 step-3%,$(PROGRAMS))) ; @$(call measure,$@.sh) $(filter 15-% 3%,$(GPU_STEPS))
+bench bench-models: $(call on_gpu,$(filter-out step-3%,$(PROGRAMS)))
+	@$(call measure,$@.sh) $(filter-out 3%,$(GPU_STEPS))
+bench-hopper: $(call on_gpu,$(filter step-15 step-3%,$(PROGRAMS)))
+	@$(call measure,$@.sh) $(filter 15-% 3%,$(GPU_STEPS))
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
 counters: all
@@ -217,12 +247,16 @@ $(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
 ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceilings)) ; @$(call measure,ceilings.sh)
 $(BUILD)/bin/racecheck: $(BUILD)/steps/38-causal/racecheck.o
 	$(call says,$@) $(call link,$(NVCC) $^)
-racecheck: $(if $(filter racecheck,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/racecheck)) ; @$(call measure,racecheck.sh)
-power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS))) ; @$(call measure,power.sh) $(GPU_STEPS)
+racecheck: $(if $(filter racecheck,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/racecheck))
+	@$(call measure,racecheck.sh)
+power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS)))
+	@$(call measure,power.sh) $(GPU_STEPS)
 regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE ; @$(call measure,sass.sh) $*
 bench-emulator: all ; @common/measure/bench-emulator.sh $(NUMBERS)
+
 #? Write
+#?   make compile_commands.json  for clangd: an editor that completes and checks as you type
 #?   make docs                   the measured numbers into README.md and the chapters
 #?   make plot                   the figures from plots/results; your own GPU's into build/plots
 #?   make format                 clang-format all sources
@@ -232,5 +266,17 @@ bench-emulator: all ; @common/measure/bench-emulator.sh $(NUMBERS)
 #?   CXX=clang++                 the host's compiler: g++, or clang 16 or later
 docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs $(DOCUMENTS)
 plot: ; @GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
+# As the emulator's build compiles them, but for flags that clang does not know. clangd reads a header as the
+# source beside it that it finds first.
+as_clang = "clang++", "-std=c++20", "-Wall", "-Wextra", "-Wshadow", "-Wno-unknown-pragmas", "-I.", "-Ibuild/host", \
+	"-include", "common/emulator/clangd.h", "-x", "c++"
+by_json = , "-D$(1)=\"$(2)\""
+entry = {"directory": "$(CURDIR)", "file": "$(1)", "arguments": [$(as_clang)$(2), "$(1)"]}
+compile_commands.json: build/host/ladder.inc FORCE
+	$(file >$@,[)$(foreach s,$(wildcard common/*/*.cpp reference/*.cpp steps/*.cpp steps/*/*.cpp),$(file >>$@,$(call entry,$(s))$(comma)))\
+	$(foreach s,$(STEPS),$(file >>$@,$(call entry,steps/$(s)/attention.cu,$(call by_json,STEP_NAME,$(s))$(call \
+		by_json,STEP_NEEDS,$(call needs_of,$(s)))$(call by_json,STEP_TAKES,))$(comma)))\
+	$(file >>$@,$(call entry,common/kernel/kernel.h)])
+	@echo "written: $@"
 format: ; clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 diff-%: FORCE ; @common/measure/diff.sh $*

@@ -1,18 +1,7 @@
 #!/bin/sh
 # make plot: redraws the figures from plots/results, and those of this machine's own GPU into
-# build/plots. matplotlib is the system's, or comes into a virtual environment of our own.
-mkdir -p build
+# build/plots.
 python=${PYTHON:-python3}
-$python -c 'import matplotlib' 2>/dev/null || {
-  python=build/venv/bin/python
-  [ -x $python ] || echo "installing matplotlib into build/venv"
-  [ -x $python ] || { ${PYTHON:-python3} -m venv build/venv && build/venv/bin/pip install -q matplotlib; } \
-    >build/venv.log 2>&1 || {
-    rm -rf build/venv
-    echo "matplotlib is missing: install it with 'apt-get install python3-matplotlib'" >&2
-    exit 1
-  }
-}
 for file in plots/*.py; do
   [ "$file" = plots/style.py ] || $python "$file" || exit 1
 done

@@ -19,7 +19,8 @@ namespace emulator {
 using Where = std::source_location;
 
 struct Dim3 {
-  unsigned x = 1, y = 1, z = 1;
+  unsigned x, y, z;
+  constexpr Dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
 /// The place in its grid of the block that starts after so many others.

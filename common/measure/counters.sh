@@ -151,7 +151,7 @@ mv build/counted.csv "$results/emulator-counters.csv"
 # What each block does, for the picture of the causal step's schedule.
 rm -f build/blocks.csv
 if [ -e step-20 ]; then
-  make -s step-20-in-order
+  build step-20-in-order
   for program in step-20-in-order step-20; do
     ./$program --device cpu --causal --heads 3 --seqlen 2048 --head-dim 64 --blocks-csv build/blocks.csv \
       >/dev/null

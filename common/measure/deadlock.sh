@@ -21,7 +21,7 @@ deadlock() {
   mkdir -p "$copy" || return 1
   awk -v text="$2" -v other="$3" 'at = index($0, text) {
     $0 = substr($0, 1, at - 1) other substr($0, at + length(text)) } { print }' "$source" >"$copy/attention.cu" || return 1
-  make --no-print-directory QUIET=1 NVCC="$NVCC" ARCH=sm_90a "$program" >"$log.make" 2>&1 ||
+  make --no-print-directory NVCC="$NVCC" ARCH=sm_90a "$program" >"$log.make" 2>&1 ||
     { cat "$log.make"; return 1; }
   local status=0 begin=$SECONDS
   timeout --kill-after=5 $seconds "$program" --device gpu --check-only $shape >"$log.out" 2>"$log.err" </dev/null ||

@@ -15,6 +15,9 @@ need_nvcc() {
   [ -n "$NVCC" ] || { echo "$command: nvcc is not on the PATH" >&2; exit 3; }
 }
 
+# build TARGET...: for a GPU only where the make that runs this script builds for one.
+build() { make -s $([ -n "${FOR_GPU-}" ] || echo NVCC=) "$@"; }
+
 # describe NN KEY: what ./step-NN --describe says after this key.
 describe() { ./step-"$1" --describe | sed -n "s/^$2 //p"; }
 

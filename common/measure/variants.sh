@@ -9,7 +9,7 @@ shift
 [ $# -gt 0 ] || { echo "make variants-$n: step $n has no variants: steps/$n-*/variants/NAME.patch" >&2; exit 2; }
 # The step that this one builds on comes along: a variant may go half of the way.
 before=$(header "$n" before)
-[ -z "$before" ] || make -s "step-$before"
+[ -z "$before" ] || build "step-$before"
 programs=(${before:+"./step-$before"} "./step-$n" "${@/#/./step-$n-}")
 device=gpu
 [ -n "$GPU" ] && [ -n "$NVCC" ] || device=cpu

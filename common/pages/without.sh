@@ -11,5 +11,5 @@ name=without-$(echo "$text" | cksum | cut -d' ' -f1)  # of its own: the pages' a
 copy=build/variants/$step/$name program=build/cpu/bin/step-$number-$name
 mkdir -p "$copy"
 grep -vF -- "$text" "steps/$step/attention.cu" >"$copy/attention.cu"
-make -s --no-print-directory NVCC= QUIET=1 "$program" >"$copy/make.log" 2>&1 || { tail -3 "$copy/make.log"; exit 2; }
+make -s --no-print-directory NVCC= "$program" >"$copy/make.log" 2>&1 || { tail -3 "$copy/make.log"; exit 2; }
 "$program" --device cpu "$@"
