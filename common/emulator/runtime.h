@@ -20,7 +20,8 @@ using Where = std::source_location;
 
 struct Dim3 {
   unsigned x, y, z;
-  constexpr Dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  constexpr Dim3(unsigned of_x = 1, unsigned of_y = 1, unsigned of_z = 1)
+      : x(of_x), y(of_y), z(of_z) {}
 };
 
 /// The place in its grid of the block that starts after so many others.
