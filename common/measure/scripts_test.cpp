@@ -341,10 +341,48 @@ TEST_CASE("scripts: what is not there is refused in one line") {
   CHECK(refusal("truth.sh no-such-gpu.csv").starts_with("make truth: no-such-gpu.csv: "));
 }
 
+/// As a reader types it, not as a part of the make that runs the tests.
+Finished make(const std::string &arguments) {
+  return run_command("env -u MAKEFLAGS -u MAKELEVEL make " + arguments);
+}
+
+TEST_CASE("make: what a target lacks is said in one line, before anything is built") {
+  const auto refusal = [](const std::string &arguments) {
+    const Finished finished = make(arguments);
+    CHECK(finished.status == 2);
+    CHECK(finished.out == "");
+    CHECK(lines_of(finished.err).size() == 1);
+    return finished.err;
+  };
+  const auto refuses = [&](const std::string &arguments, const std::string &words) {
+    const std::string said = refusal(arguments);
+    CHECK_MESSAGE(said.find(words) != std::string::npos, said);
+  };
+  for (const std::string target : {"step-99", "try-99", "check-99", "answer-99-1", "diff-99",
+                                   "variants-99", "sass-99", "step-99-padded"})
+    refuses(target, "make " + target + ": there is no step 99. The steps are 00 01 02");
+  refuses("step-16-nothing", "make step-16-nothing: step 16 has no such variant. It has: ");
+  refuses("variants-02", "make variants-02: step 02 has no variants");
+  for (const std::string target : {"bench", "bench-models", "bench-hopper", "ceilings", "power",
+                                   "check-gpu", "check-deadlock", "racecheck"})
+    refuses("GPU= " + target, "make " + target + ": there is no GPU here");
+  for (const std::string target : {"bench", "check-gpu", "regs", "sass-16"})
+    refuses("GPU=x NVCC= " + target, "make " + target + ": nvcc is not on the PATH");
+  refuses("PYTHON=no-python plot", "make plot: it needs matplotlib");
+}
+
+TEST_CASE("make: a compiler that is not there, or refuses its flags, makes no object old") {
+  const fs::path flags = "build/host/flags";
+  const auto before = fs::last_write_time(flags);
+  for (const std::string typo : {"CXX=no-such-compiler", "CXXFLAGS=-Obad"}) {
+    CHECK(make(typo + " " + flags.string()).status == 2);
+    CHECK(fs::last_write_time(flags) == before);
+  }
+}
+
 TEST_CASE("make: an ARCH that is none is refused in one line") {
   const auto dry_run = [](const std::string &arch) {
-    return run_command("env -u MAKEFLAGS -u MAKELEVEL make --dry-run help ARCH=" +
-                       shell_word(arch));
+    return make("--dry-run help ARCH=" + shell_word(arch));
   };
   for (const std::string arch : {"bogus", "80", "sm_", "sm_80,sm_90", "sm_90x", "sm_80 bogus"}) {
     const Finished finished = dry_run(arch);
