@@ -203,7 +203,7 @@ std::string source_of(const Exercise &exercise, const Change &change) {
   std::string of = "step";
   if (change.keyword == "answer" && change.fields[0].empty()) of = "start";
   if (change.keyword == "wrong") of = change.fields.size() > 2 ? change.fields[2] : "answer";
-  return apply(source_of(exercise, of), change.edits);
+  return edited(source_of(exercise, of), change.edits);
 }
 
 std::string source_of(const Exercise &exercise, const std::string &keyword,

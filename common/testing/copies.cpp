@@ -1,17 +1,14 @@
 #include "common/testing/copies.h"
 
-#include <doctest/doctest.h>
-
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
-#include <mutex>
 #include <set>
 #include <stdexcept>
 
 #include "common/program/ladder.h"
 #include "common/testing/compiler.h"
-#include "reference/parallel.h"
 
 namespace fs = std::filesystem;
 
@@ -62,7 +59,10 @@ std::string unit_of(const std::vector<Copy *> &copies, const fs::path &folder) {
     all += "}\n";
     choice += "  if (program.ends_with(\"/" + copy->name + "\")) return " + place + "::cpu_step;\n";
   }
-  return includes + all +
+  return includes +
+         "static const int mutant = std::getenv(\"MUTANT\") ? std::atoi(std::getenv(\"MUTANT\")) : "
+         "-1;\n" +
+         all +
          "extern const Step cpu_step;\nconst Step cpu_step = [] {\n"
          "  const std::string program = program_invocation_name;\n" +
          choice + "  throw program;\n}();\n";
@@ -160,18 +160,64 @@ void compile_copies(const fs::path &folder, std::vector<Copy> &copies, const std
   do_all(jobs);
 }
 
-void do_all(std::vector<Job> &jobs) {
-  std::size_t done = 0;
-  std::mutex printing;
-  parallel_for(jobs.size(), [&](std::size_t i) {
-    try {
-      jobs[i].failure = jobs[i].work();
-    } catch (const std::exception &error) {
-      jobs[i].failure = error.what();
+namespace {
+
+/// Compiles a program of the changes that one can hold; `holds` says which these are.
+Copy compile_woven(const fs::path &folder, const Mutants &mutants, std::vector<bool> &holds) {
+  std::vector<bool> leave_out(mutants.changes.size());
+  for (bool fewer = true;;) {
+    const Woven woven = weave(mutants.source, mutants.changes, leave_out);
+    Copy copy = {mutants.step, mutants.name, woven.source};
+    compile_together(folder, {&copy}, "");
+    holds.clear();
+    for (const auto &[first, last] : woven.lines) holds.push_back(first > 0);
+    if (!copy.command.empty() || !fewer) return copy;
+    // Without those in whose lines there is an error.
+    fewer = false;
+    const std::string place = (folder / copy.name).string() + ".cu:";
+    for (const std::string &line : lines_of(copy.complaint)) {
+      if (!line.starts_with(place)) continue;
+      const std::size_t at = std::strtoul(line.c_str() + place.size(), nullptr, 10);
+      for (std::size_t i = 0; i < holds.size(); i++)
+        if (holds[i] && woven.lines[i].first <= at && at <= woven.lines[i].second)
+          leave_out[i] = fewer = true;
     }
-    const std::lock_guard lock(printing);
-    if (++done % 20 == 0 || done == jobs.size())
-      std::printf("  %zu of %zu\n", done, jobs.size()), std::fflush(stdout);
-  });
-  for (const Job &job : jobs) CHECK_MESSAGE(job.failure.empty(), job.name, ": ", job.failure);
+    if (!fewer) leave_out.assign(leave_out.size(), true);
+  }
+}
+
+}  // namespace
+
+void compile_mutants(const fs::path &folder, std::vector<Mutants> &all) {
+  fs::create_directories(folder);
+  std::vector<std::vector<bool>> holds(all.size());
+  std::vector<Job> jobs;
+  for (std::size_t i = 0; i < all.size(); i++)
+    jobs.push_back({all[i].step,
+                    [&, i] {
+                      Mutants &mutants = all[i];
+                      const Copy copy = compile_woven(folder, mutants, holds[i]);
+                      mutants.unchanged = copy.command;
+                      for (std::size_t k = 0; k < holds[i].size(); k++)
+                        mutants.commands.push_back(
+                            holds[i][k] ? "MUTANT=" + std::to_string(k) + " " + copy.command : "");
+                      return copy.complaint;
+                    },
+                    ""});
+  do_all(jobs);
+  std::vector<Copy> copies;
+  std::vector<std::pair<std::size_t, std::size_t>> of;  // which each is
+  for (std::size_t i = 0; i < all.size(); i++)
+    for (std::size_t k = 0; k < holds[i].size(); k++)
+      if (!holds[i][k]) {
+        copies.push_back({all[i].step, all[i].name + "-" + std::to_string(k),
+                          edited(all[i].source, all[i].changes[k])});
+        of.push_back({i, k});
+      }
+  compile_copies(folder, copies);
+  for (std::size_t c = 0; c < copies.size(); c++) {
+    Mutants &mutants = all[of[c].first];
+    mutants.commands[of[c].second] = copies[c].command;
+    if (mutants.complaint.empty()) mutants.complaint = copies[c].complaint;
+  }
 }

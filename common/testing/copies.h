@@ -3,10 +3,11 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "common/testing/jobs.h"
+#include "common/testing/mutants.h"
 #include "common/testing/process.h"
 
 /// A step's file with a change.
@@ -29,13 +30,17 @@ std::string only_for(const std::string &options, std::string source);
 void compile_copies(const std::filesystem::path &folder, std::vector<Copy> &copies,
                     const std::string &with = "");
 
-/// Work of a test that takes a while, most often a copy to run.
-struct Job {
-  std::string name;
-  std::function<std::string()> work;  // gives what was wrong, or nothing
-  std::string failure;
+/// A step's source and many changes of it, each to be run alone.
+struct Mutants {
+  std::string step, name, source;  // as of a Copy
+  Changes changes;
+
+  std::string unchanged = "";  // starts the source as it is
+  std::vector<std::string> commands =
+      {};                      // by change, starts the source with it; empty: no compiler took it
+  std::string complaint = "";  // what the compiler said of the first that it did not take
 };
 
-/// Does all jobs, as many at a time as there are cores, demands that none fails, and says how far it
-/// is.
-void do_all(std::vector<Job> &jobs);
+/// Compiles each for the emulator into one program, which makes the change with the number MUTANT. A change that
+/// no `if` can make, of a constant for instance, gets a copy of its own.
+void compile_mutants(const std::filesystem::path &folder, std::vector<Mutants> &all);

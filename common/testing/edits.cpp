@@ -115,8 +115,11 @@ std::vector<Replacement> locate(const std::string &source, const std::vector<Edi
   return parts;
 }
 
-std::string apply(std::string source, const std::vector<Edit> &edits) {
-  const std::vector<Replacement> parts = locate(source, edits);
+std::string edited(std::string source, const std::vector<Edit> &edits) {
+  return edited(source, locate(source, edits));
+}
+
+std::string edited(std::string source, const std::vector<Replacement> &parts) {
   for (auto part = parts.rbegin(); part != parts.rend(); ++part)
     source.replace(part->at, part->size, part->text);
   return source;

@@ -44,5 +44,6 @@ struct Replacement {
 /// place if its text is not in the source, or more than once, or if two edits overlap.
 std::vector<Replacement> locate(const std::string &source, const std::vector<Edit> &edits);
 
-/// Returns the source with all edits made.
-std::string apply(std::string source, const std::vector<Edit> &edits);
+/// Returns the source with all edits, or all replacements, made.
+std::string edited(std::string source, const std::vector<Edit> &edits);
+std::string edited(std::string source, const std::vector<Replacement> &parts);

@@ -48,11 +48,24 @@ std::string environment(const char *name, const char *otherwise) {
   return value ? value : otherwise;
 }
 
+namespace {
+std::string used_seed;
+}
+
 std::uint64_t tests_seed() {
-  static const std::uint64_t seed =
-      std::stoull(environment("TESTS_SEED", std::to_string(std::random_device()()).c_str()));
-  std::printf("TESTS_SEED=%llu draws the same again\n", static_cast<unsigned long long>(seed));
-  return seed;
+  if (used_seed.empty()) {
+    used_seed = environment("TESTS_SEED", std::to_string(std::random_device()()).c_str());
+    std::printf("TESTS_SEED=%s draws the same again\n", used_seed.c_str());
+  }
+  return std::stoull(used_seed);
+}
+
+std::string seed_in_use() {
+  return used_seed;
+}
+
+bool some_are_enough() {
+  return environment("TESTS_SOME", "") != "";
 }
 
 std::string read_text(const std::filesystem::path &file) {

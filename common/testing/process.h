@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "reference/random.h"
+
 /// What a command left behind.
 struct Finished {
   int status;  // its exit status; 128 + n if signal n ended it
@@ -20,6 +22,20 @@ std::string environment(const char *name, const char *otherwise);
 
 /// The seed of what tests draw: TESTS_SEED, or another each time. It is printed.
 std::uint64_t tests_seed();
+
+/// The seed if a test has asked for it, or nothing.
+std::string seed_in_use();
+
+/// Whether `make test` wants a draw of the many alike, not all: TESTS_SOME is set.
+bool some_are_enough();
+
+/// Keeps as many items as `most`, drawn by the seed, where some are enough.
+template <class Items>
+void draw(Items &items, std::size_t most) {
+  if (!some_are_enough()) return;
+  for (std::uint64_t state = tests_seed(); items.size() > most;)
+    items.erase(items.begin() + static_cast<std::ptrdiff_t>(next_random(state) % items.size()));
+}
 
 /// A word as the shell takes it, whatever it holds.
 std::string shell_word(const std::string &word);

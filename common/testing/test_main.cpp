@@ -3,6 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <cstdio>
+#include <string>
+
+#include "common/testing/jobs.h"
 
 namespace {
 
@@ -16,15 +19,18 @@ struct Progress : doctest::IReporter {
   void test_run_start() override {}
   void test_run_end(const doctest::TestRunStats &stats) override { totals = stats; }
   void test_case_start(const doctest::TestCaseData &test) override {
+    begin_test(test.m_name);
     std::printf("%s\n", test.m_name);
     std::fflush(stdout);
   }
   void test_case_reenter(const doctest::TestCaseData &) override {}
   void test_case_end(const doctest::CurrentTestCaseStats &) override {}
-  void test_case_exception(const doctest::TestCaseException &) override {}
+  void test_case_exception(const doctest::TestCaseException &) override { print_failure(); }
   void subcase_start(const doctest::SubcaseSignature &) override {}
   void subcase_end() override {}
-  void log_assert(const doctest::AssertData &) override {}
+  void log_assert(const doctest::AssertData &assertion) override {
+    if (assertion.m_failed) print_failure();
+  }
   void log_message(const doctest::MessageData &) override {}
   void test_case_skipped(const doctest::TestCaseData &) override {}
 };
@@ -35,7 +41,14 @@ REGISTER_LISTENER("progress", 1, Progress);
 
 int main(int argc, char **argv) {
   doctest::Context context(argc, argv);
-  const int status = context.run();
+  for (int i = 1; i < argc; i++)  // words of a test's name
+    if (argv[i][0] != '-')
+      context.addFilter("test-case", ("*" + std::string(argv[i]) + "*").c_str());
+  int status = context.run();
+  if (!context.shouldExit() && totals.numTestCasesPassingFilters == 0) {
+    std::puts("no test has this name");
+    status = 1;
+  }
   if (!context.shouldExit())  // not for --help and its like, which run no test
     std::printf("%u passed, %u failed\n",
                 totals.numTestCasesPassingFilters - totals.numTestCasesFailed,
