@@ -117,7 +117,7 @@ link = $(1) -o $@.$$$$ && mv $@.$$$$ $@ || { rm -f $@.$$$$*; exit 1; }
 compile = $(call link,$(1) -MMD -MP -MF $@.$$$$.d -MT $@) && mv $@.$$$$.d $@.d
 sources = $(filter-out %_test.cpp $(2),$(wildcard $(1)/*.cpp))
 objects = $(patsubst %,build/host/%.o,$(basename $(1)))
-INTERFACE := $(call sources,common/program,%/program.cpp %/no_gpu.cpp)
+INTERFACE := $(call sources,common/program,%/program.cpp %/cpu_device.cpp %/no_gpu.cpp)
 PAGES := $(call sources,common/pages,%/main.cpp)
 # These folders are one object each: half of the time, because what they include is compiled once.
 EMULATOR := build/host/common/emulator/all.o
@@ -125,7 +125,7 @@ REFERENCE := build/host/reference/all.o
 OPTIONS := build/host/common/program/all.o
 # What a step's object is linked with, for the emulator alone and for a GPU as well.
 EMULATOR_ALONE := $(EMULATOR) $(REFERENCE) $(OPTIONS) \
-	$(call objects,common/emulator/device.cpp common/program/program.cpp common/program/no_gpu.cpp)
+	$(call objects,common/program/cpu_device.cpp common/program/program.cpp common/program/no_gpu.cpp)
 PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o \
 	$(filter-out %/no_gpu.o,$(EMULATOR_ALONE)),$(EMULATOR_ALONE))
 .DELETE_ON_ERROR:
@@ -153,7 +153,7 @@ build/variants/%/attention.cu: try/$$(call number,$$(*D))/$$(subst try-,,$$(*F))
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	$(call says,$<) $(call compile,$(if $(filter common/testing/% common/exercises/% common/pages/% steps/%,$<),\
 		$(HOST) -O0 -g0,$(QUICK)) -c $<)
-$(EMULATOR): $(call sources,common/emulator,%/device.cpp)
+$(EMULATOR): $(call sources,common/emulator)
 $(REFERENCE): $(call sources,reference)
 $(OPTIONS): $(INTERFACE)
 build/host/%/all.o: build/host/flags | build/host/ladder.inc

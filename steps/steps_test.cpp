@@ -210,7 +210,7 @@ bool gpu_is_missing() {
 /// Whether a run ended because the GPU is too old for the step or too small for the shape; says so. (Of
 /// what ARCH is too old for there is a program without a part for GPUs.)
 bool beyond_this_gpu(const Finished &finished) {
-  const bool beyond = contains(finished.err, "this step needs sm_") ||
+  const bool beyond = contains(finished.err, " GPU, and this one is sm_") ||
                       contains(finished.err, "no GPU (built without nvcc)") ||
                       contains(finished.err, "of shared memory per block") ||
                       contains(finished.err, "out of memory");

@@ -29,17 +29,16 @@ CsvFile::CsvFile(std::string option, std::string path, std::string header)
     : option_(std::move(option)), path_(std::move(path)), header_(std::move(header)) {
   if (!is_writable(path_))
     throw UsageError(option_ + " " + path_ +
-                     ": cannot be written; a file in a folder that exists "
-                     "and can be written to is allowed");
+                     ": cannot be written; must be a file in a folder that exists and can be "
+                     "written to");
   std::string first_line;
   std::ifstream file(path_);
   if (file.peek() == std::ifstream::traits_type::eof()) return;  // new or empty
   std::getline(file, first_line);
   if (first_line != header_)
     throw UsageError(option_ + " " + path_ +
-                     ": has another header; a new file or one that begins "
-                     "with '" +
-                     header_ + "' is allowed");
+                     ": has another header; must be a new file, or one that begins with '" +
+                     header_ + "'");
 }
 
 void CsvFile::append(const std::vector<std::string> &rows) const {

@@ -4,17 +4,24 @@
 #include <string>
 #include <vector>
 
-// The headers of what a step's program writes; --describe prints them.
-constexpr const char *kCsvHeader =
-    "step,device,batch,heads,seqlen,head_dim,options,operations,kv_bytes,median_ms,min_ms,tflops,"
-    "rms_error";
-constexpr const char *kProfileCsvHeader =
-    "step,source,batch,heads,seqlen,head_dim,options,line,counter,value";
-constexpr const char *kBlocksCsvHeader =
-    "step,batch,heads,seqlen,head_dim,options,launch,block,x,y,z,mma";
-constexpr const char *kEventsCsvHeader =
-    "step,batch,heads,seqlen,head_dim,options,launch,warpgroup,event,what,line,of,times,after";
-constexpr const char *kTraceCsvHeader = "line,op,request,lane,address,bytes,bank,wavefront";
+/// What a run can append to a file.
+enum CsvKind { kResultCsv, kProfileCsv, kTraceCsv, kBlocksCsv, kEventsCsv, kCsvKinds };
+
+#define PROBLEM_COLUMNS "batch,heads,seqlen,head_dim,options"
+constexpr struct {
+  const char *option, *header, *help;
+} kCsv[kCsvKinds] = {
+    {"csv", "step,device," PROBLEM_COLUMNS ",operations,kv_bytes,median_ms,min_ms,tflops,rms_error",
+     "append the result as a row"},
+    {"profile-csv", "step,source," PROBLEM_COLUMNS ",line,counter,value",
+     "append the emulator's counts"},
+    {"trace-csv", "line,op,request,lane,address,bytes,bank,wavefront",
+     "append the bank that each lane accesses, for the bank maps"},
+    {"blocks-csv", "step," PROBLEM_COLUMNS ",launch,block,x,y,z,mma",
+     "append how many mma each block did, in the order of their start"},
+    {"events-csv", "step," PROBLEM_COLUMNS ",launch,warpgroup,event,what,line,of,times,after",
+     "append what block 0's warpgroups did, and what had to come before it"}};
+#undef PROBLEM_COLUMNS
 
 class CsvFile {
  public:

@@ -116,9 +116,10 @@ TEST_CASE("csv: a file with another header is refused and left alone") {
         "1,a,1\nstep,device,ms\n", "\nstep,device,ms\n"}) {
     CAPTURE(text);
     write(path, text);
-    CHECK(error_on_opening(path) == "--csv " + path +
-                                        ": has another header; a new file or one that begins with "
-                                        "'step,device,ms' is allowed");
+    CHECK(error_on_opening(path) ==
+          "--csv " + path +
+              ": has another header; must be a new file, or one that begins "
+              "with 'step,device,ms'");
     CHECK(read(path) == text);
   }
 }
@@ -137,7 +138,7 @@ TEST_CASE("csv: a path that cannot be written to is refused, by name") {
   const Folder folder;
   const auto refused = [](const std::string &path) {
     return "--csv " + path +
-           ": cannot be written; a file in a folder that exists and can be written to is allowed";
+           ": cannot be written; must be a file in a folder that exists and can be written to";
   };
   const std::string nowhere = folder / "no/such/folder.csv";
   CHECK(error_on_opening(nowhere) == refused(nowhere));

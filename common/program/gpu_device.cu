@@ -42,8 +42,8 @@ void check_runs_step(const cudaDeviceProp &gpu) {
   const cudaError_t error = cudaFuncGetAttributes(&attributes, nothing);
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
       error == cudaErrorUnsupportedPtxVersion)
-    throw DeviceError("not compiled for this GPU: make it with ARCH=" + arch +
-                      "; --device cpu runs the emulator");
+    throw DeviceError("not compiled for this GPU; build it with ARCH=" + arch +
+                      ", or run it on the emulator with --device cpu");
   check(error, "cudaFuncGetAttributes");
 }
 

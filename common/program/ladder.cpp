@@ -68,8 +68,8 @@ bool takes(const std::string &list, const std::string &option) {
 std::string who_takes(const Ladder &ladder, const std::string &option) {
   const std::string steps =
       numbers_where(ladder, [&](const LadderStep &step) { return takes(step.takes, option); });
-  if (steps.empty()) return "no step takes it yet";
-  return steps + (steps.starts_with("steps") ? " take it" : " takes it");
+  if (steps.empty()) return "no step accepts it yet";
+  return steps + (steps.starts_with("steps") ? " accept it" : " accepts it");
 }
 
 bool runs_on(const std::string &needs, int capability) {
@@ -80,17 +80,14 @@ bool runs_on(const std::string &needs, int capability) {
 std::string why_not_on_gpu(const Ladder &ladder, const std::string &step, const std::string &needs,
                            int capability) {
   if (runs_on(needs, capability)) return "";
-  std::string why;
-  for (const LadderStep &other :
-       ladder)  // a variant, "15-early-k:padded", needs what its step does
+  std::string why;  // a variant, "15-early-k:padded", has its step's reasons
+  for (const LadderStep &other : ladder)
     if (step.substr(0, step.find(':')) == other.name && !other.why.empty())
       why = " (" + other.why + ")";
   const std::string others = numbers_where(
       ladder, [&](const LadderStep &other) { return runs_on(other.needs, capability); });
-  return "this step needs " + needs + why + ", and this GPU is sm_" + std::to_string(capability) +
-         "; " +
-         (others.empty()
-              ? ""
-              : others + (others.starts_with("steps") ? " run" : " runs") + " on it, and ") +
-         "--device cpu runs the emulator";
+  return "step " + step.substr(0, step.find('-')) + " needs an " + needs + " GPU" + why +
+         ", and this one is sm_" + std::to_string(capability) +
+         (others.empty() ? "" : ", which runs " + others) +
+         "; run it on the emulator with --device cpu";
 }

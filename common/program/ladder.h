@@ -28,7 +28,7 @@ std::string macros_of(const std::string &label);
 /// Whether a list of options, "--causal --type fp8", has this one, "--causal", or this type, "fp8".
 bool takes(const std::string &list, const std::string &option);
 
-/// The end of a refusal: "steps 20 to 23 take it", or "no step takes it yet".
+/// The end of a refusal: "steps 20 to 23 accept it", or "no step accepts it yet".
 std::string who_takes(const Ladder &ladder, const std::string &option);
 
 /// Whether code that needs "sm_80" or "sm_90a" runs on a GPU of this compute capability, 90 for 9.0.

@@ -44,10 +44,10 @@ TEST_CASE("ladder: a list of options is compared word by word") {
 }
 
 TEST_CASE("ladder: the steps that take an option") {
-  CHECK(who_takes(kLadder, "--causal") == "steps 20 to 21 and 23 take it");
-  CHECK(who_takes(kLadder, "--lengths") == "step 21 takes it");
-  CHECK(who_takes(kLadder, "--page-size") == "no step takes it yet");
-  CHECK(who_takes({}, "--causal") == "no step takes it yet");
+  CHECK(who_takes(kLadder, "--causal") == "steps 20 to 21 and 23 accept it");
+  CHECK(who_takes(kLadder, "--lengths") == "step 21 accepts it");
+  CHECK(who_takes(kLadder, "--page-size") == "no step accepts it yet");
+  CHECK(who_takes({}, "--causal") == "no step accepts it yet");
 }
 
 TEST_CASE("ladder: code runs on its GPU and on newer ones, an 'a' on that one alone") {
@@ -63,35 +63,38 @@ TEST_CASE("ladder: code runs on its GPU and on newer ones, an 'a' on that one al
 
 TEST_CASE("ladder: a GPU that does not run a step is told what it is and what it does run") {
   CHECK(why_not_on_gpu(kLadder, "05-tensor-cores", "sm_80", 75) ==
-        "this step needs sm_80 (cp.async, mma.m16n8k16), and this GPU is sm_75; steps 00 to 01 run "
-        "on it, and --device cpu runs the emulator");
+        "step 05 needs an sm_80 GPU (cp.async, mma.m16n8k16), and this one is sm_75, which runs "
+        "steps 00 to 01; run it on the emulator with --device cpu");
   CHECK(why_not_on_gpu(kLadder, "05-tensor-cores:padded", "sm_80", 75) ==
         why_not_on_gpu(kLadder, "05-tensor-cores", "sm_80", 75));
   CHECK(why_not_on_gpu(kLadder, "30-tma", "sm_90a", 100) ==
-        "this step needs sm_90a (TMA, mbarrier), and this GPU is sm_100; steps 00 to 23 run on it, "
-        "and --device cpu runs the emulator");
+        "step 30 needs an sm_90a GPU (TMA, mbarrier), and this one is sm_100, which runs steps 00 "
+        "to 23; run it on the emulator with --device cpu");
   CHECK(why_not_on_gpu(kLadder, "00-first", "sm_75", 70) ==
-        "this step needs sm_75, and this GPU is sm_70; --device cpu runs the emulator");
+        "step 00 needs an sm_75 GPU, and this one is sm_70; run it on the emulator with --device "
+        "cpu");
   CHECK(why_not_on_gpu(kLadder, "05-tensor-cores", "sm_80", 80) == "");
   CHECK(why_not_on_gpu(kLadder, "30-tma", "sm_90a", 90) == "");
 }
 
 TEST_CASE("ladder: what a GPU that is not Hopper's is told of Part IV") {
-  CHECK(why_not_on_gpu(ladder(), "30-tma", "sm_90", 80) ==
-        "this step needs sm_90 (TMA), and this GPU is sm_80; steps 00 to 29 run on it, and "
-        "--device cpu runs the emulator");
+  CHECK(
+      why_not_on_gpu(ladder(), "30-tma", "sm_90", 80) ==
+      "step 30 needs an sm_90 GPU (TMA), and this one is sm_80, which runs steps 00 to 29; run it "
+      "on the emulator with --device cpu");
   for (const LadderStep &step : ladder()) {
     if (step.name < "31") continue;
     CAPTURE(step.name);
     CHECK(step.needs == "sm_90a");
-    const std::string needs = "this step needs sm_90a (" + step.why + "), and this GPU is ";
+    const std::string needs = "step " + step.name.substr(0, 2) + " needs an sm_90a GPU (" +
+                              step.why + "), and this one is ";
     for (const std::string gpu : {"75", "89", "100", "120"})
       CHECK(why_not_on_gpu(ladder(), step.name, step.needs, std::stoi(gpu)) ==
-            needs + "sm_" + gpu + "; steps 00 to " +
+            needs + "sm_" + gpu + ", which runs steps 00 to " +
                 (gpu == "75"   ? "04"
                  : gpu == "89" ? "29"
                                : "30") +
-                " run on it, and --device cpu runs the emulator");
+                "; run it on the emulator with --device cpu");
     CHECK(why_not_on_gpu(ladder(), step.name, step.needs, 90) == "");
   }
 }

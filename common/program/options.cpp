@@ -7,11 +7,21 @@
 #include <climits>
 #include <cstdlib>
 #include <functional>
+#include <optional>
 #include <sstream>
 
-#include "common/program/csv.h"
+#include "common/program/shape.h"
 
 namespace {
+
+// The most rows of a sequence or a page: a kernel that rounds them up to its tile stays within an int.
+constexpr int kMostRows = 1 << 30;
+// The most blocks along a grid's y and z.
+constexpr int kMostBlocks = 65535;
+
+const std::vector<std::string> kTypes = {"fp16", "bf16", "fp8"};
+const std::vector<std::string> kLayouts = {"bhnd", "bnhd", "interleaved", "packed"};
+const std::vector<std::string> kDevices = {"auto", "gpu", "cpu"};
 
 std::string join(const std::vector<std::string> &words, const std::string &between) {
   std::string text;
@@ -27,32 +37,37 @@ std::vector<std::string> split(const std::string &text, char between) {
   return parts;
 }
 
+/// "auto, gpu or cpu".
+std::string one_of(std::vector<std::string> words) {
+  const std::string last = words.back();
+  words.pop_back();
+  return words.empty() ? last : join(words, ", ") + " or " + last;
+}
+
 std::vector<std::string> head_dim_names(const Step &step) {
   std::vector<std::string> names;
   for (const int head_dim : step.head_dims) names.push_back(std::to_string(head_dim));
   return names;
 }
 
-/// The types that a step takes, the first of them by default: "--type" is all but fp8, "--type fp8" that
-/// alone.
+/// The types that a step accepts, the first of them by default: "--type" is all but fp8, "--type fp8"
+/// that alone.
 std::vector<std::string> types_of(const Step &step) {
   if (takes(step.takes, "fp8")) return {"fp8"};
   if (takes(step.takes, "--type")) return {"fp16", "bf16"};
   return {"fp16"};
 }
 
-Type type_named(const std::string &name) {
-  const auto &names = type_names();
-  return static_cast<Type>(std::find(names.begin(), names.end(), name) - names.begin());
+int index_of(const std::string &word, const std::vector<std::string> &words) {
+  return static_cast<int>(std::find(words.begin(), words.end(), word) - words.begin());
 }
 
-/// A type that the step takes, or a UsageError that names those, and who takes fp8.
-Type type_of(const Step &step, const Ladder &ladder, const std::string &option,
-             const std::string &text) {
-  const std::vector<std::string> types = types_of(step);
-  if (std::find(types.begin(), types.end(), text) != types.end()) return type_named(text);
-  throw UsageError(option + " " + text + ": allowed are " + join(types, ", ") +
-                   (text == "fp8" ? "; " + who_takes(ladder, text) : ""));
+/// The index of a word in a list, or a UsageError that lists them.
+int choose(const std::string &option, const std::string &text,
+           const std::vector<std::string> &words, const std::string &hint = "") {
+  const int index = index_of(text, words);
+  if (index < static_cast<int>(words.size())) return index;
+  throw UsageError(option + " " + text + ": must be " + one_of(words) + hint);
 }
 
 /// A whole number from `least` to `most`, or nothing.
@@ -61,262 +76,295 @@ std::optional<std::uint64_t> whole_number(const std::string &text, std::uint64_t
   errno = 0;
   char *end;
   const unsigned long long value = std::strtoull(text.c_str(), &end, 10);
-  const bool digits = text[0] >= '0' && text[0] <= '9';  // strtoull takes "-1" and " 1", too
+  const bool digits = text[0] >= '0' && text[0] <= '9';  // strtoull reads "-1" and " 1", too
   if (!digits || *end != '\0' || errno == ERANGE || value < least || value > most) return {};
   return value;
 }
 
 std::uint64_t number(const std::string &option, const std::string &text, std::uint64_t least,
-                     std::uint64_t most) {
-  const std::optional<std::uint64_t> value = whole_number(text, least, most);
-  if (!value)
-    throw UsageError(option + " " + text + ": a whole number from " + std::to_string(least) +
-                     " to " + std::to_string(most) + " is allowed");
-  return *value;
-}
-
-int positive(const std::string &option, const std::string &text) {
-  return static_cast<int>(number(option, text, 1, INT_MAX));
-}
-
-/// The index of a word in a list, or a UsageError that lists them.
-int choice(const std::string &option, const std::string &text,
-           const std::vector<std::string> &allowed) {
-  const auto found = std::find(allowed.begin(), allowed.end(), text);
-  if (found != allowed.end()) return static_cast<int>(found - allowed.begin());
-  throw UsageError(option + " " + text + ": allowed are " + join(allowed, ", "));
+                     std::uint64_t most, const std::string &or_word = "") {
+  if (const auto value = whole_number(text, least, most)) return *value;
+  throw UsageError(option + " " + text + ": must be " + or_word + "a whole number from " +
+                   std::to_string(least) + " to " + std::to_string(most));
 }
 
 /// "100,37:64" is 100 queries and keys of the first batch element, 37 and 64 of the second.
-std::vector<Lengths> lengths(const std::string &option, const std::string &text) {
-  std::vector<Lengths> list;
+void read_lengths(reference::Shape &shape, const std::string &option, const std::string &text) {
+  shape.lengths_q.clear(), shape.lengths_k.clear();
   for (const std::string &element : split(text, ',')) {
     const std::vector<std::string> parts = split(element, ':');
-    const auto q = whole_number(parts.front(), 0, INT_MAX);
-    const auto k = whole_number(parts.back(), 0, INT_MAX);
+    const auto q = whole_number(parts.front(), 0, kMostRows);
+    const auto k = whole_number(parts.back(), 0, kMostRows);
     if (!q || !k || parts.size() > 2)
       throw UsageError(
           option + " " + text +
-          ": a length N or N:M for each batch element is allowed, with commas between");
-    list.push_back({static_cast<int>(*q), static_cast<int>(*k)});
+          ": must be N or N:M for each batch element, with commas between, from 0 to " +
+          std::to_string(kMostRows));
+    shape.lengths_q.push_back(static_cast<int>(*q));
+    shape.lengths_k.push_back(static_cast<int>(*k));
   }
-  return list;
 }
 
-/// A number, or 0 for "auto".
-int splits(const std::string &option, const std::string &text) {
-  if (text == "auto") return 0;
-  const auto value = whole_number(text, 1, INT_MAX);
-  if (!value)
-    throw UsageError(option + " " + text + ": auto or a whole number from 1 to " +
-                     std::to_string(INT_MAX) + " is allowed");
-  return static_cast<int>(*value);
-}
-
-/// A file's path, or a UsageError if there is none.
-std::string path(const std::string &option, const std::string &text) {
-  if (text.empty()) throw UsageError(option + " : the path of a file is allowed, not nothing");
-  return text;
-}
-
-/// An option, for the parser and for --help.
+/// An option, for the parser, for --help and for the column 'options' of the results.
 struct Entry {
   std::string name;   // "seqlen"
   std::string value;  // what stands for its value in --help: "N"; "": it has none
   std::string help;   // a line, or several
   std::function<void(const std::string &option, const std::string &text)> read;
-  bool beyond_plain = false;  // a step must take it
+  std::function<std::string()> shown = {};  // its value, as the user would type it
+  bool beyond_plain = false;                // a step must accept it
+  std::string plain = "";                   // the value that it has in the plain problem
+  bool is_size = false;                     // a smaller one needs less memory
 };
+
+Entry beyond(Entry entry, const std::string &plain) {
+  entry.beyond_plain = true;
+  entry.plain = plain;
+  return entry;
+}
+
+Entry size(const std::string &name, int &member, int most, const std::string &help) {
+  return {.name = name,
+          .value = "N",
+          .help = help,
+          .read =
+              [&member, most](const std::string &option, const std::string &text) {
+                member = static_cast<int>(number(option, text, 1, most));
+              },
+          .shown = [&member] { return std::to_string(member); },
+          .is_size = true};
+}
+
+Entry flag(const std::string &name, bool &member, const std::string &help) {
+  return {.name = name,
+          .value = "",
+          .help = help,
+          .read = [&member](const std::string &, const std::string &) { member = true; },
+          .shown = [&member] { return member ? "yes" : ""; }};
+}
+
+/// One of some words, which stand for the values of an enumeration from `first` on.
+template <class Enum>
+Entry choice(const std::string &name, const std::vector<std::string> &words, Enum &member,
+             const std::string &help, int first = 0) {
+  return {.name = name,
+          .value = join(words, "|"),
+          .help = help,
+          .read =
+              [&member, words, first](const std::string &option, const std::string &text) {
+                member = static_cast<Enum>(first + choose(option, text, words));
+              },
+          .shown =
+              [&member, words, first] {
+                const int index = static_cast<int>(member) - first;
+                return index < 0 ? "" : words[static_cast<std::size_t>(index)];
+              }};
+}
+
+std::string lengths_text(const reference::Shape &shape) {
+  std::string text;
+  for (std::size_t b = 0; b < shape.lengths_q.size(); b++) {
+    const int q = shape.lengths_q[b], k = shape.lengths_k[b];
+    text += (b ? "," : "") + std::to_string(q) + (q == k ? "" : ":" + std::to_string(k));
+  }
+  return text;
+}
 
 /// All options. What is read goes into `to`.
 std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options &to) {
-  const DefaultShape cpu = default_shape(step, false), gpu = default_shape(step, true);
+  const reference::Shape cpu = with_defaults({}, step, false).shape;
+  const reference::Shape gpu = with_defaults({}, step, true).shape;
   const auto defaults = [](int on_cpu, int on_gpu) {
     return "default " + std::to_string(on_cpu) + " on the emulator, " + std::to_string(on_gpu) +
            " on a GPU";
   };
   const std::string multiple =
       step.tile > 1 ? "a multiple of " + std::to_string(step.tile) + "; " : "";
-  const std::string of_keys = "of K and V; default: ";
-  const std::vector<std::string> devices = {"auto", "gpu", "cpu"};
-  using Text = const std::string &;
-  return {
-      {"device", join(devices, "|"), "the GPU if there is one, else the emulator; or insist",
-       [&to, devices](Text option, Text text) {
-         to.device = static_cast<DeviceChoice>(choice(option, text, devices));
-       }},
-      {"batch", "N", defaults(cpu.batch, gpu.batch),
-       [&to](Text option, Text text) { to.batch = positive(option, text); }},
-      {"heads", "N", defaults(cpu.heads, gpu.heads),
-       [&to](Text option, Text text) { to.heads = positive(option, text); }},
-      {"seqlen", "N", multiple + defaults(cpu.seqlen_q, gpu.seqlen_q),
-       [&to](Text option, Text text) { to.seqlen = positive(option, text); }},
-      {"head-dim", join(head_dim_names(step), "|"), defaults(cpu.head_dim, gpu.head_dim),
-       [&to, &step](Text option, Text text) {
-         to.head_dim = step.head_dims[choice(option, text, head_dim_names(step))];
-       }},
-      {"causal", "", "a query sees the keys up to its own position; the last of both are one",
-       [&to](Text, Text) { to.causal = true; }, true},
-      {"seqlen-k", "N",
-       multiple + of_keys +
-           (step.decodes ? "--seqlen; without it " + std::to_string(cpu.seqlen_k) + " and " +
-                               std::to_string(gpu.seqlen_k)
-                         : "that of Q"),
-       [&to](Text option, Text text) { to.seqlen_k = positive(option, text); }, true},
-      {"kv-heads", "N",
-       "a divisor of --heads; " + of_keys +
-           (step.decodes ? "--heads; without it " + std::to_string(cpu.kv_heads) + " and " +
-                               std::to_string(gpu.kv_heads)
-                         : "all"),
-       [&to](Text option, Text text) { to.kv_heads = positive(option, text); }, true},
-      {"window", "N", "a query sees the last N keys up to its own position",
-       [&to](Text option, Text text) { to.window = positive(option, text); }, true},
-      {"sinks", "N", "with --window: it sees the first N keys, too",
-       [&to](Text option, Text text) { to.sinks = positive(option, text); }, true},
-      {"type", join(types_of(step), "|"),
-       types_of(step).front() == "fp8"
-           ? "of the elements of Q, K and V: e4m3, with a scale for each head; O is\nbf16; default "
-             "fp8"
-           : "of the elements of Q, K, V and O; default fp16",
-       [&to, &step, &ladder](Text option, Text text) {
-         to.type = type_of(step, ladder, option, text);
-       },
-       true},
-      {"layout", join(layout_names(), "|"),
-       "the order of batch, heads and seqlen in memory; interleaved: as bnhd,\n"
-       "with the heads of Q, K and V side by side; packed: as bnhd, the\n"
-       "sequences of --lengths without a gap between; default bhnd",
-       [&to](Text option, Text text) {
-         to.layout = static_cast<Layout>(choice(option, text, layout_names()));
-       },
-       true},
-      {"page-size", "N", "K and V in pages of N rows, in an order drawn from the seed",
-       [&to](Text option, Text text) { to.page_size = positive(option, text); }, true},
-      {"lengths", "LIST",
-       "a length for each batch element: 100,37; or of its queries and of its\n"
-       "keys: 1:100,1:37; default: full",
-       [&to](Text option, Text text) { to.lengths = lengths(option, text); }, true},
-      {"append", "N",
-       "K and V are a cache that lacks each sequence's last N keys: they come\n"
-       "beside it, and the step stores them in it",
-       [&to](Text option, Text text) { to.append = positive(option, text); }, true},
-      {"rope", join(rope_names(), "|"),
-       "rotary embedding of Q and K; what is a pair: an element of each half of\n"
-       "a row, or two neighbours",
-       [&to](Text option, Text text) {
-         to.rope = static_cast<Rope>(1 + choice(option, text, rope_names()));
-       },
-       true},
-      {"splits", "N|auto", "share the keys among N blocks; default: the step decides",
-       [&to](Text option, Text text) { to.splits = splits(option, text); }, true},
-      {"inputs", "FAMILY", join(reference::family_names(), "|"),
-       [&to](Text option, Text text) {
-         to.inputs =
-             static_cast<reference::Family>(choice(option, text, reference::family_names()));
-       }},
-      {"seed", "N", "draws the inputs and, on the emulator, the order of threads;\ndefault 1",
-       [&to](Text option, Text text) { to.seed = number(option, text, 0, ULLONG_MAX); }},
-      {"iters", "N", "timed launches on a GPU; default: 3 to 20, by time",
-       [&to](Text option, Text text) {
-         to.iters = static_cast<int>(number(option, text, 1, 1000000));
-       }},
-      {"sms", "N", "multiprocessors of the GPU that is emulated; default 16",
-       [&to](Text option, Text text) { to.sms = static_cast<int>(number(option, text, 1, 1000)); }},
-      {"check-only", "", "no timing, no counting", [&to](Text, Text) { to.check_only = true; }},
-      {"profile", "", "count on the emulator, line by line",
-       [&to](Text, Text) { to.profile = true; }},
-      {"csv", "FILE", "append the result as a row",
-       [&to](Text option, Text text) { to.csv = path(option, text); }},
-      {"profile-csv", "FILE", "append the emulator's counts",
-       [&to](Text option, Text text) { to.profile_csv = path(option, text); }},
-      {"trace-csv", "FILE", "append which bank each lane asks for, for the bank maps",
-       [&to](Text option, Text text) { to.trace_csv = path(option, text); }},
-      {"blocks-csv", "FILE", "append how many mma each block did, in the order of their start",
-       [&to](Text option, Text text) { to.blocks_csv = path(option, text); }},
-      {"events-csv", "FILE", "append what block 0's warpgroups did, and what had to come before it",
-       [&to](Text option, Text text) { to.events_csv = path(option, text); }},
-      {"describe", "", "what this step needs, takes and does by default, for scripts",
-       [&to](Text, Text) { to.describe = true; }},
-      {"help", "", "this", [&to](Text, Text) { to.help = true; }},
+  const auto of_keys = [&](const std::string &option, int on_cpu, int on_gpu,
+                           const std::string &otherwise) {
+    return "of K and V; default: " + (step.decodes
+                                          ? option + "; without it " + std::to_string(on_cpu) +
+                                                " and " + std::to_string(on_gpu)
+                                          : otherwise);
   };
+  using Text = const std::string &;
+  reference::Shape &shape = to.shape;
+  std::vector<Entry> table = {
+      choice("device", kDevices, to.device,
+             "the GPU if there is one, else the emulator; or insist"),
+      size("batch", shape.batch, kMostBlocks, defaults(cpu.batch, gpu.batch)),
+      size("heads", shape.heads, kMostBlocks, defaults(cpu.heads, gpu.heads)),
+      size("seqlen", shape.seqlen_q, kMostRows, multiple + defaults(cpu.seqlen_q, gpu.seqlen_q)),
+      {.name = "head-dim",
+       .value = join(head_dim_names(step), "|"),
+       .help = defaults(cpu.head_dim, gpu.head_dim),
+       .read =
+           [&shape, &step](Text option, Text text) {
+             shape.head_dim = step.head_dims[choose(option, text, head_dim_names(step))];
+           },
+       .is_size = true},
+      beyond(flag("causal", shape.causal,
+                  "a query sees the keys up to its own position; the last of both are one"),
+             ""),
+      beyond(size("seqlen-k", shape.seqlen_k, kMostRows,
+                  multiple + of_keys("--seqlen", cpu.seqlen_k, gpu.seqlen_k, "that of Q")),
+             std::to_string(shape.seqlen_q)),
+      beyond(size("kv-heads", shape.kv_heads, kMostBlocks,
+                  "a divisor of --heads; " + of_keys("--heads", cpu.kv_heads, gpu.kv_heads, "all")),
+             std::to_string(shape.heads)),
+      beyond(size("window", shape.window, INT_MAX,
+                  "a query sees the last N keys up to its own position"),
+             "0"),
+      beyond(size("sinks", shape.sinks, INT_MAX, "with --window: it sees the first N keys, too"),
+             "0"),
+      beyond(
+          {.name = "type",
+           .value = join(types_of(step), "|"),
+           .help = types_of(step).front() == "fp8"
+                       ? "of the elements of Q, K and V: e4m3, with a scale for each head; O is\n"
+                         "bf16; default fp8"
+                       : "of the elements of Q, K, V and O; default fp16",
+           .read =
+               [&to, &step, &ladder](Text option, Text text) {
+                 choose(option, text, types_of(step),
+                        text == "fp8" ? "; " + who_takes(ladder, text) : "");
+                 to.type = static_cast<Type>(index_of(text, kTypes));
+               },
+           .shown = [&to] { return kTypes[static_cast<std::size_t>(to.type)]; }},
+          "fp16"),
+      beyond(choice("layout", kLayouts, to.layout,
+                    "the order of batch, heads and seqlen in memory; interleaved: as bnhd,\n"
+                    "with the heads of Q, K and V side by side; packed: as bnhd, the\n"
+                    "sequences of --lengths without a gap between; default bhnd"),
+             "bhnd"),
+      beyond(size("page-size", to.page_size, kMostRows,
+                  "K and V in pages of N rows, in an order drawn from the seed"),
+             "0"),
+      beyond({.name = "lengths",
+              .value = "LIST",
+              .help = "a length for each batch element: 100,37; or of its queries and of its\n"
+                      "keys: 1:100,1:37; default: full",
+              .read = [&shape](Text option, Text text) { read_lengths(shape, option, text); },
+              .shown = [&shape] { return lengths_text(shape); }},
+             ""),
+      beyond(size("append", shape.seqlen_new, kMostRows,
+                  "K and V are a cache that lacks each sequence's last N keys: they come\n"
+                  "beside it, and the step stores them in it"),
+             "0"),
+      beyond(choice("rope", rope_names(), shape.rope,
+                    "rotary embedding of Q and K; a pair is an element of each half of a\n"
+                    "row, or two neighbours",
+                    1),
+             ""),
+      beyond({.name = "splits",
+              .value = "N|auto",
+              .help = "share the keys among N blocks; default: the step decides",
+              .read =
+                  [&to](Text option, Text text) {
+                    to.splits =
+                        text == "auto"
+                            ? 0
+                            : static_cast<int>(number(option, text, 1, kMostBlocks, "auto or "));
+                  },
+              .shown = [&to] { return std::to_string(to.splits); },
+              .is_size = true},
+             "0"),
+      {.name = "inputs",
+       .value = "FAMILY",
+       .help = join(reference::family_names(), "|"),
+       .read =
+           [&to](Text option, Text text) {
+             to.inputs =
+                 static_cast<reference::Family>(choose(option, text, reference::family_names()));
+           }},
+      {.name = "seed",
+       .value = "N",
+       .help = "draws the inputs and, on the emulator, the order of threads;\ndefault 1",
+       .read = [&to](Text option, Text text) { to.seed = number(option, text, 0, ULLONG_MAX); }},
+      {.name = "iters",
+       .value = "N",
+       .help = "timed launches on a GPU; default: 3 to 20, by time",
+       .read = [&to](Text option,
+                     Text text) { to.iters = static_cast<int>(number(option, text, 1, 1000000)); }},
+      {.name = "sms",
+       .value = "N",
+       .help = "multiprocessors of the GPU that is emulated; default 16",
+       .read = [&to](Text option,
+                     Text text) { to.sms = static_cast<int>(number(option, text, 1, 1000)); }},
+      flag("check-only", to.check_only, "no timing, no counting"),
+      flag("profile", to.profile, "count on the emulator, line by line"),
+      flag("describe", to.describe, "what this step needs, takes and does by default, for scripts"),
+      flag("help", to.help, "this")};
+  const auto files = std::find_if(table.begin(), table.end(),
+                                  [](const Entry &entry) { return entry.name == "describe"; });
+  std::vector<Entry> of_files;
+  for (int i = 0; i < kCsvKinds; i++)
+    of_files.push_back({.name = kCsv[i].option,
+                        .value = "FILE",
+                        .help = kCsv[i].help,
+                        .read = [&to, i](Text option, Text text) {
+                          if (text.empty()) throw UsageError(option + " needs a file name");
+                          to.files[i] = text;
+                        }});
+  table.insert(files, of_files.begin(), of_files.end());
+  return table;
+}
+
+std::string csv_option(int kind) {
+  return std::string("--") + kCsv[kind].option;
 }
 
 /// Refuses options that exclude each other.
 void check_together(const Options &options) {
-  const std::string counting = options.profile                ? "--profile"
-                               : !options.profile_csv.empty() ? "--profile-csv"
-                               : !options.trace_csv.empty()   ? "--trace-csv"
-                               : !options.blocks_csv.empty()  ? "--blocks-csv"
-                               : !options.events_csv.empty()  ? "--events-csv"
-                                                              : "";
+  const std::string counting = counting_option(options);
   if (!counting.empty() && options.device == DeviceChoice::kGpu)
     throw UsageError(counting +
-                     " with --device gpu: the emulator counts; leave --device out or say cpu, or "
-                     "measure with `make counters`");
+                     " cannot be combined with --device gpu, because the emulator counts; leave "
+                     "--device out, or measure with `make counters`");
   if (!counting.empty() && options.check_only)
-    throw UsageError(counting + " with --check-only: one of the two is allowed; only one counts");
-  if (options.sinks && !options.window)
-    throw UsageError("--sinks " + std::to_string(options.sinks) +
-                     ": with --window only; without one a query sees the first keys anyway");
-  if (options.layout == Layout::kPacked && options.lengths.empty())
-    throw UsageError("--layout packed: with --lengths only, which says where a sequence ends");
+    throw UsageError(counting + " cannot be combined with --check-only, which does not count");
+  if (options.shape.sinks && !options.shape.window)
+    throw UsageError("--sinks " + std::to_string(options.shape.sinks) +
+                     " needs --window: without one a query sees the first keys anyway");
+  if (options.layout == Layout::kPacked && options.shape.lengths_q.empty())
+    throw UsageError("--layout packed needs --lengths, which says where a sequence ends");
   using reference::Family;
   if (const Family family = options.inputs;
-      options.rope != Rope::kNone &&
+      options.shape.rope != Rope::kNone &&
       (family == Family::kRising || family == Family::kEnds || family == Family::kHuge))
     throw UsageError("--inputs " + reference::family_names()[static_cast<int>(family)] +
-                     ": with --rope normal, one-hot and equal-keys are allowed: these scores hang "
-                     "on how a kernel rounds what it rotates");
+                     ": must be normal, one-hot or equal-keys with --rope: the scores of others "
+                     "depend on how a kernel rounds what it rotates");
   const std::string untimed = options.check_only                     ? "--check-only"
                               : options.device == DeviceChoice::kCpu ? "--device cpu"
                                                                      : counting;
   if (options.iters && !untimed.empty())
-    throw UsageError("--iters with " + untimed +
-                     ": launches are timed on a GPU only; one of the two is allowed");
-  const std::vector<std::pair<std::string, std::string>> files = {
-      {"--csv", options.csv},
-      {"--profile-csv", options.profile_csv},
-      {"--trace-csv", options.trace_csv},
-      {"--blocks-csv", options.blocks_csv},
-      {"--events-csv", options.events_csv}};
-  for (std::size_t i = 0; i < files.size(); i++)
-    for (std::size_t j = 0; j < i; j++)
-      if (same_file(files[i].second, files[j].second))
-        throw UsageError(files[i].first + " " + files[i].second + ": " + files[j].first +
-                         " writes to it; another file is allowed");
+    throw UsageError("--iters cannot be combined with " + untimed +
+                     ", because launches are timed on a GPU only");
+  for (int i = 0; i < kCsvKinds; i++)
+    for (int j = 0; j < i; j++)
+      if (same_file(options.files[i], options.files[j]))
+        throw UsageError(csv_option(i) + " " + options.files[i] + ": must be another file than " +
+                         csv_option(j) + "'s");
 }
 
 }  // namespace
-
-const std::vector<std::string> &type_names() {
-  static const std::vector<std::string> names = {"fp16", "bf16", "fp8"};
-  return names;
-}
-
-const std::vector<std::string> &layout_names() {
-  static const std::vector<std::string> names = {"bhnd", "bnhd", "interleaved", "packed"};
-  return names;
-}
 
 const std::vector<std::string> &rope_names() {
   static const std::vector<std::string> names = {"halves", "neighbours"};
   return names;
 }
 
-DefaultShape default_shape(const Step &step, bool gpu) {
-  const auto &dims = step.head_dims;
-  const bool has_128 = std::find(dims.begin(), dims.end(), 128) != dims.end();
-  const int head_dim = !gpu ? dims.front() : has_128 ? 128 : dims.back();
-  if (step.decodes)
-    return gpu ? DefaultShape{step.default_batch, 64, 8, 1, 65536, head_dim}
-               : DefaultShape{1, 8, 2, 1, 256, head_dim};
-  return gpu ? DefaultShape{step.default_batch, 16, 16, 8192, 8192, head_dim}
-             : DefaultShape{1, 2, 2, 256, 256, head_dim};
+std::string counting_option(const Options &options) {
+  if (options.profile) return "--profile";
+  for (int i = 0; i < kCsvKinds; i++)
+    if (i != kResultCsv && !options.files[i].empty()) return csv_option(i);
+  return "";
 }
 
 Options parse_options(int argc, char **argv, const Step &step, const Ladder &ladder) {
   Options options;
-  options.type = type_named(types_of(step).front());
+  options.type = static_cast<Type>(index_of(types_of(step).front(), kTypes));
   const std::vector<Entry> entries = option_table(step, ladder, options);
   constexpr int kFirst = 1000;  // beyond all characters, which getopt keeps for short options
   std::vector<option> table;
@@ -335,23 +383,33 @@ Options parse_options(int argc, char **argv, const Step &step, const Ladder &lad
     if (key == 'h') {
       options.help = true;
     } else if (key == ':') {
-      throw UsageError(word + ": a value is missing; --help lists the options");
+      throw UsageError(word + " needs a value; --help lists the options");
     } else if (key < kFirst) {
       throw UsageError(word +
-                       (optopt >= kFirst ? ": this option takes no value" : ": no such option") +
+                       (optopt >= kFirst ? ": this option has no value" : ": no such option") +
                        "; --help lists the options");
     } else {
       const Entry &entry = entries[key - kFirst];
       const std::string name = "--" + entry.name;
       if (entry.beyond_plain && !takes(step.takes, name))
-        throw UsageError(name + ": this step does not take it; " + who_takes(ladder, name));
+        throw UsageError(name + ": this step does not accept it; " + who_takes(ladder, name));
       entry.read(name, optarg ? optarg : "");
+      if (entry.is_size) options.sizes += (options.sizes.empty() ? "" : " ") + name + " " + optarg;
     }
   }
   if (optind < argc)
     throw UsageError(std::string(argv[optind]) + ": not an option; --help lists the options");
   check_together(options);
   return options;
+}
+
+std::string departures(const Options &options, const Step &step) {
+  Options copy = options;
+  std::vector<std::string> all;
+  for (const Entry &entry : option_table(step, ladder(), copy))
+    if (const std::string shown = entry.beyond_plain ? entry.shown() : ""; shown != entry.plain)
+      all.push_back(entry.name + (entry.value.empty() ? "" : "=" + shown));
+  return join(all, " ");
 }
 
 std::string help_text(const std::string &program, const Step &step) {
@@ -373,23 +431,21 @@ std::string help_text(const std::string &program, const Step &step) {
   }
   return text +
          "\n"
-         "Exit status: 0 passed; 1 wrong answer, or the kernel failed; 2 bad arguments, a shape\n"
-         "this step does not take, or output that cannot be written; 3 no such device, or out of\n"
-         "memory.\n";
+         "Exit status: 0 passed; 1 wrong answer, or the kernel failed; 2 bad arguments, a problem\n"
+         "that this step does not accept, or output that cannot be written; 3 no such device, or\n"
+         "out of memory.\n";
 }
 
 std::string describe_text(const Step &step) {
-  const auto shape = [&](bool gpu) {
-    const DefaultShape by_default = default_shape(step, gpu);
-    return "batch=" + std::to_string(by_default.batch) +
-           " heads=" + std::to_string(by_default.heads) +
-           " seqlen=" + std::to_string(by_default.seqlen_q) +
-           " head-dim=" + std::to_string(by_default.head_dim) +
-           (step.decodes ? " kv-heads=" + std::to_string(by_default.kv_heads) +
-                               " seqlen-k=" + std::to_string(by_default.seqlen_k)
-                         : "");
+  const auto problem = [&](bool gpu) {
+    const Options options = with_defaults({}, step, gpu);
+    const reference::Shape &shape = options.shape;
+    const std::string beyond = departures(options, step);
+    return "batch=" + std::to_string(shape.batch) + " heads=" + std::to_string(shape.heads) +
+           " seqlen=" + std::to_string(shape.seqlen_q) +
+           " head-dim=" + std::to_string(shape.head_dim) + (beyond.empty() ? "" : " ") + beyond;
   };
-  const std::vector<std::pair<std::string, std::string>> lines = {
+  std::vector<std::pair<std::string, std::string>> lines = {
       {"step", step.name},
       {"needs", step.needs},
       {"takes", step.takes},
@@ -397,13 +453,9 @@ std::string describe_text(const Step &step) {
       {"head-dims", join(head_dim_names(step), " ")},
       {"types", join(types_of(step), " ")},
       {"inputs", join(reference::family_names(), " ")},
-      {"gpu", shape(true)},
-      {"emulator", shape(false)},
-      {"csv", kCsvHeader},
-      {"profile-csv", kProfileCsvHeader},
-      {"trace-csv", kTraceCsvHeader},
-      {"blocks-csv", kBlocksCsvHeader},
-      {"events-csv", kEventsCsvHeader}};
+      {"gpu", problem(true)},
+      {"emulator", problem(false)}};
+  for (const auto &csv : kCsv) lines.emplace_back(csv.option, csv.header);
   std::string text;
   for (const auto &[name, value] : lines) text += name + (value.empty() ? "" : " ") + value + "\n";
   return text;

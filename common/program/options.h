@@ -1,13 +1,14 @@
 // The command line of a step's program.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "common/kernel/step.h"
+#include "common/program/csv.h"
 #include "common/program/ladder.h"
 #include "reference/inputs.h"
 
@@ -21,55 +22,43 @@ enum class Layout {
   kPacked,       // [rows of all sequences, heads, head_dim]: as kBnhd, without the rows not there
 };
 
-/// How much of a batch element is there.
-struct Lengths {
-  int q, k;
-};
-
-/// What the user asked for; what is not set depends on the device.
+/// The problem, and what to do with it.
 struct Options {
-  DeviceChoice device = DeviceChoice::kAuto;
-  std::optional<int> batch, heads, seqlen, head_dim, iters, sms;
-  reference::Family inputs = reference::Family::kNormal;
-  std::uint64_t seed = 1;
-  bool check_only = false;
-  bool profile = false;
-  bool describe = false;
-  bool help = false;
-  std::string csv, profile_csv, trace_csv, blocks_csv, events_csv;  // paths, empty if not asked for
-  // Beyond the plain problem:
-  bool causal = false;
-  std::optional<int> seqlen_k, kv_heads;
-  int window = 0;  // 0: none
-  int sinks = 0;
+  // The sizes that the user does not give are 0 until with_defaults() chooses them.
+  reference::Shape shape{
+      .batch = 0, .heads = 0, .kv_heads = 0, .seqlen_q = 0, .seqlen_k = 0, .head_dim = 0};
   Type type = Type::kFp16;
   Layout layout = Layout::kBhnd;
-  int page_size = 0;             // 0: not paged
-  std::vector<Lengths> lengths;  // of each batch element; empty: full
-  int append = 0;                // of each sequence's keys, those that are beside the cache
-  Rope rope = Rope::kNone;
-  int splits = 0;  // 0: the step decides
+  int page_size = 0;  // 0: not paged
+  int splits = 0;     // 0: the step decides
+
+  DeviceChoice device = DeviceChoice::kAuto;
+  reference::Family inputs = reference::Family::kNormal;
+  std::uint64_t seed = 1;
+  int iters = 0;  // 0: by time
+  int sms = 0;    // of the GPU that is emulated; 0: the emulator's default
+  bool check_only = false, profile = false, describe = false, help = false;
+  std::array<std::string, kCsvKinds> files;  // paths, empty if not asked for
+  std::string sizes;  // "--batch 2 --seqlen 512": the sizes as they were typed, for messages
 };
 
-const std::vector<std::string> &type_names();
-const std::vector<std::string> &layout_names();
-/// Those of --rope; Rope::kNone has none.
+/// The words of --rope; Rope::kNone has none.
 const std::vector<std::string> &rope_names();
 
-/// Bad arguments: one line that names the option, the value and what is allowed.
+/// Bad arguments: one line that names the option and its value, and says what it must be.
 struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Reads the command line. Throws UsageError; for an option that the step does not take, one that
+/// Reads the command line. Throws UsageError; for an option that the step does not accept, one that
 /// names the steps of the ladder that do.
 Options parse_options(int argc, char **argv, const Step &step, const Ladder &ladder);
 
-/// The shape of a run that asks for none.
-struct DefaultShape {
-  int batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim;
-};
-DefaultShape default_shape(const Step &step, bool gpu);
+/// The option that asks for counts, "--profile" or a CSV file of them; empty if none does.
+std::string counting_option(const Options &options);
+
+/// How the problem differs from the plain one: "causal kv-heads=2 type=bf16"; empty for the plain one.
+std::string departures(const Options &options, const Step &step);
 
 /// What --help prints. `program` is the command: "./step-05".
 std::string help_text(const std::string &program, const Step &step);

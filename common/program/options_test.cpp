@@ -67,28 +67,24 @@ bool contains(const std::string &text, const std::string &part) {
 TEST_CASE("options: without arguments nothing is set but the seed") {
   const Options options = parse({});
   CHECK(options.device == DeviceChoice::kAuto);
-  CHECK(!options.batch.has_value());
-  CHECK(!options.heads.has_value());
-  CHECK(!options.seqlen.has_value());
-  CHECK(!options.head_dim.has_value());
-  CHECK(!options.iters.has_value());
+  const reference::Shape &shape = options.shape;
+  for (const int size : {shape.batch, shape.heads, shape.kv_heads, shape.seqlen_q, shape.seqlen_k,
+                         shape.head_dim, options.iters})
+    CHECK(size == 0);
   CHECK(options.inputs == reference::Family::kNormal);
-  CHECK(!options.causal);
-  CHECK(!options.seqlen_k.has_value());
-  CHECK(!options.kv_heads.has_value());
-  CHECK(options.window == 0);
+  CHECK(!shape.causal);
+  CHECK(shape.window == 0);
   CHECK(options.type == Type::kFp16);
   CHECK(options.layout == Layout::kBhnd);
   CHECK(options.page_size == 0);
-  CHECK(options.lengths.empty());
+  CHECK(shape.lengths_q.empty());
   CHECK(options.seed == 1);
   CHECK(!options.check_only);
   CHECK(!options.profile);
   CHECK(!options.describe);
   CHECK(!options.help);
-  CHECK(options.csv == "");
-  CHECK(options.profile_csv == "");
-  CHECK(options.trace_csv == "");
+  for (const std::string &file : options.files) CHECK(file == "");
+  CHECK(options.sizes == "");
 }
 
 TEST_CASE("options: every option, in both ways of writing it") {
@@ -110,70 +106,69 @@ TEST_CASE("options: every option, in both ways of writing it") {
   for (const auto &arguments : {two_words, one_word}) {
     const Options options = parse(arguments, kTakesAll);
     CHECK(options.device == DeviceChoice::kCpu);
-    CHECK(options.batch == 2);
-    CHECK(options.heads == 3);
-    CHECK(options.seqlen == 512);
-    CHECK(options.head_dim == 80);
+    CHECK(options.shape.batch == 2);
+    CHECK(options.shape.heads == 3);
+    CHECK(options.shape.seqlen_q == 512);
+    CHECK(options.shape.head_dim == 80);
     CHECK(options.inputs == reference::Family::kOneHot);
     CHECK(options.seed == 99);
     CHECK(options.profile);
     CHECK(!options.help);
-    CHECK(options.csv == "a.csv");
-    CHECK(options.profile_csv == "b.csv");
-    CHECK(options.trace_csv == "c.csv");
-    CHECK(options.events_csv == "d.csv");
-    CHECK(options.causal);
-    CHECK(options.seqlen_k == 100);
-    CHECK(options.kv_heads == 1);
-    CHECK(options.window == 17);
+    CHECK(options.files[kResultCsv] == "a.csv");
+    CHECK(options.files[kProfileCsv] == "b.csv");
+    CHECK(options.files[kTraceCsv] == "c.csv");
+    CHECK(options.files[kEventsCsv] == "d.csv");
+    CHECK(options.shape.causal);
+    CHECK(options.shape.seqlen_k == 100);
+    CHECK(options.shape.kv_heads == 1);
+    CHECK(options.shape.window == 17);
     CHECK(options.type == Type::kBf16);
     CHECK(options.layout == Layout::kBnhd);
     CHECK(options.page_size == 16);
-    CHECK(options.sinks == 4);
-    CHECK(options.append == 2);
-    CHECK(options.rope == Rope::kHalves);
+    CHECK(options.shape.sinks == 4);
+    CHECK(options.shape.seqlen_new == 2);
+    CHECK(options.shape.rope == Rope::kHalves);
     CHECK(options.splits == 3);
-    REQUIRE(options.lengths.size() == 2);
-    CHECK(options.lengths[0].q == 5);
-    CHECK(options.lengths[0].k == 5);
-    CHECK(options.lengths[1].q == 6);
-    CHECK(options.lengths[1].k == 7);
+    CHECK(options.shape.lengths_q == std::vector<int>{5, 6});
+    CHECK(options.shape.lengths_k == std::vector<int>{5, 7});
   }
 }
 
 TEST_CASE("options: what a step does not take is refused, with the steps that do") {
-  const std::string not_taken = ": this step does not take it; ";
-  CHECK(error_of({"--causal"}) == "--causal" + not_taken + "steps 20 to 23 take it");
+  const std::string not_taken = ": this step does not accept it; ";
+  CHECK(error_of({"--causal"}) == "--causal" + not_taken + "steps 20 to 23 accept it");
   for (const std::string option :
        {"--seqlen-k", "--kv-heads", "--window", "--type", "--layout", "--page-size", "--lengths",
         "--sinks", "--append", "--rope", "--splits"}) {
-    CHECK(error_of({option, "1"}) == option + not_taken + "step 23 takes it");
-    CHECK(error_of({option + "=nonsense"}) == option + not_taken + "step 23 takes it");
-    CHECK(!contains(error_of({option, "1"}, kTakesAll), "take"));
+    CHECK(error_of({option, "1"}) == option + not_taken + "step 23 accepts it");
+    CHECK(error_of({option + "=nonsense"}) == option + not_taken + "step 23 accepts it");
+    CHECK(!contains(error_of({option, "1"}, kTakesAll), "accept"));
   }
   Step some = kStep;
   some.takes = "--window --causal";
-  CHECK(parse({"--causal"}, some).causal);
-  CHECK(parse({"--window", "3"}, some).window == 3);
-  CHECK(error_of({"--type", "bf16"}, some) == "--type" + not_taken + "step 23 takes it");
+  CHECK(parse({"--causal"}, some).shape.causal);
+  CHECK(parse({"--window", "3"}, some).shape.window == 3);
+  CHECK(error_of({"--type", "bf16"}, some) == "--type" + not_taken + "step 23 accepts it");
 }
 
 TEST_CASE("options: lengths, of queries and keys") {
   const auto lengths = [](const std::string &list) {
+    const reference::Shape shape = parse({"--lengths", list}, kTakesAll).shape;
     std::string text;
-    for (const Lengths &length : parse({"--lengths", list}, kTakesAll).lengths)
-      text += std::to_string(length.q) + "/" + std::to_string(length.k) + " ";
+    for (std::size_t b = 0; b < shape.lengths_q.size(); b++)
+      text += std::to_string(shape.lengths_q[b]) + "/" + std::to_string(shape.lengths_k[b]) + " ";
     return text;
   };
   CHECK(lengths("7") == "7/7 ");
-  CHECK(lengths("0,2147483647") == "0/0 2147483647/2147483647 ");
+  CHECK(lengths("0,1073741824") == "0/0 1073741824/1073741824 ");
   CHECK(lengths("1:2,3,4:0") == "1/2 3/3 4/0 ");
   for (const std::string list : {"", ",", "1,", ",1", "1,,2", "1:", ":1", "1:2:3", "-1", "x",
-                                 "1 ,2", "1;2", "2147483648", "1:2147483648", "1:,2"}) {
+                                 "1 ,2", "1;2", "1073741825", "1:2147483648", "1:,2"}) {
     CAPTURE(list);
-    CHECK(error_of({"--lengths", list}, kTakesAll) ==
-          "--lengths " + list +
-              ": a length N or N:M for each batch element is allowed, with commas between");
+    CHECK(
+        error_of({"--lengths", list}, kTakesAll) ==
+        "--lengths " + list +
+            ": must be N or N:M for each batch element, with commas between, from 0 to 1073741824");
   }
 }
 
@@ -181,18 +176,18 @@ TEST_CASE("options: splits, and that the step decides on them") {
   CHECK(parse({}, kTakesAll).splits == 0);
   CHECK(parse({"--splits", "auto"}, kTakesAll).splits == 0);
   CHECK(parse({"--splits", "1"}, kTakesAll).splits == 1);
-  CHECK(parse({"--splits", "2147483647"}, kTakesAll).splits == 2147483647);
-  for (const std::string value : {"0", "-1", "2147483648", "", "Auto", "4x"})
+  CHECK(parse({"--splits", "65535"}, kTakesAll).splits == 65535);
+  for (const std::string value : {"0", "-1", "65536", "268435456", "2147483648", "", "Auto", "4x"})
     CHECK(error_of({"--splits", value}, kTakesAll) ==
-          "--splits " + value + ": auto or a whole number from 1 to 2147483647 is allowed");
+          "--splits " + value + ": must be auto or a whole number from 1 to 65535");
 }
 
 TEST_CASE("options: what means nothing without another is refused") {
   CHECK(error_of({"--sinks", "4"}, kTakesAll) ==
-        "--sinks 4: with --window only; without one a query sees the first keys anyway");
+        "--sinks 4 needs --window: without one a query sees the first keys anyway");
   CHECK(error_of({"--sinks", "4", "--window", "5"}, kTakesAll) == "");
   CHECK(error_of({"--layout", "packed"}, kTakesAll) ==
-        "--layout packed: with --lengths only, which says where a sequence ends");
+        "--layout packed needs --lengths, which says where a sequence ends");
   CHECK(error_of({"--layout", "packed", "--lengths", "5"}, kTakesAll) == "");
   for (const std::string &family : reference::family_names()) {
     const bool well_posed = family == "normal" || family == "one-hot" || family == "equal-keys";
@@ -200,8 +195,8 @@ TEST_CASE("options: what means nothing without another is refused") {
     CHECK(error_of({"--inputs", family, "--rope", "halves"}, kTakesAll) ==
           (well_posed ? ""
                       : "--inputs " + family +
-                            ": with --rope normal, one-hot and equal-keys are allowed: these "
-                            "scores hang on how a kernel rounds what it rotates"));
+                            ": must be normal, one-hot or equal-keys with --rope: the scores of "
+                            "others depend on how a kernel rounds what it rotates"));
   }
 }
 
@@ -213,9 +208,9 @@ TEST_CASE("options: each option alone sets one thing") {
   CHECK(parse({"--describe"}).describe);
   CHECK(parse({"--help"}).help);
   CHECK(parse({"-h"}).help);
-  CHECK(parse({"--batch", "5"}).batch == 5);
-  CHECK(!parse({"--batch", "5"}).heads.has_value());
-  CHECK(parse({"--head-dim", "64"}).head_dim == 64);
+  CHECK(parse({"--batch", "5"}).shape.batch == 5);
+  CHECK(parse({"--batch", "5"}).shape.heads == 0);
+  CHECK(parse({"--head-dim", "64"}).shape.head_dim == 64);
   CHECK(parse({"--device", "auto"}).device == DeviceChoice::kAuto);
   CHECK(parse({"--device", "gpu"}).device == DeviceChoice::kGpu);
 }
@@ -228,7 +223,7 @@ TEST_CASE("options: what counts and what does not count exclude each other") {
     std::vector<std::string> both = counting;
     both.push_back("--check-only");
     CHECK(error_of(both) ==
-          counting[0] + " with --check-only: one of the two is allowed; only one counts");
+          counting[0] + " cannot be combined with --check-only, which does not count");
   }
 }
 
@@ -242,14 +237,20 @@ TEST_CASE("options: --iters with what is not timed is refused") {
                                                   {"--trace-csv", "a.csv"}}) {
     std::vector<std::string> both = untimed;
     both.insert(both.end(), {"--iters", "7"});
-    CHECK(error_of(both) == "--iters with " + untimed[0] +
+    CHECK(error_of(both) == "--iters cannot be combined with " + untimed[0] +
                                 (untimed[0] == "--device" ? " cpu" : "") +
-                                ": launches are timed on a GPU only; one of the two is allowed");
+                                ", because launches are timed on a GPU only");
   }
 }
 
+TEST_CASE("options: the sizes that were typed are kept for messages") {
+  CHECK(
+      parse({"--batch", "2", "--causal", "--seqlen=48", "--splits", "3", "--seed", "4"}, kTakesAll)
+          .sizes == "--batch 2 --seqlen 48 --splits 3");
+}
+
 TEST_CASE("options: the last of two values counts") {
-  CHECK(parse({"--seqlen", "64", "--seqlen", "128"}).seqlen == 128);
+  CHECK(parse({"--seqlen", "64", "--seqlen", "128"}).shape.seqlen_q == 128);
 }
 
 TEST_CASE("options: every word of each list, by its name") {
@@ -257,7 +258,7 @@ TEST_CASE("options: every word of each list, by its name") {
     CHECK(parse({"--inputs", reference::family_names()[i]}).inputs ==
           static_cast<reference::Family>(i));
   for (const int head_dim : kTakesAll.head_dims)
-    CHECK(parse({"--head-dim", std::to_string(head_dim)}, kTakesAll).head_dim == head_dim);
+    CHECK(parse({"--head-dim", std::to_string(head_dim)}, kTakesAll).shape.head_dim == head_dim);
   CHECK(parse({"--type", "fp16"}, kTakesAll).type == Type::kFp16);
   CHECK(parse({"--type", "bf16"}, kTakesAll).type == Type::kBf16);
   CHECK(parse({"--type", "fp8"}, kFp8).type == Type::kFp8);
@@ -266,77 +267,85 @@ TEST_CASE("options: every word of each list, by its name") {
   CHECK(parse({"--layout", "bnhd"}, kTakesAll).layout == Layout::kBnhd);
   CHECK(parse({"--layout", "interleaved"}, kTakesAll).layout == Layout::kInterleaved);
   CHECK(parse({"--layout", "packed", "--lengths", "1"}, kTakesAll).layout == Layout::kPacked);
-  CHECK(parse({}, kTakesAll).rope == Rope::kNone);
-  CHECK(parse({"--rope", "halves"}, kTakesAll).rope == Rope::kHalves);
-  CHECK(parse({"--rope", "neighbours"}, kTakesAll).rope == Rope::kNeighbours);
+  CHECK(parse({}, kTakesAll).shape.rope == Rope::kNone);
+  CHECK(parse({"--rope", "halves"}, kTakesAll).shape.rope == Rope::kHalves);
+  CHECK(parse({"--rope", "neighbours"}, kTakesAll).shape.rope == Rope::kNeighbours);
 }
 
 TEST_CASE("options: numbers up to the ends of their ranges") {
-  CHECK(parse({"--batch", "1"}).batch == 1);
-  CHECK(parse({"--batch", "2147483647"}).batch == 2147483647);
+  CHECK(parse({"--batch", "1"}).shape.batch == 1);
+  CHECK(parse({"--batch", "65535"}).shape.batch == 65535);
+  CHECK(parse({"--seqlen", "1073741824"}).shape.seqlen_q == 1073741824);
+  CHECK(parse({"--window", "2147483647"}, kTakesAll).shape.window == 2147483647);
   CHECK(parse({"--iters", "1000000"}).iters == 1000000);
   CHECK(parse({"--seed", "0"}).seed == 0);
   CHECK(parse({"--seed", "18446744073709551615"}).seed == 18446744073709551615u);
 }
 
 TEST_CASE("options: a number out of range, or none, is refused with the range") {
-  for (const std::string option : {"--batch", "--heads", "--seqlen", "--seqlen-k", "--kv-heads",
-                                   "--window", "--page-size", "--sinks", "--append"})
-    for (const std::string value : {"0", "-1", "+1", " 1", "2147483648", "99999999999999999999",
-                                    "x", "", "12x", "1e3", "0x10", "1.5", "1 "}) {
+  const std::vector<std::pair<std::string, std::int64_t>> sizes = {
+      {"--batch", 65535},       {"--heads", 65535},         {"--kv-heads", 65535},
+      {"--seqlen", 1073741824}, {"--seqlen-k", 1073741824}, {"--page-size", 1073741824},
+      {"--append", 1073741824}, {"--window", 2147483647},   {"--sinks", 2147483647}};
+  for (const auto &[option, most] : sizes)
+    for (const std::string &value :
+         {std::to_string(most + 1), std::string("0"), std::string("-1"), std::string("+1"),
+          std::string(" 1"), std::string("4294967297"), std::string("99999999999999999999"),
+          std::string("x"), std::string(""), std::string("12x"), std::string("1e3"),
+          std::string("0x10"), std::string("1.5"), std::string("1 ")}) {
       CAPTURE(option);
       CHECK(error_of({option, value}, kTakesAll) ==
-            option + " " + value + ": a whole number from 1 to 2147483647 is allowed");
+            option + " " + value + ": must be a whole number from 1 to " + std::to_string(most));
     }
-  CHECK(error_of({"--iters", "0"}) == "--iters 0: a whole number from 1 to 1000000 is allowed");
+  CHECK(error_of({"--iters", "0"}) == "--iters 0: must be a whole number from 1 to 1000000");
   CHECK(error_of({"--iters", "1000001"}) ==
-        "--iters 1000001: a whole number from 1 to 1000000 is allowed");
+        "--iters 1000001: must be a whole number from 1 to 1000000");
   for (const std::string value : {"-1", "18446744073709551616", "random"})
     CHECK(error_of({"--seed", value}) ==
-          "--seed " + value + ": a whole number from 0 to 18446744073709551615 is allowed");
+          "--seed " + value + ": must be a whole number from 0 to 18446744073709551615");
 }
 
 TEST_CASE("options: a number is read well whatever went wrong before") {
   errno = ERANGE;
-  CHECK(parse({"--batch", "5"}).batch == 5);
+  CHECK(parse({"--batch", "5"}).shape.batch == 5);
 }
 
 TEST_CASE("options: a path that is empty, or given twice, is refused") {
   for (const std::string option :
        {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv", "--events-csv"})
-    CHECK(error_of({option, ""}) == option + " : the path of a file is allowed, not nothing");
+    CHECK(error_of({option, ""}) == option + " needs a file name");
   CHECK(error_of({"--csv", "a.csv", "--profile-csv", "a.csv"}) ==
-        "--profile-csv a.csv: --csv writes to it; another file is allowed");
+        "--profile-csv a.csv: must be another file than --csv's");
   CHECK(error_of({"--trace-csv", "a.csv", "--csv", "a.csv"}) ==
-        "--trace-csv a.csv: --csv writes to it; another file is allowed");
+        "--trace-csv a.csv: must be another file than --csv's");
   CHECK(error_of({"--trace-csv", "a.csv", "--profile-csv", "a.csv"}) ==
-        "--trace-csv a.csv: --profile-csv writes to it; another file is allowed");
+        "--trace-csv a.csv: must be another file than --profile-csv's");
   CHECK(error_of({"--blocks-csv", "a.csv", "--csv", "a.csv"}) ==
-        "--blocks-csv a.csv: --csv writes to it; another file is allowed");
+        "--blocks-csv a.csv: must be another file than --csv's");
   CHECK(error_of({"--events-csv", "a.csv", "--csv", "a.csv"}) ==
-        "--events-csv a.csv: --csv writes to it; another file is allowed");
+        "--events-csv a.csv: must be another file than --csv's");
   CHECK(error_of({"--csv", "a.csv", "--profile-csv", "./a.csv"}) ==
-        "--profile-csv ./a.csv: --csv writes to it; another file is allowed");
+        "--profile-csv ./a.csv: must be another file than --csv's");
   CHECK(error_of({"--trace-csv", "a.csv", "--profile-csv", "b.csv", "--csv", "c.csv"}) == "");
 }
 
 TEST_CASE("options: a word that is not on the list is refused with the list") {
   for (const std::string value : {"cuda", "", "GPU", "cp"})
-    CHECK(error_of({"--device", value}) == "--device " + value + ": allowed are auto, gpu, cpu");
+    CHECK(error_of({"--device", value}) == "--device " + value + ": must be auto, gpu or cpu");
   for (const std::string value : {"32", "96", "064", "0", "64x"})
-    CHECK(error_of({"--head-dim", value}) == "--head-dim " + value + ": allowed are 64, 128");
+    CHECK(error_of({"--head-dim", value}) == "--head-dim " + value + ": must be 64 or 128");
   CHECK(error_of({"--inputs", "ones"}) ==
-        "--inputs ones: allowed are normal, rising, one-hot, ends, equal-keys, huge");
-  CHECK(error_of({"--head-dim", "64"}, kTakesAll) == "--head-dim 64: allowed are 32, 80, 256");
+        "--inputs ones: must be normal, rising, one-hot, ends, equal-keys or huge");
+  CHECK(error_of({"--head-dim", "64"}, kTakesAll) == "--head-dim 64: must be 32, 80 or 256");
   CHECK(error_of({"--type", "fp8"}, kTakesAll) ==
-        "--type fp8: allowed are fp16, bf16; no step takes it yet");
+        "--type fp8: must be fp16 or bf16; no step accepts it yet");
   CHECK(who_takes(
             {{"23-strides", "sm_80", "", kTakesAll.takes}, {"39-fp8", "sm_90a", "", kFp8.takes}},
-            "fp8") == "step 39 takes it");
-  CHECK(error_of({"--type", "fp32"}, kTakesAll) == "--type fp32: allowed are fp16, bf16");
-  CHECK(error_of({"--type", "fp16"}, kFp8) == "--type fp16: allowed are fp8");
+            "fp8") == "step 39 accepts it");
+  CHECK(error_of({"--type", "fp32"}, kTakesAll) == "--type fp32: must be fp16 or bf16");
+  CHECK(error_of({"--type", "fp16"}, kFp8) == "--type fp16: must be fp8");
   CHECK(error_of({"--layout", "thd"}, kTakesAll) ==
-        "--layout thd: allowed are bhnd, bnhd, interleaved, packed");
+        "--layout thd: must be bhnd, bnhd, interleaved or packed");
 }
 
 TEST_CASE("options: a value that is missing") {
@@ -346,7 +355,7 @@ TEST_CASE("options: a value that is missing") {
         "--seqlen-k", "--kv-heads", "--window",      "--type",      "--layout",     "--page-size",
         "--lengths",  "--sinks",    "--append",      "--rope",      "--splits",     "--events-csv"})
     CHECK(error_of({"--check-only", option}) ==
-          option + ": a value is missing; --help lists the options");
+          option + " needs a value; --help lists the options");
 }
 
 TEST_CASE("options: what is not an option is refused, by name") {
@@ -379,8 +388,8 @@ TEST_CASE("options: a value for an option that takes none is refused") {
 
 TEST_CASE("options: counting on a GPU is refused, and the option is named") {
   const std::string emulator_counts =
-      " with --device gpu: the emulator counts; leave --device out or say cpu, or measure with "
-      "`make counters`";
+      " cannot be combined with --device gpu, because the emulator counts; leave --device out, or "
+      "measure with `make counters`";
   CHECK(error_of({"--device", "gpu", "--profile"}) == "--profile" + emulator_counts);
   CHECK(error_of({"--profile", "--device", "gpu"}) == "--profile" + emulator_counts);
   CHECK(error_of({"--profile-csv", "a.csv", "--device", "gpu"}) ==
@@ -471,8 +480,8 @@ TEST_CASE("options: a step that decodes has one query per head by default, and a
   Step decodes = kTakesAll;
   decodes.decodes = true;
   CHECK(contains(describe_text(decodes),
-                 "\ngpu batch=16 heads=64 seqlen=1 head-dim=256 kv-heads=8 seqlen-k=65536\n"
-                 "emulator batch=1 heads=8 seqlen=1 head-dim=32 kv-heads=2 seqlen-k=256\n"));
+                 "\ngpu batch=16 heads=64 seqlen=1 head-dim=256 seqlen-k=65536 kv-heads=8\n"
+                 "emulator batch=1 heads=8 seqlen=1 head-dim=32 seqlen-k=256 kv-heads=2\n"));
   const std::string help = help_text("./step-25", decodes);
   CHECK(contains(help, "\n  --seqlen N             default 1 on the emulator, 1 on a GPU\n"));
   CHECK(contains(help, "of K and V; default: --seqlen; without it 256 and 65536\n"));

@@ -11,21 +11,23 @@ namespace {
 
 constexpr int kCopy = 8;  // elements that the kernels copy at once: strides are multiples of it
 
-/// A table of pages in an order of no pattern, from a pool with a quarter more of them. Those of the
-/// pool that are left, and the rows after a sequence's last, are gaps.
-std::vector<int> draw_pages(const Tensor &tensor, int page_size, std::uint64_t seed,
-                            std::int64_t &pool) {
-  const std::int64_t of_sequence = (std::int64_t{tensor.seqlen} + page_size - 1) / page_size;
-  pool = tensor.batch * of_sequence * 5 / 4 + 1;
-  std::vector<int> pages(static_cast<std::size_t>(pool));
+std::int64_t pages_of(int seqlen, int page_size) {
+  return (std::int64_t{seqlen} + page_size - 1) / page_size;
+}
+
+/// A table of pages in an order of no pattern, from the pool. Those of the pool that are left, and the
+/// rows after a sequence's last, are gaps.
+std::vector<int> draw_pages(const Tensor &tensor, int page_size, std::uint64_t seed) {
+  const std::int64_t of_sequence = pages_of(tensor.seqlen, page_size);
+  std::vector<int> pages(
+      static_cast<std::size_t>(pages_of_pool(tensor.batch, tensor.seqlen, page_size)));
   std::iota(pages.begin(), pages.end(), 0);
   std::uint64_t state = seed;
   for (std::size_t left = pages.size(); left > 1; left--)
     std::swap(pages[left - 1], pages[next_random(state) % left]);
   pages.resize(static_cast<std::size_t>(tensor.batch * of_sequence));
   for (int b = 0; b < tensor.batch; b++)
-    for (std::int64_t i = (std::int64_t{tensor.rows(b)} + page_size - 1) / page_size;
-         i < of_sequence; i++)
+    for (std::int64_t i = pages_of(tensor.rows(b), page_size); i < of_sequence; i++)
       pages[static_cast<std::size_t>(b * of_sequence + i)] = -1;
   return pages;
 }
@@ -63,6 +65,10 @@ std::size_t Tensor::offset(int element, int head, int row) const {
   }
   return first +
          static_cast<std::size_t>(block * strides.batch + head * strides.head + row * strides.row);
+}
+
+std::int64_t pages_of_pool(int batch, int seqlen_k, int page_size) {
+  return batch * pages_of(seqlen_k, page_size) * 5 / 4 + 1;
 }
 
 Placement place(const reference::Shape &shape, Layout layout, int page_size, std::uint64_t seed) {
@@ -104,9 +110,9 @@ Placement place(const reference::Shape &shape, Layout layout, int page_size, std
   }
   if (layout == Layout::kPacked) pack(Q, of_Q);
   if (page_size) {
-    std::int64_t pool;
+    const std::int64_t pool = pages_of_pool(shape.batch, shape.seqlen_k, page_size);
     K.page_size = V.page_size = page_size;
-    K.page_table = V.page_table = draw_pages(K, page_size, seed, pool);
+    K.page_table = V.page_table = draw_pages(K, page_size, seed);
     K.strides = strides(shape.kv_heads, page_size, gap);
     V.strides = strides(shape.kv_heads, page_size, gap_of_V);
     of_K = static_cast<std::size_t>(pool * K.strides.batch);

@@ -35,7 +35,10 @@ struct Placement {
   std::size_t Q_elements, K_elements, V_elements, O_elements;  // of the buffers; 0: in that of Q
 };
 
-/// Pages are drawn with this seed from a pool that has more of them than K takes. Where the heads of a
+/// The pages of a pool that K is cut into: a quarter more than its sequences need.
+std::int64_t pages_of_pool(int batch, int seqlen_k, int page_size);
+
+/// Pages are drawn with this seed from the pool. Where the heads of a
 /// row lie side by side, a gap as wide as a head follows them, which no kernel can know of but by the
 /// strides; that of V is 16 bytes wider, so that its strides are not K's. (Of interleaved Q, K and V the
 /// others are such a gap, and the strides are the same.)

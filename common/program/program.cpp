@@ -27,22 +27,26 @@ enum ExitStatus { kPassed = 0, kWrongAnswer = 1, kBadArguments = 2, kNoDevice = 
 // --- before the run ------------------------------------------------------------------------------
 
 std::unique_ptr<Device> choose_device(const Options &options, std::string &note) {
-  const bool counts = options.profile || !options.profile_csv.empty() ||
-                      !options.trace_csv.empty() || !options.blocks_csv.empty() ||
-                      !options.events_csv.empty();
+  const bool counts = !counting_option(options).empty();
   if (options.device == DeviceChoice::kCpu) return make_cpu_device();
   if (options.device == DeviceChoice::kAuto && counts) return make_cpu_device();
   std::string why_not;
   if (std::unique_ptr<Device> gpu = make_gpu_device(why_not)) return gpu;
   if (options.device == DeviceChoice::kGpu)
-    throw DeviceError("--device gpu: no GPU (" + why_not + "); --device cpu runs the emulator");
+    throw DeviceError("--device gpu: no GPU (" + why_not +
+                      "); run it on the emulator with --device cpu");
   note = "no GPU: " + why_not;
   return make_cpu_device();
 }
 
+/// Which sizes memory does not suffice for.
+std::string out_of_memory(const Options &options) {
+  return "out of memory" + (options.sizes.empty() ? "" : ": " + options.sizes);
+}
+
 /// Throws DeviceError unless the tensors and the workspace fit.
-void check_fits(const Problem &problem, const reference::Shape &shape, const Options &options,
-                const Device &device) {
+void check_fits(const Problem &problem, const Options &options, const Device &device) {
+  const reference::Shape &shape = options.shape;
   // In double first: the product of the sizes may pass 2^64.
   const bool gaps = options.layout != Layout::kBhnd;  // each as wide as a head
   const auto rows = [&](const std::vector<int> &lengths, int seqlen) {
@@ -51,8 +55,9 @@ void check_fits(const Problem &problem, const reference::Shape &shape, const Opt
   };
   const double of_Q = rows(shape.lengths_q, shape.seqlen_q) * (problem.heads + gaps);
   double of_K = rows(shape.lengths_k, shape.seqlen_k) * (problem.kv_heads + gaps);
-  if (problem.page_size)  // some pages of the pool are not used
-    of_K = 1.25 * problem.batch * shape.seqlen_k * (problem.kv_heads + gaps);
+  if (problem.page_size)
+    of_K = static_cast<double>(pages_of_pool(shape.batch, shape.seqlen_k, problem.page_size)) *
+           problem.page_size * (problem.kv_heads + gaps);
   const double of_new = static_cast<double>(problem.batch) * problem.kv_heads * problem.seqlen_new;
   const double element = problem.type == Type::kFp8 ? 1 : 2;  // of Q, K and V, in bytes
   double bytes =
@@ -64,13 +69,14 @@ void check_fits(const Problem &problem, const reference::Shape &shape, const Opt
     bytes = bytes + static_cast<double>(step.workspace_bytes(problem));
   const auto free = static_cast<double>(device.free_bytes());
   if (bytes > free)
-    throw DeviceError("out of memory: this shape needs " + format("%.3g", bytes / 1e9) +
-                      " GB, the device has room for " + format("%.3g", free / 1e9) +
-                      " GB; --batch, --heads or --seqlen must be smaller");
+    throw DeviceError(out_of_memory(options) + " needs " + format("%.3g", bytes / 1e9) +
+                      " GB, and the device has room for " + format("%.3g", free / 1e9) +
+                      " GB; choose smaller sizes");
 }
 
 /// The sizes and the kind of problem, with nothing in memory yet.
-Problem pose(const reference::Shape &shape, const Options &options) {
+Problem pose(const Options &options) {
+  const reference::Shape &shape = options.shape;
   Problem problem{};
   problem.type = options.type;
   problem.batch = shape.batch;
@@ -179,13 +185,13 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
 
 // --- the run -------------------------------------------------------------------------------------
 
-/// Times launches: as many as --iters says, else 20, or fewer if they would take over two seconds.
-/// Those of a tenth of a millisecond or less ten at a time: an event costs microseconds.
-void time_launches(Device &device, const std::function<void()> &launch, const Options &options,
+/// Times launches: this many, or if it is 0, 20, or fewer if they would take over two seconds. Those of a
+/// tenth of a millisecond or less ten at a time: an event costs microseconds.
+void time_launches(Device &device, const std::function<void()> &launch, int iterations,
                    Result &result) {
   const float estimate = device.time(launch, 0, 1, 1)[0];
-  const int iterations =
-      options.iters.value_or(std::clamp(static_cast<int>(2000 / std::max(estimate, 1e-3f)), 3, 20));
+  if (!iterations)
+    iterations = std::clamp(static_cast<int>(2000 / std::max(estimate, 1e-3f)), 3, 20);
   const int warm_up = estimate < 100 ? 3 : 0;  // as peers.py does; a long launch was its own
   const int each = estimate < 0.1f ? 10 : 1;
   std::vector<float> ms = device.time(launch, warm_up, iterations, each);
@@ -205,11 +211,12 @@ void time_launches(Device &device, const std::function<void()> &launch, const Op
 
 void print_shape(const Result &result, const Options &options, bool gpu) {
   const reference::Shape &shape = result.shape;
-  std::printf(
-      "shape    batch %d, heads %d, seqlen %d, head dim %d, %s inputs%s\n", shape.batch,
-      shape.heads, shape.seqlen_q, shape.head_dim,
-      reference::family_names()[static_cast<int>(options.inputs)].c_str(),
-      gpu && !options.batch && shape.batch < 16 ? " (16 would take this step too long)" : "");
+  std::printf("shape    batch %d, heads %d, seqlen %d, head dim %d, %s inputs%s\n", shape.batch,
+              shape.heads, shape.seqlen_q, shape.head_dim,
+              reference::family_names()[static_cast<int>(options.inputs)].c_str(),
+              gpu && shape.batch < 16 && options.sizes.find("--batch") == std::string::npos
+                  ? " (16 would take this step too long)"
+                  : "");
   if (!result.options.empty()) std::printf("         %s\n", result.options.c_str());
 }
 
@@ -219,37 +226,34 @@ void finish_output() {
     throw UsageError("standard output: writing failed");
 }
 
-ExitStatus run(const Options &options) {
+ExitStatus run(const Options &asked) {
   std::string note;
-  const std::unique_ptr<Device> device = choose_device(options, note);
-  if (options.iters && !device->is_gpu())
-    throw UsageError("--iters: launches are timed on a GPU only (" + note + "); leave it out");
-  if (options.sms && device->is_gpu())
-    throw UsageError(
-        "--sms: only the emulator's multiprocessors can be chosen; leave it out, or add "
-        "--device cpu");
-  if (options.sms) emulator::settings.multiprocessors = *options.sms;
+  const std::unique_ptr<Device> device = choose_device(asked, note);
+  if (asked.iters && !device->is_gpu())
+    throw UsageError("--iters " + std::to_string(asked.iters) +
+                     " needs a GPU, where launches are timed (" + note + "); leave it out");
+  if (asked.sms && device->is_gpu())
+    throw UsageError("--sms " + std::to_string(asked.sms) +
+                     " needs the emulator: add --device cpu, or leave it out");
+  if (asked.sms) emulator::settings.multiprocessors = asked.sms;
   const Step &step = device->step();
-  const reference::Shape shape = choose_shape(options, step, device->is_gpu());
+  const Options options = with_defaults(asked, step, device->is_gpu());
+  const reference::Shape &shape = options.shape;
+  check_problem(options, step);
 
-  std::optional<CsvFile> csv, profile_csv, trace_csv, blocks_csv, events_csv;
-  if (!options.csv.empty()) csv.emplace("--csv", options.csv, kCsvHeader);
-  if (!options.profile_csv.empty())
-    profile_csv.emplace("--profile-csv", options.profile_csv, kProfileCsvHeader);
-  if (!options.trace_csv.empty())
-    trace_csv.emplace("--trace-csv", options.trace_csv, kTraceCsvHeader);
-  if (!options.blocks_csv.empty())
-    blocks_csv.emplace("--blocks-csv", options.blocks_csv, kBlocksCsvHeader);
-  if (!options.events_csv.empty())
-    events_csv.emplace("--events-csv", options.events_csv, kEventsCsvHeader);
+  std::vector<std::pair<CsvKind, CsvFile>> files;
+  for (int i = 0; i < kCsvKinds; i++)
+    if (!options.files[i].empty())
+      files.emplace_back(static_cast<CsvKind>(i), CsvFile(std::string("--") + kCsv[i].option,
+                                                          options.files[i], kCsv[i].header));
 
-  Problem problem = pose(shape, options);
-  check_fits(problem, shape, options, *device);
+  Problem problem = pose(options);
+  check_fits(problem, options, *device);
 
   Result result{step.name,
                 device->is_gpu() ? device->name() : "emulator",
                 shape,
-                departures(shape, options),
+                departures(options, step),
                 operations(shape),
                 kv_bytes(shape, options.type),
                 {},
@@ -318,15 +322,11 @@ ExitStatus run(const Options &options) {
     if (options.profile) print_lines(profile);
   } else if (!options.check_only) {
     if (shape.seqlen_new) forget_new_rows(*device, placement, shape, problem);
-    time_launches(*device, launch, options, result);
+    time_launches(*device, launch, options.iters, result);
     if (!passes(false)) return kWrongAnswer;  // the launches that were timed gave it, too
   }
   finish_output();
-  if (csv) csv->append({csv_row(result)});
-  if (profile_csv) profile_csv->append(profile_rows(result, profile));
-  if (trace_csv) trace_csv->append(trace_rows(profile));
-  if (blocks_csv) blocks_csv->append(block_rows(result, profile));
-  if (events_csv) events_csv->append(event_rows(result, profile));
+  for (const auto &[kind, file] : files) file.append(csv_rows(kind, result, profile));
   return kPassed;
 }
 
@@ -336,8 +336,9 @@ int main(int argc, char **argv) {
   const auto complain = [](const char *message) {
     std::fprintf(stderr, "%s: %s\n", cpu_step.name, one_line(message).c_str());
   };
+  Options options;
   try {
-    const Options options = parse_options(argc, argv, cpu_step, ladder());
+    options = parse_options(argc, argv, cpu_step, ladder());
     ExitStatus status = kPassed;
     if (options.help)
       std::fputs(help_text(argv[0], cpu_step).c_str(), stdout);
@@ -357,7 +358,7 @@ int main(int argc, char **argv) {
     complain(error.what());
     return kNoDevice;
   } catch (const std::bad_alloc &) {
-    complain("out of memory; --batch, --heads or --seqlen must be smaller");
+    complain((out_of_memory(options) + "; choose smaller sizes").c_str());
     return kNoDevice;
   } catch (const emulator::KernelError &error) {
     std::fflush(stdout);

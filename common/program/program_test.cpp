@@ -159,21 +159,30 @@ TEST_CASE("a bad argument: exit status 2, one line, no file") {
   const std::vector<Bad> table = {
       {"02", "--frobnicate", {"02-loop-inverted: --frobnicate: no such option; --help lists"}},
       {"02", "256", {"256: not an option"}},
-      {"02", "--seqlen", {"--seqlen: a value is missing"}},
-      {"02", "--seqlen many", {"--seqlen many: a whole number from 1 to 2147483647 is allowed"}},
-      {"02", "--device 'a\nb\tc'", {"--device a\\nb\\x09c: allowed are auto, gpu, cpu"}},
+      {"02", "--seqlen", {"--seqlen needs a value"}},
+      {"02", "--seqlen many", {"--seqlen many: must be a whole number from 1 to 1073741824"}},
+      {"02", "--device 'a\nb\tc'", {"--device a\\nb\\x09c: must be auto, gpu or cpu"}},
       {"02", "--csv 'no\nsuch/folder'", {"--csv no\\nsuch/folder: cannot be written"}},
-      {"02", "--seqlen 64", {"--seqlen 64: a multiple of 128 is allowed"}},
-      {"04", "--seqlen 96", {"--seqlen 96: a multiple of 64 is allowed"}},
-      {"02", "--heads 65536", {"--batch 1 --heads 65536: a product of at most 65535 is allowed"}},
-      {"02", "--seqlen 67108864", {"--seqlen 67108864: at most 67108863 is allowed"}},
-      {"02", "--causal", {"--causal: this step does not take it; "}},
-      {"15", "--type bf16", {"--type: this step does not take it; "}},
-      {"02", "--device gpu --profile", {"--profile with --device gpu"}},
-      {"02", "--check-only --trace-csv t.csv", {"--trace-csv with --check-only"}},
-      {"02", "--check-only --events-csv t.csv", {"--events-csv with --check-only"}},
-      {"02", "--iters 5", {"--iters with --device cpu: launches are timed on a GPU only"}},
-      {"02", "--profile-csv ./new.csv", {"--profile-csv ./new.csv: --csv writes to it"}},
+      {"02", "--seqlen 64", {"--seqlen 64: must be a multiple of 128"}},
+      {"04", "--seqlen 96", {"--seqlen 96: must be a multiple of 64"}},
+      {"02", "--heads 65536", {"--heads 65536: must be a whole number from 1 to 65535"}},
+      {"02", "--batch 256 --heads 256", {"--heads 256: their product must be at most 65535"}},
+      {"26", "--splits 268435456", {"--splits 268435456: must be auto or a whole number from 1"}},
+      {"29", "--page-size 2147483647", {"--page-size 2147483647: must be a whole number from 1"}},
+      {"02", "--seqlen 67108864", {"--seqlen 67108864: must be at most 67108863"}},
+      {"02", "--causal", {"--causal: this step does not accept it; "}},
+      {"15", "--type bf16", {"--type: this step does not accept it; "}},
+      {"02", "--device gpu --profile", {"--profile cannot be combined with --device gpu"}},
+      {"02",
+       "--check-only --trace-csv t.csv",
+       {"--trace-csv cannot be combined with --check-only"}},
+      {"02",
+       "--check-only --events-csv t.csv",
+       {"--events-csv cannot be combined with --check-only"}},
+      {"02", "--iters 5", {"--iters cannot be combined with --device cpu, because launches are"}},
+      {"02",
+       "--profile-csv ./new.csv",
+       {"--profile-csv ./new.csv: must be another file than --csv"}},
   };
   const std::string programs = std::filesystem::current_path();
   for (const Bad &bad : table) {
@@ -201,7 +210,7 @@ TEST_CASE("output that is lost: exit status 2, one line") {
 
 TEST_CASE("a CSV file that cannot be appended to: exit status 2, and it stays as it was") {
   const Scratch scratch;
-  const std::string allowed = "is allowed";
+  const std::string allowed = "must be a";
   for (const std::string option :
        {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv", "--events-csv"}) {
     for (const std::string &path : {scratch.file("no/such/folder.csv"), scratch.file(""),
@@ -234,7 +243,7 @@ TEST_CASE("a shape that does not fit: exit status 3, one line, no file") {
       const Scratch scratch;
       check_refused("./step-" + name.substr(0, 2) + " --device cpu --csv " +
                         shell_word(scratch.file("new.csv")) + " " + shape,
-                    3, {"out of memory", "--batch, --heads or --seqlen must be smaller"});
+                    3, {"out of memory: " + shape + " needs ", "; choose smaller sizes"});
       CHECK(scratch.empty());
     }
 }
@@ -244,21 +253,27 @@ TEST_CASE("memory that runs out under way: exit status 3, one line") {
       run_command("ulimit -v 1000000; ./step-02 --device cpu --heads 2 --seqlen 4194304");
   CHECK(run.status == 3);
   CHECK(lines_of(run.err).size() == 1);
-  CHECK(contains(run.err, "out of memory"));
+  CHECK(contains(run.err, "out of memory: --heads 2 --seqlen 4194304"));
+}
+
+TEST_CASE("sizes that nobody has memory for are named, whichever they are") {
+  for (const std::string sizes : {"--page-size 1073741824", "--batch 1 --seqlen-k 1073741824"})
+    check_refused("./step-29 --device cpu --head-dim 128 --seqlen 1 " + sizes, 3,
+                  {"out of memory: --head-dim 128 --seqlen 1 " + sizes});
 }
 
 TEST_CASE("--device gpu without a GPU: exit status 3, one line, no file") {
   if (has_gpu()) return void(std::puts("SKIP: this machine has a GPU"));
   const Scratch scratch;
   check_refused("./step-02 --device gpu --csv " + shell_word(scratch.file("new.csv")), 3,
-                {"--device gpu: no GPU (", "--device cpu runs the emulator"});
+                {"--device gpu: no GPU (", "run it on the emulator with --device cpu"});
   CHECK(scratch.empty());
 }
 
 TEST_CASE("--iters without a GPU: exit status 2, one line") {
   if (has_gpu()) return void(std::puts("SKIP: this machine has a GPU"));
   check_refused("./step-02 --iters 5", 2,
-                {"--iters: launches are timed on a GPU only (no GPU: ", "); leave it out"});
+                {"--iters 5 needs a GPU, where launches are timed (no GPU: ", "); leave it out"});
 }
 
 TEST_CASE("every step describes and explains itself, whatever else is asked for") {

@@ -5,6 +5,12 @@
 
 #include "common/emulator/sites.h"
 
+std::string format(const char *pattern, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, pattern, value);
+  return text;
+}
+
 namespace {
 
 /// What the requests of a kind cost, in total.
@@ -40,13 +46,87 @@ std::string problem_fields(const Result &result) {
          (list ? "\"" + result.options + "\"" : result.options);
 }
 
-}  // namespace
-
-std::string format(const char *pattern, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, pattern, value);
-  return text;
+std::vector<std::string> profile_rows(const Result &result, const emulator::Profile &profile) {
+  using namespace emulator;
+  const std::string prefix = result.step + ",emulator," + problem_fields(result) + ",";
+  std::vector<std::string> rows;
+  const auto add = [&](const std::string &line, const std::string &counter, std::uint64_t value) {
+    rows.push_back(prefix + line + ",\"" + counter + "\"," + std::to_string(value));
+  };
+  const Counts total = profile.total();
+  for (int i = 0; i < kCounters; i++)
+    if (const auto counter = static_cast<Counter>(i); total[i] || !is_optional(counter))
+      add("0", name(counter), total[i]);
+  add("0", "shared wavefronts, ideal",
+      total[kSharedLoadIdeal] + total[kSharedStoreIdeal] + total[kStmatrixIdeal] +
+          total[kCopyIdeal] + total[kWgmmaWavefronts]);
+  add("0", "global bytes read", 32 * total[kGlobalLoadSectors]);
+  add("0", "global bytes written", 32 * total[kGlobalStoreSectors]);
+  add("0", "unique global bytes read", profile.unique_read_bytes);
+  add("0", "unique global bytes written", profile.unique_written_bytes);
+  for (const auto &[line, counts] : profile.lines)
+    for (int i = 0; i < kCounters; i++)
+      if (counts[i]) add(describe(line), name(static_cast<Counter>(i)), counts[i]);
+  return rows;
 }
+
+std::vector<std::string> trace_rows(const emulator::Profile &profile) {
+  std::vector<std::string> rows;
+  const auto operation = [](emulator::Kind kind) {
+    switch (kind) {
+      case emulator::Kind::kSharedStore:
+      case emulator::Kind::kStmatrix: return ",store,";
+      case emulator::Kind::kLdmatrix: return ",ldmatrix,";
+      case emulator::Kind::kCopy: return ",cp.async,";
+      default: return ",load,";
+    }
+  };
+  for (const emulator::TraceRow &row : profile.trace)
+    rows.push_back(std::to_string(row.line.line) + operation(row.kind) +
+                   std::to_string(row.request) + "," + std::to_string(row.lane) + "," +
+                   std::to_string(row.address) + "," + std::to_string(row.bytes) + "," +
+                   std::to_string(row.address / 4 % 32) + "," + std::to_string(row.wavefront));
+  return rows;
+}
+
+std::vector<std::string> block_rows(const Result &result, const emulator::Profile &profile) {
+  std::vector<std::string> rows;
+  for (const emulator::BlockRow &row : profile.blocks) {
+    rows.push_back(result.step + "," + problem_fields(result));
+    for (const std::uint64_t value : {std::uint64_t(row.launch), row.number, std::uint64_t{row.x},
+                                      std::uint64_t{row.y}, std::uint64_t{row.z}, row.mma})
+      rows.back() += "," + std::to_string(value);
+  }
+  return rows;
+}
+
+std::vector<std::string> event_rows(const Result &result, const emulator::Profile &profile) {
+  std::vector<std::string> rows;
+  for (const emulator::EventRow &row : profile.events) {
+    std::string after;
+    for (const emulator::EventRow::Other &other : row.after)
+      after += (after.empty() ? "" : " ") + std::to_string(other.warpgroup) + ":" +
+               std::to_string(other.number);
+    rows.push_back(result.step + "," + problem_fields(result) + "," + std::to_string(row.launch) +
+                   "," + std::to_string(row.warpgroup) + "," + std::to_string(row.number) + "," +
+                   row.what + "," + std::to_string(row.line.line) + "," +
+                   (row.of < 0 ? "" : std::to_string(row.of)) + "," + std::to_string(row.times) +
+                   "," + after);
+  }
+  return rows;
+}
+
+std::string result_row(const Result &result) {
+  const auto number = [](const std::optional<double> &value) {
+    return value ? format("%.6g", *value) : std::string();
+  };
+  return result.step + ",\"" + result.device + "\"," + problem_fields(result) + "," +
+         format("%.0f", result.operations) + "," + format("%.0f", result.kv_bytes) + "," +
+         number(result.median_ms) + "," + number(result.min_ms) + "," + number(result.tflops) +
+         "," + format("%.4g", result.rms_error);
+}
+
+}  // namespace
 
 std::string one_line(const std::string &text) {
   std::string line;
@@ -160,82 +240,13 @@ void print_lines(const emulator::Profile &profile) {
         "  mixed: lanes came here in different ways; a GPU may count their requests apart\n");
 }
 
-std::vector<std::string> profile_rows(const Result &result, const emulator::Profile &profile) {
-  using namespace emulator;
-  const std::string prefix = result.step + ",emulator," + problem_fields(result) + ",";
-  std::vector<std::string> rows;
-  const auto add = [&](const std::string &line, const std::string &counter, std::uint64_t value) {
-    rows.push_back(prefix + line + ",\"" + counter + "\"," + std::to_string(value));
-  };
-  const Counts total = profile.total();
-  for (int i = 0; i < kCounters; i++)
-    if (const auto counter = static_cast<Counter>(i); total[i] || !is_optional(counter))
-      add("0", name(counter), total[i]);
-  add("0", "shared wavefronts, ideal",
-      total[kSharedLoadIdeal] + total[kSharedStoreIdeal] + total[kStmatrixIdeal] +
-          total[kCopyIdeal] + total[kWgmmaWavefronts]);
-  add("0", "global bytes read", 32 * total[kGlobalLoadSectors]);
-  add("0", "global bytes written", 32 * total[kGlobalStoreSectors]);
-  add("0", "unique global bytes read", profile.unique_read_bytes);
-  add("0", "unique global bytes written", profile.unique_written_bytes);
-  for (const auto &[line, counts] : profile.lines)
-    for (int i = 0; i < kCounters; i++)
-      if (counts[i]) add(describe(line), name(static_cast<Counter>(i)), counts[i]);
-  return rows;
-}
-
-std::vector<std::string> trace_rows(const emulator::Profile &profile) {
-  std::vector<std::string> rows;
-  const auto operation = [](emulator::Kind kind) {
-    switch (kind) {
-      case emulator::Kind::kSharedStore:
-      case emulator::Kind::kStmatrix: return ",store,";
-      case emulator::Kind::kLdmatrix: return ",ldmatrix,";
-      case emulator::Kind::kCopy: return ",cp.async,";
-      default: return ",load,";
-    }
-  };
-  for (const emulator::TraceRow &row : profile.trace)
-    rows.push_back(std::to_string(row.line.line) + operation(row.kind) +
-                   std::to_string(row.request) + "," + std::to_string(row.lane) + "," +
-                   std::to_string(row.address) + "," + std::to_string(row.bytes) + "," +
-                   std::to_string(row.address / 4 % 32) + "," + std::to_string(row.wavefront));
-  return rows;
-}
-
-std::vector<std::string> block_rows(const Result &result, const emulator::Profile &profile) {
-  std::vector<std::string> rows;
-  for (const emulator::BlockRow &row : profile.blocks) {
-    rows.push_back(result.step + "," + problem_fields(result));
-    for (const std::uint64_t value : {std::uint64_t(row.launch), row.number, std::uint64_t{row.x},
-                                      std::uint64_t{row.y}, std::uint64_t{row.z}, row.mma})
-      rows.back() += "," + std::to_string(value);
+std::vector<std::string> csv_rows(CsvKind kind, const Result &result,
+                                  const emulator::Profile &profile) {
+  switch (kind) {
+    case kProfileCsv: return profile_rows(result, profile);
+    case kTraceCsv: return trace_rows(profile);
+    case kBlocksCsv: return block_rows(result, profile);
+    case kEventsCsv: return event_rows(result, profile);
+    default: return {result_row(result)};
   }
-  return rows;
-}
-
-std::vector<std::string> event_rows(const Result &result, const emulator::Profile &profile) {
-  std::vector<std::string> rows;
-  for (const emulator::EventRow &row : profile.events) {
-    std::string after;
-    for (const emulator::EventRow::Other &other : row.after)
-      after += (after.empty() ? "" : " ") + std::to_string(other.warpgroup) + ":" +
-               std::to_string(other.number);
-    rows.push_back(result.step + "," + problem_fields(result) + "," + std::to_string(row.launch) +
-                   "," + std::to_string(row.warpgroup) + "," + std::to_string(row.number) + "," +
-                   row.what + "," + std::to_string(row.line.line) + "," +
-                   (row.of < 0 ? "" : std::to_string(row.of)) + "," + std::to_string(row.times) +
-                   "," + after);
-  }
-  return rows;
-}
-
-std::string csv_row(const Result &result) {
-  const auto number = [](const std::optional<double> &value) {
-    return value ? format("%.6g", *value) : std::string();
-  };
-  return result.step + ",\"" + result.device + "\"," + problem_fields(result) + "," +
-         format("%.0f", result.operations) + "," + format("%.0f", result.kv_bytes) + "," +
-         number(result.median_ms) + "," + number(result.min_ms) + "," + number(result.tflops) +
-         "," + format("%.4g", result.rms_error);
 }

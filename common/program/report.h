@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "common/emulator/counters.h"
+#include "common/program/csv.h"
 #include "reference/verdict.h"
 
 /// The result of a run.
 struct Result {
   std::string step, device;
   reference::Shape shape;
-  std::string options;          // what sets the problem apart from the plain one
+  std::string options;          // how the problem differs from the plain one
   double operations, kv_bytes;  // kv_bytes: of K and V, what must be read at least once
   std::optional<double> median_ms, min_ms, tflops;
   double rms_error;
@@ -38,9 +39,6 @@ void print_cache_verdict(const reference::CacheVerdict &verdict, std::size_t str
 void print_totals(const emulator::Profile &profile);
 void print_lines(const emulator::Profile &profile);
 
-/// The rows of --csv, --profile-csv, --trace-csv, --blocks-csv and --events-csv.
-std::string csv_row(const Result &result);
-std::vector<std::string> profile_rows(const Result &result, const emulator::Profile &profile);
-std::vector<std::string> trace_rows(const emulator::Profile &profile);
-std::vector<std::string> block_rows(const Result &result, const emulator::Profile &profile);
-std::vector<std::string> event_rows(const Result &result, const emulator::Profile &profile);
+/// The rows of a CSV file.
+std::vector<std::string> csv_rows(CsvKind kind, const Result &result,
+                                  const emulator::Profile &profile);

@@ -1,11 +1,13 @@
-// The shape of a run, from what was asked for, what the step takes and what a device does by default.
+// The sizes of a problem: those that were not given, and those that a step accepts.
 #pragma once
 
 #include "common/program/options.h"
-#include "reference/attention.h"
 
-/// Throws UsageError for a shape that the step does not take, or that is none.
-reference::Shape choose_shape(const Options &options, const Step &step, bool gpu);
+/// The options with the sizes of the device's default problem where the user gave none.
+Options with_defaults(Options options, const Step &step, bool gpu);
+
+/// Throws UsageError for a problem that the step does not accept, or that is none.
+void check_problem(const Options &options, const Step &step);
 
 /// The multiplications and additions of Q K^T and P V: 4 head_dim for each pair of a query and a key
 /// that it sees.
@@ -13,7 +15,3 @@ double operations(const reference::Shape &shape);
 
 /// The bytes of the keys that some query sees, and of their values: what must be read at least once.
 double kv_bytes(const reference::Shape &shape, Type type);
-
-/// What sets the problem apart from the plain one: "causal kv-heads=2 type=bf16"; empty for the plain
-/// one.
-std::string departures(const reference::Shape &shape, const Options &options);

@@ -14,17 +14,29 @@ const Step kStep = {.name = "20-all",
 /// The options of a small shape.
 Options small() {
   Options options;
-  options.batch = 2;
-  options.heads = 4;
-  options.seqlen = 64;
-  options.head_dim = 64;
+  options.shape.batch = 2;
+  options.shape.heads = 4;
+  options.shape.seqlen_q = 64;
+  options.shape.head_dim = 64;
   return options;
+}
+
+/// The shape that a step is given.
+reference::Shape shape_of(const Options &options, const Step &step, bool gpu) {
+  const Options all = with_defaults(options, step, gpu);
+  check_problem(all, step);
+  return all.shape;
+}
+
+void set_lengths(Options &options, const std::vector<int> &q, const std::vector<int> &k) {
+  options.shape.lengths_q = q;
+  options.shape.lengths_k = k;
 }
 
 /// The message of the UsageError that these options give, or "".
 std::string error_of(const Options &options) {
   try {
-    choose_shape(options, kStep, false);
+    shape_of(options, kStep, false);
   } catch (const UsageError &error) {
     return error.what();
   }
@@ -42,7 +54,7 @@ std::string error_after(Change change) {
 }  // namespace
 
 TEST_CASE("shape: what is not asked for is the device's default") {
-  const reference::Shape cpu = choose_shape({}, kStep, false), gpu = choose_shape({}, kStep, true);
+  const reference::Shape cpu = shape_of({}, kStep, false), gpu = shape_of({}, kStep, true);
   CHECK(cpu.batch == 1);
   CHECK(cpu.heads == 2);
   CHECK(cpu.kv_heads == 2);
@@ -63,12 +75,12 @@ TEST_CASE("shape: what is not asked for is the device's default") {
 
 TEST_CASE("shape: what is asked for arrives") {
   Options options = small();
-  options.seqlen_k = 96;
-  options.kv_heads = 2;
-  options.causal = true;
-  options.window = 5;
-  options.lengths = {{1, 2}, {64, 96}};
-  const reference::Shape shape = choose_shape(options, kStep, false);
+  options.shape.seqlen_k = 96;
+  options.shape.kv_heads = 2;
+  options.shape.causal = true;
+  options.shape.window = 5;
+  set_lengths(options, {1, 64}, {2, 96});
+  const reference::Shape shape = shape_of(options, kStep, false);
   CHECK(shape.batch == 2);
   CHECK(shape.heads == 4);
   CHECK(shape.kv_heads == 2);
@@ -78,76 +90,77 @@ TEST_CASE("shape: what is asked for arrives") {
   CHECK(shape.window == 5);
   CHECK(shape.lengths_q == std::vector<int>{1, 64});
   CHECK(shape.lengths_k == std::vector<int>{2, 96});
-  options.batch.reset();  // as many as there are lengths
-  CHECK(choose_shape(options, kStep, true).batch == 2);
+  options.shape.batch = 0;  // as many as there are lengths
+  CHECK(shape_of(options, kStep, true).batch == 2);
 }
 
 TEST_CASE("shape: one that the step does not take is refused, with what is allowed") {
   CHECK(error_of(small()) == "");
-  CHECK(error_after([](Options &o) { o.seqlen = 40; }) ==
-        "--seqlen 40: a multiple of 16 is allowed");
-  CHECK(error_after([](Options &o) { o.seqlen_k = 40; }) ==
-        "--seqlen-k 40: a multiple of 16 is allowed");
+  CHECK(error_after([](Options &o) { o.shape.seqlen_q = 40; }) ==
+        "--seqlen 40: must be a multiple of 16");
+  CHECK(error_after([](Options &o) { o.shape.seqlen_k = 40; }) ==
+        "--seqlen-k 40: must be a multiple of 16");
   CHECK(error_after([](Options &o) { o.page_size = 24; }) ==
-        "--page-size 24: a multiple or a divisor of 16 is allowed, the rows of this step's tile");
+        "--page-size 24: must be a multiple or a divisor of 16, the rows of this step's tile");
   for (const int page_size : {1, 8, 16, 48})
     CHECK(error_after([&](Options &o) { o.page_size = page_size; }) == "");
-  CHECK(error_after([](Options &o) { o.kv_heads = 3; }) ==
-        "--kv-heads 3: a divisor of --heads 4 is allowed");
-  CHECK(error_after([](Options &o) { o.kv_heads = 8; }) ==
-        "--kv-heads 8: a divisor of --heads 4 is allowed");
-  CHECK(error_after([](Options &o) { o.batch = 16384; }) ==
-        "--batch 16384 --heads 4: a product of at most 65535 is allowed");
-  CHECK(error_after([](Options &o) { o.batch = o.heads = 2147483647; }) ==
-        "--batch 2147483647 --heads 2147483647: a product of at most 65535 is allowed");
+  CHECK(error_after([](Options &o) { o.shape.kv_heads = 3; }) ==
+        "--kv-heads 3: must be a divisor of --heads 4");
+  CHECK(error_after([](Options &o) { o.shape.kv_heads = 8; }) ==
+        "--kv-heads 8: must be a divisor of --heads 4");
+  CHECK(error_after([](Options &o) { o.shape.batch = 16384; }) ==
+        "--batch 16384 --heads 4: their product must be at most 65535");
+  CHECK(error_after([](Options &o) { o.shape.batch = o.shape.heads = 2147483647; }) ==
+        "--batch 2147483647 --heads 2147483647: their product must be at most 65535");
 }
 
 TEST_CASE("shape: what does not go together is refused") {
   CHECK(error_after([](Options &o) {
           o.layout = Layout::kInterleaved;
-          o.seqlen_k = 32;
+          o.shape.seqlen_k = 32;
         }) ==
-        "--seqlen-k 32: with --layout interleaved only --seqlen 64 is allowed: a row has Q, K and "
+        "--seqlen-k 32: must be --seqlen 64 with --layout interleaved, because a row has Q, K and "
         "V");
   CHECK(error_after([](Options &o) {
           o.layout = Layout::kInterleaved;
           o.page_size = 16;
-        }) ==
-        "--page-size 16: with --layout interleaved not; of interleaved K and V there are no pages");
+        }) == "--page-size 16 cannot be combined with --layout interleaved");
+  CHECK(error_after([](Options &o) { set_lengths(o, {1}, {1}); }) ==
+        "--lengths has 1 of them: must have 2, one for each of --batch");
   CHECK(error_after([](Options &o) {
-          o.lengths = {{1, 1}};
-        }) == "--lengths: 1 of them; 2 are allowed, one for each of --batch");
+          set_lengths(o, {1, 2, 3}, {1, 2, 3});
+        }) == "--lengths has 3 of them: must have 2, one for each of --batch");
   CHECK(error_after([](Options &o) {
-          o.lengths = {{1, 1}, {2, 2}, {3, 3}};
-        }) == "--lengths: 3 of them; 2 are allowed, one for each of --batch");
+          set_lengths(o, {1, 65}, {1, 65});
+        }) == "--lengths 65: must be at most --seqlen 64");
   CHECK(error_after([](Options &o) {
-          o.lengths = {{1, 1}, {65, 65}};
-        }) == "--lengths 1,65: at most --seqlen 64 is allowed");
+          set_lengths(o, {1, 64}, {65, 64});
+        }) == "--lengths 65: must be at most --seqlen 64 for keys");
   CHECK(error_after([](Options &o) {
-          o.lengths = {{1, 65}, {64, 64}};
-        }) == "--lengths 1:65,64: for keys at most --seqlen 64 is allowed");
-  CHECK(error_after([](Options &o) {
-          o.lengths = {{1, 65}, {64, 97}};
-          o.seqlen_k = 96;
-        }) == "--lengths 1:65,64:97: for keys at most --seqlen-k 96 is allowed");
-  CHECK(error_after([](Options &o) { o.lengths = {{0, 64}, {64, 0}}; }) == "");
+          set_lengths(o, {1, 64}, {65, 97});
+          o.shape.seqlen_k = 96;
+        }) == "--lengths 97: must be at most --seqlen-k 96 for keys");
+  CHECK(error_after([](Options &o) { set_lengths(o, {0, 64}, {64, 0}); }) == "");
 }
 
 TEST_CASE("shape: a head spans fewer than 2^32 elements, which is how far kernels count") {
   const int most = (1 << 26) - 16;  // the last multiple of the tile below 2^32 / 64
-  CHECK(error_after([&](Options &o) { o.seqlen = most; }) == "");
-  CHECK(error_after([&](Options &o) { o.seqlen_k = most; }) == "");
+  CHECK(error_after([&](Options &o) { o.shape.seqlen_q = most; }) == "");
+  CHECK(error_after([&](Options &o) { o.shape.seqlen_k = most; }) == "");
   const std::string spans =
-      ": at most 67108863 is allowed: a head must have fewer than 2^32 elements";
-  CHECK(error_after([&](Options &o) { o.seqlen = most + 16; }) == "--seqlen 67108864" + spans);
-  CHECK(error_after([&](Options &o) { o.seqlen_k = most + 16; }) == "--seqlen-k 67108864" + spans);
-  CHECK(error_after([&](Options &o) { o.seqlen = 2147483632; }) == "--seqlen 2147483632" + spans);
+      ": must be at most 67108863, because a head must have fewer than 2^32 elements";
+  CHECK(error_after([&](Options &o) { o.shape.seqlen_q = most + 16; }) ==
+        "--seqlen 67108864" + spans);
+  CHECK(error_after([&](Options &o) { o.shape.seqlen_k = most + 16; }) ==
+        "--seqlen-k 67108864" + spans);
+  CHECK(error_after([&](Options &o) { o.shape.seqlen_q = 2147483632; }) ==
+        "--seqlen 2147483632" + spans);
   // A step that takes layouts has strides of 64 bits.
   Options options = small();
-  options.seqlen = 2147483632;
+  options.shape.seqlen_q = 2147483632;
   Step strided = kStep;
   strided.takes = "--causal --layout";
-  CHECK(choose_shape(options, strided, false).seqlen_q == 2147483632);
+  CHECK(shape_of(options, strided, false).seqlen_q == 2147483632);
 }
 
 TEST_CASE("shape: a step that decodes has one query per head by default, and a long cache") {
@@ -155,7 +168,7 @@ TEST_CASE("shape: a step that decodes has one query per head by default, and a l
   decodes.tile = 1;
   decodes.decodes = true;
   const auto text = [&](const Options &options, bool gpu) {
-    const reference::Shape s = choose_shape(options, decodes, gpu);
+    const reference::Shape s = shape_of(options, decodes, gpu);
     std::string all;
     for (const int n : {s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k})
       all += std::to_string(n) + " ";
@@ -164,47 +177,49 @@ TEST_CASE("shape: a step that decodes has one query per head by default, and a l
   CHECK(text({}, false) == "1 8 2 1 256 ");
   CHECK(text({}, true) == "12 64 8 1 65536 ");
   Options options;
-  options.seqlen_k = 77;
+  options.shape.seqlen_k = 77;
   CHECK(text(options, true) == "12 64 8 1 77 ");
-  options.heads = 6;  // then all of K and V's, as in every step
+  options.shape.heads = 6;  // then all of K and V's, as in every step
   CHECK(text(options, true) == "12 6 6 1 77 ");
   options = {};
-  options.seqlen = 5;  // then the keys are as many, as in every step
+  options.shape.seqlen_q = 5;  // then the keys are as many, as in every step
   CHECK(text(options, true) == "12 64 8 5 5 ");
 }
 
 TEST_CASE("shape: without --seqlen the longest sequence counts") {
   Options options;
-  options.lengths = {{1, 48}, {16, 32}};
-  reference::Shape shape = choose_shape(options, kStep, true);
+  set_lengths(options, {1, 16}, {48, 32});
+  reference::Shape shape = shape_of(options, kStep, true);
   CHECK(shape.seqlen_q == 16);
   CHECK(shape.seqlen_k == 48);
-  options.seqlen = 64;
-  shape = choose_shape(options, kStep, true);
+  options.shape.seqlen_q = 64;
+  shape = shape_of(options, kStep, true);
   CHECK(shape.seqlen_q == 64);
   CHECK(shape.seqlen_k == 64);
 }
 
 TEST_CASE("shape: keys beside a cache have their rows in it") {
-  CHECK(error_after([](Options &o) { o.append = 64; }) == "");
-  CHECK(error_after([](Options &o) { o.append = 65; }) ==
-        "--append 65: at most 64 is allowed, the keys of a sequence");
+  CHECK(error_after([](Options &o) { o.shape.seqlen_new = 64; }) == "");
+  CHECK(error_after([](Options &o) { o.shape.seqlen_new = 65; }) ==
+        "--append 65: must be at most 64, the keys of a sequence");
   CHECK(error_after([](Options &o) {
-          o.append = 4;
-          o.lengths = {{1, 64}, {1, 3}};
-        }) == "--append 4: at most 3 is allowed, the keys of the shortest sequence");
+          o.shape.seqlen_new = 4;
+          set_lengths(o, {1, 1}, {64, 3});
+        }) == "--append 4: must be at most 3, the keys of the shortest sequence");
   CHECK(error_after([](Options &o) {
-          o.append = 1;
+          o.shape.seqlen_new = 1;
           o.layout = Layout::kInterleaved;
-        }) == "--append 1: with --layout interleaved not; Q's rows are no cache of K and V");
+        }) ==
+        "--append 1 cannot be combined with --layout interleaved, where Q's rows are among the "
+        "cache's");
   const auto packed = [](Options &o) {
-    o.append = 1;
+    o.shape.seqlen_new = 1;
     o.layout = Layout::kPacked;
-    o.lengths = {{1, 64}, {1, 3}};
+    set_lengths(o, {1, 1}, {64, 3});
   };
   CHECK(error_after(packed) ==
-        "--append 1: with --layout packed only beside --page-size; packed K and V leave no room "
-        "for more");
+        "--append 1 with --layout packed needs --page-size: packed K and V have no room for more "
+        "keys");
   CHECK(error_after([&](Options &o) {
           packed(o);
           o.page_size = 16;
@@ -212,47 +227,58 @@ TEST_CASE("shape: keys beside a cache have their rows in it") {
 }
 
 TEST_CASE("shape: a query that is rotated has a position") {
-  CHECK(error_after([](Options &o) { o.rope = Rope::kHalves; }) == "");
+  CHECK(error_after([](Options &o) { o.shape.rope = Rope::kHalves; }) == "");
   const std::string allowed =
-      " keys; as many queries as keys are allowed, or fewer: one before the first key has no "
-      "position";
+      " keys; a sequence must have at least as many keys as queries, because a query before the "
+      "first key has no position";
   CHECK(error_after([](Options &o) {
-          o.rope = Rope::kHalves;
-          o.seqlen_k = 48;
+          o.shape.rope = Rope::kHalves;
+          o.shape.seqlen_k = 48;
         }) == "--rope halves: 64 queries and 48" + allowed);
   CHECK(error_after([](Options &o) {
-          o.rope = Rope::kNeighbours;
-          o.lengths = {{5, 5}, {3, 2}};
+          o.shape.rope = Rope::kNeighbours;
+          set_lengths(o, {5, 3}, {5, 2});
         }) == "--rope neighbours: 3 queries and 2" + allowed);
 }
 
-TEST_CASE("shape: what sets a problem apart from the plain one") {
+TEST_CASE("shape: how a problem differs from the plain one") {
   const auto departures_of = [](const Options &options) {
-    return departures(choose_shape(options, kStep, false), options);
+    return departures(with_defaults(options, kStep, false), kStep);
   };
   Options options = small();
   CHECK(departures_of(options) == "");
-  options.kv_heads = 4;  // as plain as without
-  options.seqlen_k = 64;
+  options.shape.kv_heads = 4;  // as plain as without
+  options.shape.seqlen_k = 64;
   CHECK(departures_of(options) == "");
-  options.causal = true;
+  options.shape.causal = true;
   CHECK(departures_of(options) == "causal");
-  options.kv_heads = 2;
+  options.shape.kv_heads = 2;
   options.type = Type::kBf16;
   CHECK(departures_of(options) == "causal kv-heads=2 type=bf16");
-  options.seqlen_k = 32;
-  options.window = 7;
+  options.shape.seqlen_k = 32;
+  options.shape.window = 7;
   options.layout = Layout::kBnhd;
   options.page_size = 16;
-  options.lengths = {{1, 1}, {64, 0}};
+  set_lengths(options, {1, 64}, {1, 0});
   CHECK(departures_of(options) ==
         "causal seqlen-k=32 kv-heads=2 window=7 type=bf16 layout=bnhd page-size=16 "
         "lengths=1,64:0");
   options = small();
-  options.window = 7;
-  options.sinks = 2;
-  options.append = 3;
-  options.rope = Rope::kNeighbours;
+  options.shape.window = 7;
+  options.shape.sinks = 2;
+  options.shape.seqlen_new = 3;
+  options.shape.rope = Rope::kNeighbours;
   options.splits = 5;
   CHECK(departures_of(options) == "window=7 sinks=2 append=3 rope=neighbours splits=5");
+}
+
+TEST_CASE("shape: operations, and the bytes of K and V that must be read") {
+  reference::Shape shape{
+      .batch = 2, .heads = 6, .kv_heads = 3, .seqlen_q = 5, .seqlen_k = 7, .head_dim = 64};
+  CHECK(operations(shape) == 4.0 * 64 * 2 * 6 * 5 * 7);
+  CHECK(kv_bytes(shape, Type::kBf16) == 2.0 * 2 * 64 * 2 * 3 * 7);
+  CHECK(kv_bytes(shape, Type::kFp8) == 2.0 * 64 * 2 * 3 * 7);
+  shape.window = 2;  // the last 2 of the first query's 3 keys, and 4 more
+  CHECK(operations(shape) == 4.0 * 64 * 2 * 6 * 5 * 2);
+  CHECK(kv_bytes(shape, Type::kFp16) == 2.0 * 2 * 64 * 2 * 3 * 6);
 }

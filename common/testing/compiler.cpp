@@ -50,7 +50,7 @@ fs::path link_common() {
   bool stale = !fs::exists(all);
   const fs::path built = environment("HOST_OBJECTS", "build/host");
   std::string objects;
-  for (const char *name : {"common/emulator/all", "common/emulator/device", "common/program/all",
+  for (const char *name : {"common/emulator/all", "common/program/all", "common/program/cpu_device",
                            "common/program/program", "common/program/no_gpu", "reference/all"}) {
     const fs::path object = built / (name + std::string(".o"));
     objects += " " + shell_word(object);
