@@ -80,18 +80,25 @@ $(call needs,format,clang-format: sudo apt-get install clang-format,clang-format
 $(call needs,plot,matplotlib: sudo apt-get install python3-matplotlib,$(PYTHON) -c "import matplotlib")
 
 #? Build and run
-#?   make step-02 && ./step-02   one step; ./step-02 --help
-#?   make step-15-padded         a variant of a step: steps/15-early-k/variants/padded.patch
-#?   make                        every step
-#?   make diff-02                what step 02 changes in the step that it builds on
-#?   make libattention.so        step 29 as a library: steps/29-in-a-model/attention.h
-#?   make client && ./client     a program that calls it: a model's block, token by token
-#?   make clean                  remove everything that was built
+#?   make step-02 && ./step-02   builds a step and runs it; ./step-02 --help lists its options
+#?   make step-15-padded         builds a variant of a step: steps/15-early-k/variants/padded.patch
+#?   make                        builds every step
+#?   make diff-02                shows what step 02 changes in the step that it builds on
+#?   make libattention.so        builds step 29 as a library: steps/29-in-a-model/attention.h
+#?   make client && ./client     builds a program that calls the library, and runs it: a model's block, token by token
+#?   make clean                  removes everything that was built
+#?
+#? Exercises
+#?   make try-06                 writes the files to work in, one for each exercise of chapter 06: try/06
+#?   make check-06               says which exercises are done, and what the others lack; WATCH=1 does so at each save
+#?   make answer-06-2            explains the answer to the second exercise
+#?   make step-06-try-4          builds try/06/4.cu as a program, which a GPU can time beside ./step-06
+#?   make progress               lists what is done in all chapters
 all: $(PROGRAMS)
 	@+$(if $(EMULATED),$(MAKE) $(EMULATED))
 help:
-	@sed -nE 's/^#\? ?//p' Makefile common/exercises/exercises.mk
-	@echo "  now: steps are built for $(built_for) by $(if $(FOR_GPU),$(NVCC) and )$(CXX)"
+	@sed -nE 's/^#\? ?//p' Makefile
+	@echo; echo "Now steps are built for $(built_for) by $(if $(FOR_GPU),$(NVCC) and )$(CXX)"
 built_for = $(if $(FOR_GPU),the emulator and $(ARCH),the emulator)
 clean: ; rm -rf build $(wildcard step-[0-9][0-9]*) libattention.so client
 
@@ -132,7 +139,8 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o \
 .SECONDARY:
 .SECONDEXPANSION:
 .PHONY: all help clean tests test check-gpu check-deadlock check-bound check-docs truth bench bench-models \
-	bench-hopper counters ceilings racecheck power regs bench-emulator docs plot format $(PROGRAMS) $(EMULATED) $(VARIANTS) FORCE
+	bench-hopper counters ceilings racecheck power regs bench-emulator docs plot format FORCE \
+	$(PROGRAMS) $(EMULATED) $(VARIANTS)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
 $(PROGRAMS) $(filter-out $(EMULATED_VARIANTS),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
@@ -184,6 +192,7 @@ $(BUILD)/flags: FORCE
 include common/kernel/kernel.mk common/testing/tests.mk steps/29-in-a-model/library.mk common/exercises/exercises.mk
 -include $(shell find build/host $(BUILD) -path "*/without-*" -prune -o -name '*.d' -print 2>/dev/null)
 
+#?
 #? Check
 #?   make test                   everything that needs no GPU, on all cores
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized
@@ -216,19 +225,21 @@ check-bound: tests ; @BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --tes
 check-docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs --check $(DOCUMENTS)
 truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plots/results/*-counters.csv)
 
-#? Measure (into plots/results)
-#?   make bench                  every step and PyTorch's attention on this GPU, interleaved
-#?   make bench-models           the same for the problems of Part III
-#?   make bench-hopper           the same for Part IV, with FlashAttention-3 (fa3-fwd)
-#?   make variants-15            a step beside its variants (no GPU: check them)
-#?   make counters               count on the emulator and, with a GPU and ncu, measure beside it
-#?   make counters STEPS="05 36" SHAPES="--batch 3 --heads 1; --causal"   these steps and problems alone
-#?   make ceilings               what this GPU can do at most
-#?   make racecheck              what compute-sanitizer's racecheck sees of step 38's barriers
-#?   make power                  power and clock while the steps run
-#?   make regs                   registers, shared memory, occupancy and spills of every kernel
-#?   make sass-15                the machine code of step 15, and the instructions of its loops
-#?   make bench-emulator         time the emulator, checking only and counting
+#?
+#? Measure, into plots/results
+#?   make bench                  times every step and PyTorch's attention on this GPU, in alternating rounds
+#?   make bench-models           times the problems of Part III
+#?   make bench-hopper           times Part IV, and FlashAttention-3 where fa3-fwd is installed
+#?   make variants-15            times step 15 and its variants; without a GPU, checks and counts them
+#?   make counters               counts on the emulator and, with a GPU and ncu, measures the same
+#?   make counters STEPS="05 36" SHAPES="--batch 3 --heads 1; --causal"
+#?                               counts these steps and problems alone
+#?   make ceilings               measures what this GPU can do at most
+#?   make power                  measures power and clock while the steps run
+#?   make racecheck              shows what compute-sanitizer's racecheck sees of step 38's barriers
+#?   make regs                   lists registers, shared memory, occupancy and spills of each kernel (needs nvcc alone)
+#?   make sass-15                lists the machine code of step 15 and its loops (needs nvcc alone)
+#?   make bench-emulator         times the emulator, checking only and counting
 # (A make in a script has no part in this make's jobs, and builds for a GPU only where this one does.)
 measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR_GPU)" PYTHON="$(PYTHON)" \
 	BUILD="$(BUILD)" MAKEFLAGS="$(filter-out -j% --jobserver%,$(MAKEFLAGS))" common/measure/$(1)
@@ -255,15 +266,18 @@ regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE ; @$(call measure,sass.sh) $*
 bench-emulator: all ; @common/measure/bench-emulator.sh $(NUMBERS)
 
+#?
 #? Write
-#?   make compile_commands.json  for clangd: an editor that completes and checks as you type
-#?   make docs                   the measured numbers into README.md and the chapters
-#?   make plot                   the figures from plots/results; your own GPU's into build/plots
-#?   make format                 clang-format all sources
+#?   make docs                   writes the measured numbers into README.md and the chapters
+#?   make plot                   draws the figures from plots/results; those of your own GPU go to build/plots
+#?   make compile_commands.json  writes what clangd needs, to complete and check in an editor
+#?   make format                 formats all C++ and CUDA sources
+#?
 #? Variables
-#?   NVCC=/path/to/nvcc          use this CUDA compiler; NVCC= builds for the emulator only
-#?   ARCH="sm_80 sm_90"          compile for these GPUs; left out, for the one in this machine
+#?   NVCC=/path/to/nvcc          the CUDA compiler; NVCC= builds for the emulator alone
+#?   ARCH="sm_80 sm_90"          the GPUs to compile for; without it, the one in this machine
 #?   CXX=clang++                 the host's compiler: g++, or clang 16 or later
+#?   V=1                         prints the commands that build
 docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs $(DOCUMENTS)
 plot: ; @GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
 # As the emulator's build compiles them, but for flags that clang does not know. clangd reads a header as the
@@ -273,7 +287,8 @@ as_clang = "clang++", "-std=c++20", "-Wall", "-Wextra", "-Wshadow", "-Wno-unknow
 by_json = , "-D$(1)=\"$(2)\""
 entry = {"directory": "$(CURDIR)", "file": "$(1)", "arguments": [$(as_clang)$(2), "$(1)"]}
 compile_commands.json: build/host/ladder.inc FORCE
-	$(file >$@,[)$(foreach s,$(wildcard common/*/*.cpp reference/*.cpp steps/*.cpp steps/*/*.cpp),$(file >>$@,$(call entry,$(s))$(comma)))\
+	$(file >$@,[)$(foreach s,$(wildcard common/*/*.cpp reference/*.cpp steps/*.cpp steps/*/*.cpp),\
+		$(file >>$@,$(call entry,$(s))$(comma)))\
 	$(foreach s,$(STEPS),$(file >>$@,$(call entry,steps/$(s)/attention.cu,$(call by_json,STEP_NAME,$(s))$(call \
 		by_json,STEP_NEEDS,$(call needs_of,$(s)))$(call by_json,STEP_TAKES,))$(comma)))\
 	$(file >>$@,$(call entry,common/kernel/kernel.h)])

@@ -1,10 +1,4 @@
 # The exercises at the chapters' ends; the Makefile includes this.
-#? Exercises
-#?   make try-06                 files for the exercises of chapter 06, to work in: try/06
-#?   make check-06               which of them are done, and what the others lack; WATCH=1: at each save
-#?   make answer-06-2            the answer to the second, and its reasoning
-#?   make step-06-try-4          a program of try/06/4.cu: on a GPU its time can be seen beside that of ./step-06
-#?   make progress               what is done in all chapters
 .PHONY: exercises progress
 EXERCISES := $(call sources,common/exercises,%/main.cpp %/watch.cpp)
 # Behind the bar: what the reader's programs are linked with.
