@@ -4,9 +4,9 @@
 #   // Takes       --causal, --type fp8              on as many lines as it takes
 #   // Before      step 16: every query sees every key.
 #
-# Input: the sources. -v arch="sm_80 sm_90": the column 'archs' has those that the source is compiled for:
-# all that are new enough. A source that needs sm_90a, which is one chip's, is compiled for it where arch
-# has sm_90.
+# Input: the sources. -v arch="sm_80 sm_90": the column 'archs' has those that the source is
+# compiled for: all that are new enough. A source that needs sm_90a, which is one chip's, is
+# compiled for it where arch has sm_90.
 BEGIN { print "\"step\",\"needs\",\"why\",\"takes\",\"before\",\"archs\"" }
 FNR == 1 {
   finish()

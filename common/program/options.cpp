@@ -14,7 +14,8 @@
 
 namespace {
 
-// The most rows of a sequence or a page: a kernel that rounds them up to its tile stays within an int.
+// The most rows of a sequence or a page: a kernel that rounds them up to its tile stays within an
+// int.
 constexpr int kMostRows = 1 << 30;
 // The most blocks along a grid's y and z.
 constexpr int kMostBlocks = 65535;
@@ -50,8 +51,8 @@ std::vector<std::string> head_dim_names(const Step &step) {
   return names;
 }
 
-/// The types that a step accepts, the first of them by default: "--type" is all but fp8, "--type fp8"
-/// that alone.
+/// The types that a step accepts, the first of them by default: "--type" is all but fp8, "--type
+/// fp8" that alone.
 std::vector<std::string> types_of(const Step &step) {
   if (takes(step.takes, "fp8")) return {"fp8"};
   if (takes(step.takes, "--type")) return {"fp16", "bf16"};
@@ -112,53 +113,47 @@ struct Entry {
   std::string help;   // a line, or several
   std::function<void(const std::string &option, const std::string &text)> read;
   std::function<std::string()> shown = {};  // its value, as the user would type it
+  bool is_size = false;                     // a smaller one needs less memory
   bool beyond_plain = false;                // a step must accept it
   std::string plain = "";                   // the value that it has in the plain problem
-  bool is_size = false;                     // a smaller one needs less memory
 };
 
-Entry beyond(Entry entry, const std::string &plain) {
+Entry beyond(Entry entry, const std::string &plain = "") {
   entry.beyond_plain = true;
   entry.plain = plain;
   return entry;
 }
 
+Entry count(const std::string &name, int &member, int most, const std::string &help) {
+  return {name, "N", help, [&member, most](const std::string &option, const std::string &text) {
+            member = static_cast<int>(number(option, text, 1, most));
+          }};
+}
+
 Entry size(const std::string &name, int &member, int most, const std::string &help) {
-  return {.name = name,
-          .value = "N",
-          .help = help,
-          .read =
-              [&member, most](const std::string &option, const std::string &text) {
-                member = static_cast<int>(number(option, text, 1, most));
-              },
-          .shown = [&member] { return std::to_string(member); },
-          .is_size = true};
+  Entry entry = count(name, member, most, help);
+  entry.shown = [&member] { return std::to_string(member); };
+  entry.is_size = true;
+  return entry;
 }
 
 Entry flag(const std::string &name, bool &member, const std::string &help) {
-  return {.name = name,
-          .value = "",
-          .help = help,
-          .read = [&member](const std::string &, const std::string &) { member = true; },
-          .shown = [&member] { return member ? "yes" : ""; }};
+  return {name, "", help, [&member](const std::string &, const std::string &) { member = true; },
+          [&member] { return member ? "yes" : ""; }};
 }
 
 /// One of some words, which stand for the values of an enumeration from `first` on.
 template <class Enum>
 Entry choice(const std::string &name, const std::vector<std::string> &words, Enum &member,
              const std::string &help, int first = 0) {
-  return {.name = name,
-          .value = join(words, "|"),
-          .help = help,
-          .read =
-              [&member, words, first](const std::string &option, const std::string &text) {
-                member = static_cast<Enum>(first + choose(option, text, words));
-              },
-          .shown =
-              [&member, words, first] {
-                const int index = static_cast<int>(member) - first;
-                return index < 0 ? "" : words[static_cast<std::size_t>(index)];
-              }};
+  const auto read = [&member, words, first](const std::string &option, const std::string &text) {
+    member = static_cast<Enum>(first + choose(option, text, words));
+  };
+  const auto shown = [&member, words, first] {
+    const int index = static_cast<int>(member) - first;
+    return index < 0 ? "" : words[static_cast<std::size_t>(index)];
+  };
+  return {name, join(words, "|"), help, read, shown};
 }
 
 std::string lengths_text(const reference::Shape &shape) {
@@ -189,23 +184,34 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
   };
   using Text = const std::string &;
   reference::Shape &shape = to.shape;
+  const auto read_head_dim = [&shape, &step](Text option, Text text) {
+    shape.head_dim = step.head_dims[choose(option, text, head_dim_names(step))];
+  };
+  const auto read_type = [&to, &step, &ladder](Text option, Text text) {
+    choose(option, text, types_of(step), text == "fp8" ? "; " + who_takes(ladder, text) : "");
+    to.type = static_cast<Type>(index_of(text, kTypes));
+  };
+  const auto read_splits = [&to](Text option, Text text) {
+    const bool is_auto = text == "auto";
+    to.splits = is_auto ? 0 : static_cast<int>(number(option, text, 1, kMostBlocks, "auto or "));
+  };
+  const std::vector<std::string> &families = reference::family_names();
+  Entry inputs = choice("inputs", families, to.inputs, join(families, "|"));
+  inputs.value = "FAMILY";  // the words need a line
   std::vector<Entry> table = {
       choice("device", kDevices, to.device,
              "the GPU if there is one, else the emulator; or insist"),
       size("batch", shape.batch, kMostBlocks, defaults(cpu.batch, gpu.batch)),
       size("heads", shape.heads, kMostBlocks, defaults(cpu.heads, gpu.heads)),
       size("seqlen", shape.seqlen_q, kMostRows, multiple + defaults(cpu.seqlen_q, gpu.seqlen_q)),
-      {.name = "head-dim",
-       .value = join(head_dim_names(step), "|"),
-       .help = defaults(cpu.head_dim, gpu.head_dim),
-       .read =
-           [&shape, &step](Text option, Text text) {
-             shape.head_dim = step.head_dims[choose(option, text, head_dim_names(step))];
-           },
-       .is_size = true},
+      {"head-dim",
+       join(head_dim_names(step), "|"),
+       defaults(cpu.head_dim, gpu.head_dim),
+       read_head_dim,
+       {},
+       true},
       beyond(flag("causal", shape.causal,
-                  "a query sees the keys up to its own position; the last of both are one"),
-             ""),
+                  "a query sees the keys up to its own position; the last of both are one")),
       beyond(size("seqlen-k", shape.seqlen_k, kMostRows,
                   multiple + of_keys("--seqlen", cpu.seqlen_k, gpu.seqlen_k, "that of Q")),
              std::to_string(shape.seqlen_q)),
@@ -217,21 +223,13 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
              "0"),
       beyond(size("sinks", shape.sinks, INT_MAX, "with --window: it sees the first N keys, too"),
              "0"),
-      beyond(
-          {.name = "type",
-           .value = join(types_of(step), "|"),
-           .help = types_of(step).front() == "fp8"
-                       ? "of the elements of Q, K and V: e4m3, with a scale for each head; O is\n"
-                         "bf16; default fp8"
-                       : "of the elements of Q, K, V and O; default fp16",
-           .read =
-               [&to, &step, &ladder](Text option, Text text) {
-                 choose(option, text, types_of(step),
-                        text == "fp8" ? "; " + who_takes(ladder, text) : "");
-                 to.type = static_cast<Type>(index_of(text, kTypes));
-               },
-           .shown = [&to] { return kTypes[static_cast<std::size_t>(to.type)]; }},
-          "fp16"),
+      beyond({"type", join(types_of(step), "|"),
+              types_of(step).front() == "fp8"
+                  ? "of the elements of Q, K and V: e4m3, with a scale for each head; O is\n"
+                    "bf16; default fp8"
+                  : "of the elements of Q, K, V and O; default fp16",
+              read_type, [&to] { return kTypes[static_cast<std::size_t>(to.type)]; }},
+             "fp16"),
       beyond(choice("layout", kLayouts, to.layout,
                     "the order of batch, heads and seqlen in memory; interleaved: as bnhd,\n"
                     "with the heads of Q, K and V side by side; packed: as bnhd, the\n"
@@ -240,13 +238,11 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
       beyond(size("page-size", to.page_size, kMostRows,
                   "K and V in pages of N rows, in an order drawn from the seed"),
              "0"),
-      beyond({.name = "lengths",
-              .value = "LIST",
-              .help = "a length for each batch element: 100,37; or of its queries and of its\n"
-                      "keys: 1:100,1:37; default: full",
-              .read = [&shape](Text option, Text text) { read_lengths(shape, option, text); },
-              .shown = [&shape] { return lengths_text(shape); }},
-             ""),
+      beyond({"lengths", "LIST",
+              "a length for each batch element: 100,37; or of its queries and of its\n"
+              "keys: 1:100,1:37; default: full",
+              [&shape](Text option, Text text) { read_lengths(shape, option, text); },
+              [&shape] { return lengths_text(shape); }, true}),
       beyond(size("append", shape.seqlen_new, kMostRows,
                   "K and V are a cache that lacks each sequence's last N keys: they come\n"
                   "beside it, and the step stores them in it"),
@@ -254,59 +250,25 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
       beyond(choice("rope", rope_names(), shape.rope,
                     "rotary embedding of Q and K; a pair is an element of each half of a\n"
                     "row, or two neighbours",
-                    1),
-             ""),
-      beyond({.name = "splits",
-              .value = "N|auto",
-              .help = "share the keys among N blocks; default: the step decides",
-              .read =
-                  [&to](Text option, Text text) {
-                    to.splits =
-                        text == "auto"
-                            ? 0
-                            : static_cast<int>(number(option, text, 1, kMostBlocks, "auto or "));
-                  },
-              .shown = [&to] { return std::to_string(to.splits); },
-              .is_size = true},
+                    1)),
+      beyond({"splits", "N|auto", "share the keys among N blocks; default: the step decides",
+              read_splits, [&to] { return std::to_string(to.splits); }, true},
              "0"),
-      {.name = "inputs",
-       .value = "FAMILY",
-       .help = join(reference::family_names(), "|"),
-       .read =
-           [&to](Text option, Text text) {
-             to.inputs =
-                 static_cast<reference::Family>(choose(option, text, reference::family_names()));
-           }},
-      {.name = "seed",
-       .value = "N",
-       .help = "draws the inputs and, on the emulator, the order of threads;\ndefault 1",
-       .read = [&to](Text option, Text text) { to.seed = number(option, text, 0, ULLONG_MAX); }},
-      {.name = "iters",
-       .value = "N",
-       .help = "timed launches on a GPU; default: 3 to 20, by time",
-       .read = [&to](Text option,
-                     Text text) { to.iters = static_cast<int>(number(option, text, 1, 1000000)); }},
-      {.name = "sms",
-       .value = "N",
-       .help = "multiprocessors of the GPU that is emulated; default 16",
-       .read = [&to](Text option,
-                     Text text) { to.sms = static_cast<int>(number(option, text, 1, 1000)); }},
+      inputs,
+      {"seed", "N", "draws the inputs and, on the emulator, the order of threads;\ndefault 1",
+       [&to](Text option, Text text) { to.seed = number(option, text, 0, ULLONG_MAX); }},
+      count("iters", to.iters, 1000000, "timed launches on a GPU; default: 3 to 20, by time"),
+      count("sms", to.sms, 1000, "multiprocessors of the GPU that is emulated; default 16"),
       flag("check-only", to.check_only, "no timing, no counting"),
-      flag("profile", to.profile, "count on the emulator, line by line"),
-      flag("describe", to.describe, "what this step needs, takes and does by default, for scripts"),
-      flag("help", to.help, "this")};
-  const auto files = std::find_if(table.begin(), table.end(),
-                                  [](const Entry &entry) { return entry.name == "describe"; });
-  std::vector<Entry> of_files;
+      flag("profile", to.profile, "count on the emulator, line by line")};
   for (int i = 0; i < kCsvKinds; i++)
-    of_files.push_back({.name = kCsv[i].option,
-                        .value = "FILE",
-                        .help = kCsv[i].help,
-                        .read = [&to, i](Text option, Text text) {
-                          if (text.empty()) throw UsageError(option + " needs a file name");
-                          to.files[i] = text;
-                        }});
-  table.insert(files, of_files.begin(), of_files.end());
+    table.push_back({kCsv[i].option, "FILE", kCsv[i].help, [&to, i](Text option, Text text) {
+                       if (text.empty()) throw UsageError(option + " needs a file name");
+                       to.files[i] = text;
+                     }});
+  table.push_back(flag("describe", to.describe,
+                       "what this step needs, takes and does by default, for scripts"));
+  table.push_back(flag("help", to.help, "this"));
   return table;
 }
 

@@ -57,7 +57,8 @@ Options parse_options(int argc, char **argv, const Step &step, const Ladder &lad
 /// The option that asks for counts, "--profile" or a CSV file of them; empty if none does.
 std::string counting_option(const Options &options);
 
-/// How the problem differs from the plain one: "causal kv-heads=2 type=bf16"; empty for the plain one.
+/// How the problem differs from the plain one: "causal kv-heads=2 type=bf16"; empty for the plain
+/// one.
 std::string departures(const Options &options, const Step &step);
 
 /// What --help prints. `program` is the command: "./step-05".

@@ -15,8 +15,8 @@ std::int64_t pages_of(int seqlen, int page_size) {
   return (std::int64_t{seqlen} + page_size - 1) / page_size;
 }
 
-/// A table of pages in an order of no pattern, from the pool. Those of the pool that are left, and the
-/// rows after a sequence's last, are gaps.
+/// A table of pages in an order of no pattern, from the pool. Those of the pool that are left, and
+/// the rows after a sequence's last, are gaps.
 std::vector<int> draw_pages(const Tensor &tensor, int page_size, std::uint64_t seed) {
   const std::int64_t of_sequence = pages_of(tensor.seqlen, page_size);
   std::vector<int> pages(

@@ -10,7 +10,8 @@
 #include "common/program/options.h"
 #include "reference/attention.h"
 
-/// What a gap holds: every element 0xffff, NaN as fp16, as bf16 and as fp8. Devices fill new memory so.
+/// What a gap holds: every element 0xffff, NaN as fp16, as bf16 and as fp8. Devices fill new memory
+/// so.
 constexpr std::uint16_t kPoison = 0xffff;
 
 /// A tensor in a buffer.
@@ -38,10 +39,10 @@ struct Placement {
 /// The pages of a pool that K is cut into: a quarter more than its sequences need.
 std::int64_t pages_of_pool(int batch, int seqlen_k, int page_size);
 
-/// Pages are drawn with this seed from the pool. Where the heads of a
-/// row lie side by side, a gap as wide as a head follows them, which no kernel can know of but by the
-/// strides; that of V is 16 bytes wider, so that its strides are not K's. (Of interleaved Q, K and V the
-/// others are such a gap, and the strides are the same.)
+/// Pages are drawn with this seed from the pool. Where the heads of a row lie side by side, a gap
+/// as wide as a head follows them, which no kernel can know of but by the strides; that of V is 16
+/// bytes wider, so that its strides are not K's. (Of interleaved Q, K and V the others are such a
+/// gap, and the strides are the same.)
 Placement place(const reference::Shape &shape, Layout layout, int page_size, std::uint64_t seed);
 
 /// Of K or V, dense, the rows that are not in the cache: [batch, kv_heads, seqlen_new, head_dim].

@@ -1,8 +1,9 @@
 // The program poses and checks every problem that a model may pose, before a step takes it: a plain
-// kernel (any-problem/attention.cu) that takes them all passes, and bugs planted in it are found out.
+// kernel (any-problem/attention.cu) that takes them all passes, and bugs planted in it are found
+// out.
 //
 // STEPS_DEVICE  cpu (default) or gpu
-// STEPS_PREFIX  what each command is run under, "compute-sanitizer --tool memcheck"; fewer runs then
+// STEPS_PREFIX  what each command is run under, "compute-sanitizer --tool memcheck": fewer runs
 // ANY_PROBLEM   the program; default: one that is compiled here for the emulator
 // TESTS_SEED    draws the shapes that nobody chose; default: another each time
 #include <doctest/doctest.h>
@@ -100,7 +101,8 @@ struct Plant {
   std::string name, find, replace, options;
 };
 
-// Each shows in this problem: as a wrong answer, as an access that no thread may make, or as a race.
+// Each shows in this problem: as a wrong answer, as an access that no thread may make, or as a
+// race.
 const std::vector<Plant> kPlants = {
     {"mask shows one key more", "p.causal || p.window ? position + 1 : N_k",
      "p.causal && position + 2 < N_k ? position + 2 : N_k", "--seqlen 40 --causal"},

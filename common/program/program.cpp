@@ -39,9 +39,10 @@ std::unique_ptr<Device> choose_device(const Options &options, std::string &note)
   return make_cpu_device();
 }
 
-/// Which sizes memory does not suffice for.
-std::string out_of_memory(const Options &options) {
-  return "out of memory" + (options.sizes.empty() ? "" : ": " + options.sizes);
+/// Names the sizes that there is no memory for.
+std::string out_of_memory(const Options &options, const std::string &needs) {
+  return "out of memory: " + (options.sizes.empty() ? "the default problem" : options.sizes) +
+         " needs " + needs + "; choose smaller sizes";
 }
 
 /// Throws DeviceError unless the tensors and the workspace fit.
@@ -69,9 +70,9 @@ void check_fits(const Problem &problem, const Options &options, const Device &de
     bytes = bytes + static_cast<double>(step.workspace_bytes(problem));
   const auto free = static_cast<double>(device.free_bytes());
   if (bytes > free)
-    throw DeviceError(out_of_memory(options) + " needs " + format("%.3g", bytes / 1e9) +
-                      " GB, and the device has room for " + format("%.3g", free / 1e9) +
-                      " GB; choose smaller sizes");
+    throw DeviceError(out_of_memory(options, format("%.3g", bytes / 1e9) +
+                                                 " GB, and the device has room for " +
+                                                 format("%.3g", free / 1e9) + " GB"));
 }
 
 /// The sizes and the kind of problem, with nothing in memory yet.
@@ -112,8 +113,8 @@ std::byte *upload_bytes(Device &device, const reference::Elements &elements) {
   return upload(device, bytes);
 }
 
-/// Makes the rows of K and V that the step has to store NaN: a launch that does not store them is found
-/// out, also if one before it did.
+/// Makes the rows of K and V that the step has to store NaN: a launch that does not store them is
+/// found out, also if one before it did.
 void forget_new_rows(Device &device, const Placement &placement, const reference::Shape &shape,
                      const Problem &problem) {
   const reference::Elements nothing(static_cast<std::size_t>(shape.head_dim), kPoison);
@@ -185,8 +186,8 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
 
 // --- the run -------------------------------------------------------------------------------------
 
-/// Times launches: this many, or if it is 0, 20, or fewer if they would take over two seconds. Those of a
-/// tenth of a millisecond or less ten at a time: an event costs microseconds.
+/// Times launches: this many, or if it is 0, 20, or fewer if they would take over two seconds.
+/// Those of a tenth of a millisecond or less ten at a time: an event costs microseconds.
 void time_launches(Device &device, const std::function<void()> &launch, int iterations,
                    Result &result) {
   const float estimate = device.time(launch, 0, 1, 1)[0];
@@ -358,7 +359,7 @@ int main(int argc, char **argv) {
     complain(error.what());
     return kNoDevice;
   } catch (const std::bad_alloc &) {
-    complain((out_of_memory(options) + "; choose smaller sizes").c_str());
+    complain(out_of_memory(options, "more than there is").c_str());
     return kNoDevice;
   } catch (const emulator::KernelError &error) {
     std::fflush(stdout);

@@ -257,9 +257,10 @@ TEST_CASE("memory that runs out under way: exit status 3, one line") {
 }
 
 TEST_CASE("sizes that nobody has memory for are named, whichever they are") {
-  for (const std::string sizes : {"--page-size 1073741824", "--batch 1 --seqlen-k 1073741824"})
-    check_refused("./step-29 --device cpu --head-dim 128 --seqlen 1 " + sizes, 3,
-                  {"out of memory: --head-dim 128 --seqlen 1 " + sizes});
+  for (const std::string sizes : {"--page-size 1073741824", "--batch 1 --seqlen-k 1073741824",
+                                  "--lengths 1:1073741824 --layout packed"})
+    check_refused("./step-29 --device cpu --head-dim 64 " + sizes, 3,
+                  {"out of memory: --head-dim 64 " + sizes.substr(0, sizes.find(" --layout"))});
 }
 
 TEST_CASE("--device gpu without a GPU: exit status 3, one line, no file") {
@@ -423,8 +424,8 @@ TEST_CASE("--blocks-csv: what each block of a causal step did, in the order of t
     CHECK(rows[i].at("x") == std::to_string(i % 2));  // the head
     CHECK(rows[i].at("y") == std::to_string(i / 2));
     CHECK(rows[i].at("z") == "0");
-    // 64 keys of a tile, 64 columns and 128 rows, for each of two products. The last rows first, with
-    // six tiles; then four, then two.
+    // 64 keys of a tile, 64 columns and 128 rows, for each of two products. The last rows first,
+    // with six tiles; then four, then two.
     const long long tile = 2 * (128 / 16) * (64 / 8) * (64 / 16);
     CHECK(std::stoll(rows[i].at("mma")) == tile * static_cast<long long>(6 - 2 * (i / 2)));
     sum += std::stoll(rows[i].at("mma"));

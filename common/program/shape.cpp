@@ -33,8 +33,8 @@ void check_lengths(const reference::Shape &shape) {
         shape.seqlen_k == shape.seqlen_q ? "--seqlen" : "--seqlen-k", shape.seqlen_k);
 }
 
-/// A kernel without layouts keeps an element's place within a head in 32 bits. (One with layouts has
-/// strides of 64.)
+/// A kernel without layouts keeps an element's place within a head in 32 bits. (One with layouts
+/// has strides of 64.)
 void check_head(const reference::Shape &shape) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 32;
   const std::int64_t seqlen = std::max(shape.seqlen_q, shape.seqlen_k);

@@ -9,9 +9,10 @@ Options with_defaults(Options options, const Step &step, bool gpu);
 /// Throws UsageError for a problem that the step does not accept, or that is none.
 void check_problem(const Options &options, const Step &step);
 
-/// The multiplications and additions of Q K^T and P V: 4 head_dim for each pair of a query and a key
-/// that it sees.
+/// The multiplications and additions of Q K^T and P V: 4 head_dim for each pair of a query and a
+/// key that it sees.
 double operations(const reference::Shape &shape);
 
-/// The bytes of the keys that some query sees, and of their values: what must be read at least once.
+/// The bytes of the keys that some query sees, and of their values: what must be read at least
+/// once.
 double kv_bytes(const reference::Shape &shape, Type type);
