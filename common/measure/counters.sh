@@ -103,7 +103,7 @@ metrics() { sed -nE "s/^ *$1\[\"([^\"]+)\"\].*/\1/p" common/measure/ncu.awk | pa
 # on other GPUs, and its steps alone have something to count.
 counted_metrics=$(awk -F'"' '/^COUNTER\(/ { print $4 }' common/emulator/counters.def | tr ' ' '\n' | grep . |
   sort -u)
-of_hopper() { [[ $(describe "$(number_of "$1")" needs) == sm_90* ]]; }
+of_hopper() { [[ $(header "$(number_of "$1")" needs) == sm_90* ]]; }
 metrics_counted() {
   { if of_hopper "$1"; then echo "$counted_metrics"; else grep -vE 'gmma|_tma_' <<<"$counted_metrics"; fi
     metrics count; } | paste -sd,

@@ -33,7 +33,7 @@ value() { tr ' ' '\n' <<<"$1" | sed -n "s/^$2=//p"; }
 
 # is_plain STEP: whether this step takes no more than the plain problem, if in several types, as those
 # of Parts I and II and most of Part IV.
-is_plain() { [[ $(describe "$(number_of "$1")" takes) =~ ^(--type)?$ ]]; }
+is_plain() { [[ $(header "$(number_of "$1")" takes) =~ ^(--type)?$ ]]; }
 
 number_of() { echo "${1%%-*}"; } # 15-early-k: 15
 
