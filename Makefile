@@ -153,9 +153,10 @@ folder = $(if $(filter $(1),$(NUMBERS)),steps/$(call step_of,$(1)),$(patsubst \
 $(BUILD)/bin/step-%: build/host/$$(call folder,$$*)/attention.o \
 		$(if $(FOR_GPU),$(BUILD)/$$(call folder,$$*)/attention.o) $(PROGRAM_OBJECTS)
 	$(call says,./step-$* for $(built_for)) $(call link,$(if $(FOR_GPU),$(NVCC) -Xcompiler -pthread,$(CXX) -pthread) $^)
-build/variants/%/attention.cu: steps/$$(*D)/variants/$$(*F).patch steps/$$(*D)/attention.cu
-	@mkdir -p $(@D) && cp steps/$(*D)/attention.cu $@
-	@cd $(@D) && git apply "$(CURDIR)/$<" || { rm attention.cu; exit 1; }
+build/variants/%/attention.cu: steps/$$(*D)/variants/$$(*F).patch steps/$$(*D)/attention.cu \
+		$$(wildcard steps/$$(*D)/variants/*.patch) common/kernel/variant.sh
+	@mkdir -p $(@D) && cd $(@D) && "$(CURDIR)/common/kernel/variant.sh" "$(CURDIR)/steps/$(*D)" $(*F) || \
+		{ rm -f attention.cu; exit 1; }
 build/variants/%/attention.cu: try/$$(call number,$$(*D))/$$(subst try-,,$$(*F)).cu
 	@mkdir -p $(@D) && cp $< $@
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc

@@ -51,10 +51,10 @@ Copy patched(const std::filesystem::path &patch) {
   const std::string step = step_of(patch).filename(), name = patch.stem();
   const std::filesystem::path folder = kFolder / step / name;
   std::filesystem::create_directories(folder);
-  std::filesystem::copy_file(step_of(patch) / "attention.cu", folder / "attention.cu",
-                             std::filesystem::copy_options::overwrite_existing);
-  const std::string apply =
-      "cd " + shell_word(folder) + " && git apply " + shell_word(std::filesystem::absolute(patch));
+  const std::string script = std::filesystem::absolute("common/kernel/variant.sh");
+  const std::string apply = "cd " + shell_word(folder) + " && " + shell_word(script) + " " +
+                            shell_word(std::filesystem::absolute(step_of(patch))) + " " +
+                            shell_word(name);
   Copy copy{step + ":" + name, step + "/" + name + "/attention", ""};
   if (const Finished finished = run_command(apply); finished.status != 0)
     copy.complaint = said(apply, finished);

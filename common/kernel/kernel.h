@@ -2,11 +2,16 @@
 // the host's compiler for the emulator; what differs between the two is here and in view.h.
 #pragma once
 
+#include <cfloat>
+
 #include "common/kernel/ptx.h"
 #include "common/kernel/step.h"
 #include "common/kernel/view.h"
 
 constexpr unsigned kAllLanes = 0xffffffff;
+
+/// log2(e). ex2 is the GPU's only exponential: e^x is 2^(x log2_e).
+constexpr float log2_e = 1.44269504f;
 
 #ifdef __CUDACC__
 

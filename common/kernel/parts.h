@@ -5,7 +5,7 @@
 #include "common/kernel/ptx.h"
 #include "common/kernel/view.h"
 
-constexpr float no_maximum = -1e30f;  // of no keys: finite, for -inf - -inf is NaN
+constexpr float no_maximum = -FLT_MAX;  // of no keys: finite, for -inf - -inf is NaN
 
 /// What some of the keys give a row: l and 4 columns of O, relative to m.
 struct Part {

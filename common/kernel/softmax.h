@@ -4,6 +4,7 @@
 #include "common/kernel/wgmma.h"
 
 constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
+constexpr float no_maximum = -FLT_MAX;  // of no keys: finite, for -inf - -inf is NaN
 
 /// Online softmax, lazily: S becomes P, relative to m. m may stay below the maximum, by at most the
 /// threshold. Else l, and O by the caller, are multiplied by alpha: returns whether. With `rise` m stays

@@ -165,7 +165,7 @@ void run(const Problem &p) {
   const dim3 grid(p.seqlen_q / Br, p.batch * p.heads);
   launch<SharedStorage<d>>(attention<d>, grid, dim3(num_warps * 32), static_cast<const half *>(p.Q),
                            static_cast<const half *>(p.K), static_cast<const half *>(p.V),
-                           static_cast<half *>(p.O), p.seqlen_q, 1.44269504f / sqrtf(d));
+                           static_cast<half *>(p.O), p.seqlen_q, log2_e / sqrtf(d));
 }
 
 }  // namespace

@@ -197,7 +197,7 @@ void run(const Problem &p) {
   launch<SharedStorage<d>>(attention<d>, grid, dim3(num_warps * 32), static_cast<const half *>(p.Q),
                            static_cast<const half *>(p.K), static_cast<const half *>(p.V),
                            static_cast<half *>(p.O), heads, p.seqlen_q, p.causal,
-                           1.44269504f / sqrtf(d));
+                           log2_e / sqrtf(d));
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ constexpr int Bc = 64;   // rows of K and V in a tile
 constexpr int num_warps = 4;
 constexpr int m_tiles = Br / num_warps / 16;  // a warp's rows, in units of mma's 16
 constexpr float rescale_threshold = 8;        // P is at most 2^8 then: far from fp16's 65504
-constexpr float no_maximum = -1e30f;          // of no keys: finite, for -inf - -inf is NaN
+constexpr float no_maximum = -FLT_MAX;        // of no keys: finite, for -inf - -inf is NaN
 
 template <int d>
 struct SharedStorage {
@@ -194,10 +194,10 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
 
 template <int d>
 void run(const Problem &p) {
-  launch<SharedStorage<d>>(
-      attention<d>, grid_by_heads(p, Br), dim3(num_warps * 32), static_cast<const half *>(p.Q),
-      static_cast<const half *>(p.K), static_cast<const half *>(p.V), static_cast<half *>(p.O),
-      p.batch * p.heads, p.seqlen_q, p.seqlen_k, p.causal, 1.44269504f / sqrtf(d));
+  launch<SharedStorage<d>>(attention<d>, grid_by_heads(p, Br), dim3(num_warps * 32),
+                           static_cast<const half *>(p.Q), static_cast<const half *>(p.K),
+                           static_cast<const half *>(p.V), static_cast<half *>(p.O),
+                           p.batch * p.heads, p.seqlen_q, p.seqlen_k, p.causal, log2_e / sqrtf(d));
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ constexpr int Bc = 64;   // rows of K and V in a tile
 constexpr int num_warps = 4;
 constexpr int m_tiles = Br / num_warps / 16;  // a warp's rows, in units of mma's 16
 constexpr float rescale_threshold = 8;        // P is at most 2^8 then: far from fp16's 65504
-constexpr float no_maximum = -1e30f;          // of no keys: finite, for -inf - -inf is NaN
+constexpr float no_maximum = -FLT_MAX;        // of no keys: finite, for -inf - -inf is NaN
 
 template <int d>
 struct SharedStorage {
@@ -205,7 +205,7 @@ template <int d>
 void run(Problem p) {
   if (p.rope != Rope::kNone) rotate_keys_beforehand<d>(p);
   launch<SharedStorage<d>>(p.rope == Rope::kNone ? attention<d, false> : attention<d, true>,
-                           grid_by_heads(p, Br), dim3(num_warps * 32), p, 1.44269504f / sqrtf(d));
+                           grid_by_heads(p, Br), dim3(num_warps * 32), p, log2_e / sqrtf(d));
 }
 
 }  // namespace

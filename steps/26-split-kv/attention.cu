@@ -15,8 +15,8 @@
 namespace {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
-constexpr int keys = 16, stages = 3;  // of K and V: in a warp's tile, and the tiles that it has
-constexpr float no_maximum = -1e30f;  // of no keys: finite, for -inf - -inf is NaN
+constexpr int keys = 16, stages = 3;    // of K and V: in a warp's tile, and the tiles that it has
+constexpr float no_maximum = -FLT_MAX;  // of no keys: finite, for -inf - -inf is NaN
 
 template <int d, int num_warps>
 struct SharedStorage {
@@ -309,7 +309,7 @@ void run(const Problem &p, bool share_SMs) {
     if (share_SMs || !fits_a_block<Storage>()) return run<d, num_warps / 2>(p, false);
   const int splits = num_splits(p), of_head = row_tiles(p) / (p.kv_heads * p.batch);
   launch<Storage>(attention<d, num_warps>, dim3(of_head * splits, p.kv_heads, p.batch),
-                  dim3(num_warps * 32), p, splits, 1.44269504f / sqrtf(d));
+                  dim3(num_warps * 32), p, splits, log2_e / sqrtf(d));
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct Tiling {
 template <int d>
 constexpr Tiling tiling = d <= 128 ? Tiling{128, 64, 4, 2} : Tiling{128, d == 192 ? 64 : 96, 8, 1};
 constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
-constexpr float no_maximum = -1e30f;    // of no keys: finite, for -inf - -inf is NaN
+constexpr float no_maximum = -FLT_MAX;  // of no keys: finite, for -inf - -inf is NaN
 
 template <class T, int d, int Bc = tiling<d>.Bc>
 struct SharedStorage {
@@ -205,7 +205,7 @@ void run(const Problem &p) {
   if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
     if (!fits_a_block<Storage>()) return run<T, d, 32>(p);
   launch<Storage>(attention<T, d, Bc>, grid_by_heads(p, tiling<d>.Br),
-                  dim3(tiling<d>.num_warps * 32), p, 1.44269504f / sqrtf(d));
+                  dim3(tiling<d>.num_warps * 32), p, log2_e / sqrtf(d));
 }
 
 template <int... d>

@@ -71,7 +71,7 @@ void run(const Problem &problem) {
       launch_on<decoding::SharedStorage<T, d, num_warps>>(
           p.stream, decoding::decode<T, d, num_warps>,
           dim3(row_tiles(p) / (p.batch * p.kv_heads), splits, p.batch * p.kv_heads),
-          dim3(num_warps * 32), p, 1.44269504f / sqrtf(d));
+          dim3(num_warps * 32), p, log2_e / sqrtf(d));
     });
   } else if (p.page_table)
     launch_prefill<T, d, true>(p);

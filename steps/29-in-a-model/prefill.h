@@ -202,7 +202,7 @@ void launch_prefill(const Problem &p) {
   if constexpr (!plain && !paged && d == 128)
     if (p.rope == Rope::kNone && !p.window) return launch_prefill<T, d, paged, true>(p);
   launch_on<Storage>(p.stream, prefill<T, d, Bc, paged, plain>, grid_by_heads(p, tiling<d>.Br),
-                     dim3(tiling<d>.num_warps * 32), p, 1.44269504f / sqrtf(d));
+                     dim3(tiling<d>.num_warps * 32), p, log2_e / sqrtf(d));
 }
 
 }  // namespace

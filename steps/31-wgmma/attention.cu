@@ -149,8 +149,7 @@ void run(const Problem &p) {
   };
   const dim3 grid(p.seqlen_q / Br, p.batch * p.heads);
   launch<SharedStorage<d>>(attention<d>, grid, dim3(num_warps * 32), map(p.Q, Br), map(p.K, Bc),
-                           map(p.V, Bc), static_cast<half *>(p.O), p.seqlen_q,
-                           1.44269504f / sqrtf(d));
+                           map(p.V, Bc), static_cast<half *>(p.O), p.seqlen_q, log2_e / sqrtf(d));
 }
 
 }  // namespace

@@ -147,7 +147,7 @@ void run(const Problem &p) {
   const dim3 grid(p.seqlen_q / Br, p.batch * p.heads);
   launch<SharedStorage<T, d>>(attention<T, d>, grid, dim3((consumers + 1) * 128), map(p.Q, Br),
                               map(p.K, Bc), map(p.V, Bc), static_cast<T *>(p.O), p.seqlen_q,
-                              1.44269504f / sqrtf(d));
+                              log2_e / sqrtf(d));
 }
 
 template <class T>

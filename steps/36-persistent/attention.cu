@@ -220,7 +220,7 @@ void run(const Problem &p) {
       attention<T, d>, dim3(blocks), dim3(threads), map(p.Q, p.Q_strides, p.seqlen_q, 64),
       map(p.K, p.K_strides, p.seqlen_k, Bc), map(p.V, p.V_strides, p.seqlen_k, Bc),
       map(p.O, p.O_strides, p.seqlen_q, 64), p.heads, tiles, row_tiles, p.seqlen_k / Bc,
-      1.44269504f / sqrtf(d));
+      log2_e / sqrtf(d));
 }
 
 template <class T>

@@ -8,12 +8,11 @@
 //             the keys as a thread has its scores, so that P goes on in registers. The scales of Q and K
 //             join the scores' factor, that of V joins 1 / l. Three warpgroups, each doing one thing at a time.
 // Prediction  Products and exponentials take 1024 clocks each: 1.3 to 1.5 times step 38 at 8192.
-#include <cfloat>
+#include <algorithm>
 
 #include "common/kernel/heads.h"
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
-#include "common/kernel/tiles.h"
 
 namespace {
 
@@ -34,13 +33,40 @@ struct SharedStorage {
   Tile<float, 2, 2> scale;               // of its scores, for exponents of 2; and of V
 };
 
+/// The tiles of Q in the order in which they begin: of `side` heads, which share L2, the last rows, which
+/// see the most keys, then the rows before them; then of the next heads.
+struct Order {
+  int heads, all_heads, row_tiles, side;  // all_heads: of the whole batch
+  int Br, seqlen;                         // Br: rows of a tile
+  bool causal;
+
+  __device__ int tiles() const { return all_heads * row_tiles; }
+};
+struct Place {
+  int row, head, b, key_tiles;
+  __device__ Place(int tile, const Order &order) {
+    const int section = tile / (order.side * order.row_tiles) * order.side;  // its first head
+    const int here = min(order.side, order.all_heads - section);
+    const int in_section = tile - section * order.row_tiles;
+    row = (order.row_tiles - 1 - in_section / here) * order.Br;
+    head = (section + in_section % here) % order.heads;
+    b = (section + in_section % here) / order.heads;
+    key_tiles = ((order.causal ? min(row + order.Br, order.seqlen) : order.seqlen) + Bc - 1) / Bc;
+  }
+};
+
+/// The next tile that no block has drawn; the first are the blocks' own. The counter holds 0, or `tiles`
+/// or more. A launch draws as many numbers as there are tiles, 0 first, and leaves a 0.
+__device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
+  const unsigned drawn = atomic_dec(Matrix<unsigned>{counter, 1, 1}(0, 0), tiles - 1);
+  return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
+}
+
 /// Of 16 keys, the one whose values come at this place in V^T: a thread has the scores of keys 2t
 /// and 2t + 1, and 8 further on, and as A of P V the tensor cores take them for columns 4t to 4t + 3.
 __device__ constexpr int key_at(int place) {
   return place / 4 * 2 + place % 4 / 2 * 8 + place % 2;
 }
-
-using Place = PlaceOf<Bc>;
 
 /// V^T, tile by tile: d rows of Bc keys in the order of key_at. A thread turns 16 keys of 4 columns: of V 8
 /// threads share a sector of 32 bytes, of V^T 2.
@@ -88,7 +114,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
         const int head = at.b * order.heads + at.head;
         smem.tile(0, q.stage) = tile;  // told with Q
         smem.scale(0, q.stage) =
-            of_head(scales.Q, head) * of_head(scales.K, head) * (1.44269504f / sqrtf(d));
+            of_head(scales.Q, head) * of_head(scales.K, head) * (log2_e / sqrtf(d));
         smem.scale(1, q.stage) = of_head(scales.V, head);
         for (int i = 0; i < consumers; i++) {
           RingPosition<2> same = q;
@@ -156,7 +182,13 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       const Place at(tile, order);
       const float scale_log2 = smem.scale(0, q.stage), V_scale = smem.scale(1, q.stage);
       const int first_row = at.row + warpgroup * 64, row = first_row + warp_index() % 4 * 16;
-      float m[2] = {-FLT_MAX, -FLT_MAX}, l[2] = {}, alpha[2];
+      float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
+      const auto mask_keys = [&](int j) {  // scores of the tile j of keys
+        const int lane = threadIdx.x % 32, key = j * Bc, last = row + lane / 4 - lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < s.size; i++)
+          if (key + i / 4 * 8 + i % 2 > last + i / 2 % 2 * 8) s(i) = -INFINITY;
+      };
       // Of the tiles of keys those that these 64 rows see: none, and no row to store, behind the last.
       const int keys = order.causal ? first_row + 64 : order.seqlen;
       const int own_tiles = first_row < order.seqlen ? (keys + Bc - 1) / Bc : 0;
@@ -168,7 +200,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
         start_qk();
         wgmma_wait<0>(s);
         ring_release(smem.K, k);
-        if (order.causal && j == own_tiles - 1) mask_keys(s, j * Bc, row);
+        if (order.causal && j == own_tiles - 1) mask_keys(j);
         const bool must_rescale = softmax(s, m, l, alpha, scale_log2, rise);
         to_fragments();
         if (must_rescale && j < own_tiles - 1) rescale(o, alpha);
@@ -183,7 +215,14 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
         for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
         l[r] = V_scale / l[r];
       }
-      store_o(O, o, l);
+      const int lane = threadIdx.x % 32, O_row = warp_index() % 4 * 16 + lane % 16;
+#pragma unroll
+      for (int i = 0; i < o.size; i += 8)
+        stmatrix_x4(O(O_row, i * 2 + lane / 16 * 8),
+                    {cvt_rn_x2<bf16>(o(i) * l[0], o(i + 1) * l[0]),
+                     cvt_rn_x2<bf16>(o(i + 2) * l[1], o(i + 3) * l[1]),
+                     cvt_rn_x2<bf16>(o(i + 4) * l[0], o(i + 5) * l[0]),
+                     cvt_rn_x2<bf16>(o(i + 6) * l[1], o(i + 7) * l[1])});
       fence_proxy_async();
       named_barrier_sync(1 + consumers + warpgroup, 128);  // all of O is there, for the copy engine
       if (threadIdx.x % 128 == 0) {
@@ -206,7 +245,10 @@ void run(const Problem &p) {
   const std::int64_t v_bytes = transposed_bytes(p);
   launch<void>(transpose, dim3(p.seqlen_k / Bc, p.batch * p.heads), dim3(Bc / 16 * 32), p.V,
                p.V_strides, V_transposed, p.heads, p.seqlen_k);
-  const Order order = longest_first(p, Br, std::int64_t{p.seqlen_k} * d + v_bytes);
+  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
+  const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d + v_bytes;
+  Order order{p.heads, p.heads * p.batch, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
+  if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, order.all_heads);
   constexpr int threads = (consumers + 1) * 128;
   const int blocks = std::min(order.all_heads * order.row_tiles,
                               resident_blocks<SharedStorage>(attention, threads));
