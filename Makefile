@@ -111,8 +111,11 @@ HOST := $(CXX) -std=c++20 -fPIC -fno-semantic-interposition -Wall -Wextra -Wshad
 	$(if $(findstring clang,$(CXX)),,-Wno-restrict -fpeel-loops -fno-tree-tail-merge \
 	-fno-crossjumping) $(if $(WERROR),-Werror) -I. -Ibuild/host $(CXXFLAGS)
 CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-warnings) -I. $(NVCCFLAGS)
-# g++ spends half of -O2 on what gains the emulator nothing: -O1 that inlines runs as fast.
-QUICK := $(if $(findstring clang,$(CXX)),$(HOST),$(HOST:-O2=-O1 -finline-functions -finline-small-functions))
+# With these passes of -O2 the emulator runs as fast, and compiles in three quarters of the time.
+PASSES := -O1 -finline-functions -finline-small-functions -fstrict-aliasing -foptimize-sibling-calls \
+	-freorder-blocks-and-partition -freorder-blocks-algorithm=stc -fschedule-insns2 -fpeephole2 \
+	-fexpensive-optimizations -fipa-ra -ftree-vrp
+QUICK := $(if $(findstring clang,$(CXX)),$(HOST),$(HOST:-O2=$(PASSES)))
 # A GPU may be newer than ARCH: PTX goes along (not for sm_90a and its like, which are one chip's).
 gencode = $(foreach a,$(1),-gencode \
 	arch=$(a:sm_%=compute_%),code=$(if $(filter %a,$(a)),$(a),[$(a:sm_%=compute_%)$(comma)$(a)]))
@@ -179,7 +182,7 @@ build/host/ladder.inc: build/ladder.csv
 quoted = '$(subst ','\'',$(1))'
 # The compiler is tried first: one that is not there, or refuses the flags, makes no object old.
 build/host/flags: FORCE
-	@command -v $(firstword $(CXX)) >/dev/null || { echo "CXX=$(CXX): there is no such compiler" >&2; exit 2; }
+	@command -v $(firstword $(CXX)) >/dev/null || { echo "CXX=$(CXX): there is no such compiler; install g++" >&2; exit 2; }
 	@mkdir -p $(@D) && echo | $(HOST) -dM -E -x c++ - >$@.$$PPID || { rm $@.$$PPID; exit 2; }
 	@awk '$$2 == "__clang_major__" && $$3 < 16 { exit 1 }' $@.$$PPID || { rm $@.$$PPID; \
 		echo "CXX=$(CXX) is too old: clang 16 or later is needed, or g++ (std::source_location)" >&2; exit 2; }
