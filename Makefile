@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Every command of this book. `make help` prints the lines that begin with #?
 # All cores work, and only one line a part is printed: make -j1 uses one core, make V=1 prints the commands.
 ifeq ($(MAKELEVEL),0)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The bank map: one warp's read of K from shared memory, before and after the swizzle.
 
 A trace has a row for each lane of each request, from `./step-02 --trace-csv FILE`.

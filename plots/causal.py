@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """TFLOP/s of the causal problem against the sequence length, for steps and peers."""
 
 from statistics import median

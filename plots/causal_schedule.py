@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The causal step's blocks, in their order and in the other: who works how long, and who ends last.
 
 How much each block does is what the emulator counted. When it starts is a model: each of a few slots

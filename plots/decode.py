@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Decoding: how fast a KV cache is read against its length, one line per strategy, two batches."""
 
 from statistics import median

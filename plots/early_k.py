@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What each copy may hide behind: the schedule of step 14, and of step 15, which copies K earlier.
 
 A schematic. The order is that of the two kernels; the lengths are chosen to be readable.

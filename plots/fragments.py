@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The register layouts of mma.m16n8k16, and why S becomes P without shared memory.
 
 The layouts are those of common/kernel/ptx.h: PTX ISA, 'Matrix Fragments for mma.m16n8k16 with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Bytes per score: what each step asks for, counted and measured, and what HBM moves."""
 
 import style

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Who holds what of a tile of S: block, warp, m tile, fragment, lane (steps 11 to 15)."""
 
 import style

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """TFLOP/s in bf16 and fp8 against the sequence length: Part IV's last steps beside their peers."""
 
 import style

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The ladder: TFLOP/s of every step at the default shape, beside the peers and the ceilings."""
 
 import style

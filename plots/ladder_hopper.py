@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The ladder of Part IV: TFLOP/s of each step in each of its types, beside the peers and the ceilings."""
 
 from statistics import median

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The ladder of Part III: each step at its own problem (plots/models.csv), with its peers as marks."""
 
 from statistics import median

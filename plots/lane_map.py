@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The lane map: which lane names which row of K in ldmatrix.x4, before step 13 and in it.
 
 Drawn from the formulas of the two kernels.

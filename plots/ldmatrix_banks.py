@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The bank map of one ldmatrix.x4 of K, before and after the swizzle.
 
 The traces are those of `./step-05 --device cpu --head-dim 128 --trace-csv FILE`, and of step 06.

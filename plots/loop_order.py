@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The order of the loops: how Algorithm 1 and the inverted loop visit the tiles, and what moves."""
 
 import style

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The memory wall: a roofline of a GPU, with standard attention and flash attention on it."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Who does what in steps 33, 34 and 35: two warpgroups, the tensor cores and the producer's copies.
 
 The emulator's trace (`--events-csv`) says what each warpgroup does in which order, and which events of the others

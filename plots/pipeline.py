@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The timeline of one block over two K/V tiles: step 07, and step 08 with its pipeline.
 
 A schematic. The order is that of the two kernels; the lengths are chosen to be readable.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # make plot: redraws the figures from plots/results, and those of this machine's own GPU into
 # build/plots.
 python=${PYTHON:-python3}

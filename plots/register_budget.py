@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The 65,536 registers of an SM in step 33 and its variants: the producer's, and of a consumer thread's
 what S, P and O take at head dim 128.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The register tile of step 04: which lane owns which scores and outputs, and who shares a load.
 
 Drawn from the kernel's formulas: row, key and col.

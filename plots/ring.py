@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The rings of step 32 in time: who fills a stage, who reads it, and who waits for whom.
 
 A schematic. The order is the kernel's, played by its rules; the lengths are chosen to be readable.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Rotary embedding: which elements are a pair, and which tile is rotated when.
 
 Drawn from the definitions: a row of 16 elements; 4 tiles of Q and 8 of K.

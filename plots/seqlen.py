@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """TFLOP/s against the sequence length, for every step and peer measured at two lengths or more."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What every figure shares: the look, the command line, and the results it reads."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The 128-byte swizzle: one atom, the atoms of a tile as TMA lays them out, and what a wgmma's descriptor says.
 
 Drawn from the layout's formula, as in common/kernel/tma.h.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Three algorithms on the same arithmetic: standard attention, FlashAttention-1, the inverted loop.
 
 Each runs with the arithmetic of four steps, as variants of steps 00, 01 and 02. The faster it is,

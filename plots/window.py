@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Which tiles step 27 visits with a window and sinks, and which warps mask them."""
 
 import style

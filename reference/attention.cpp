@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "reference/attention.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Attention, by its definition. Everything else in this book computes this, faster.
 //
 // For each head there are queries, keys and values: the rows of Q, K and V, each d numbers long. A

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fp16, bf16 and e4m3 on the host: the element types of Q, K, V and O wherever no CUDA header is at hand
 // (the reference, the program, the emulator). Round to nearest even, as the GPU does.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fp16 and e4m3 on the host, against a slow computation that shares nothing with it: ldexp builds the
 // values, nearbyint does the rounding.
 #include "reference/half.h"

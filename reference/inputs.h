@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Inputs, of families that each catch some kind of mistake.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Work on all cores of the host.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Random numbers that are the same with every standard library.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The reference against attention worked out by hand, and the families of inputs against what their
 // comments say.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a problem names and the reference knows. (A header of its own: half.h cannot be read beside
 // CUDA's.)
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "reference/verdict.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Is an output right? It may differ from the reference by what rounding explains, and no more.
 //
 // The idea is that of FlashAttention's own tests (tests/test_flash_attn.py): rounding P and O to the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The check that every step's answer goes through, given right answers and answers that are
 // wrong in the ways that kernels are.
 #include "reference/verdict.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A right kernel always passes: every step over many seeds and shapes. The bound of
 // reference/verdict.h is derived so that less than one run of a million fails; here is how near to
 // it the steps come.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Wrong kernels are found out. steps/NN-idea/bugs holds changes of the step: the check of the answer or the
 // emulator must report each, and a program of the same source without one must pass the same runs.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Every step gives the right answer: shapes, inputs, orders of threads, and all that it takes.
 //
 // STEPS_DEVICE  cpu (default) or gpu

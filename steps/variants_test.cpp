@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Every variant of a step applies to it, compiles for the emulator and gives the right answer: a
 // patch cannot rot.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What of a block is asynchronous: operations under way, mbarriers, named barriers, warpgroups, TMA.
 #include <algorithm>
 #include <bit>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One block of threads, or the blocks of a cluster, at work on one thread of the host: who runs, who
 // waits for whom. What they do to memory is checked in shadow.h and counted in requests.h; what orders
 // it is in clocks.h.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For clangd alone, which includes this before each file: before version 16 it has no std::source_location.
 #pragma once
 

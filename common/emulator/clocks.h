@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What happens before what. Each thread of a block has a vector clock: for every thread, the time
 // up to which it knows what that one did. An access by u at time t happens before one by v if v
 // knows u beyond t. A thread always knows itself; of others it learns where they synchronise.

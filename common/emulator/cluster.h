@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The clusters of common/kernel/cluster.h, which includes this, on the emulator.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Clusters on the emulator: loads that land in several blocks, arrivals at the other block's barriers, and
 // blocks that wait for each other or do not.
 #include "common/kernel/cluster.h"

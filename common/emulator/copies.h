@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The cp.async that the threads of a block have under way, in groups.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a hardware profiler counts, per source line: requests of a warp to shared and global memory,
 // the wavefronts and sectors they cost, tensor-core, special-function and warp-level instructions,
 // barriers.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the emulator counts: the rules of one request against cases worked out by hand and against
 // measurements, then whole small kernels, line by line.
 #include "common/emulator/counters.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // CUDA as a kernel sees it, on a CPU: the names that a kernel uses and that CUDA's own headers
 // declare on a GPU. One function per instruction.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulator's errors, each provoked by a kernel written here, and its promises about threads:
 // drawn orders, whole blocks, fresh shared memory, stacks that survive a wait.
 // The kernels here do on purpose what the compiler warns of.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the warpgroups of block 0 do, each in its order, and what of it comes before what of the others: for
 // the picture of who does what. Time it has none.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What warpgroups do in which order: the events of a profile.
 #include <doctest/doctest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What can be wrong with a kernel: the kinds of errors, and the tag by which a message names each.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Each kind of error has its tag, between the line and the thread.
 #include "common/emulator/fault.h"
 

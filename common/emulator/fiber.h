@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A fiber: a function with a stack of its own that can stop in the middle and go on later. The
 // emulator runs each CUDA thread of a block as one fiber, all of them on one thread of the host.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The barriers of common/kernel/mbarrier.h, which includes this, on the emulator. What is checked of them is in
 // README.md, 'What happens before what'.
 #pragma once

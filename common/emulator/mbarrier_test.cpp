@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Hopper's barriers on the emulator: what they order, whom they let go on, and what is told of a kernel
 // that uses them wrongly.
 #include "common/kernel/mbarrier.h"

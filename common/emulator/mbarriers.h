@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The mbarriers of a block, by their place in shared memory: who has arrived, which bytes have landed,
 // and what the threads and the copies told that did. Who waits for them is the scheduler's (block.h).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Global memory: the allocations, who touched them, and which of their sectors were touched.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The matrix products that warpgroups have under way: where the tensor cores find their operands in
 // shared memory, and what they make of them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The instructions of common/kernel/ptx.h, which includes this, on the emulator: what each lane holds and
 // what the warp does with it, spelled out.
 #pragma once

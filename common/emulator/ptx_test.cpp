@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The tensor-core instructions on the emulator: what each lane gives and receives, against the
 // tables of the PTX ISA and plain loops, and the errors that a GPU hides.
 #include "common/kernel/ptx.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What lanes ask for one by one, put together into the requests of their warp, and counted.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "common/emulator/runtime.h"
 
 #include <algorithm>
@@ -25,7 +26,8 @@ Settings settings;
 std::uint64_t launch_number = 0;
 
 int resident_blocks(int threads, std::size_t shared_bytes) {
-  const auto by_memory = static_cast<int>((shared_memory_per_block() + 1024) / (shared_bytes + 1024));
+  const auto by_memory =
+      static_cast<int>((shared_memory_per_block() + 1024) / (shared_bytes + 1024));
   return settings.multiprocessors * std::max(1, std::min(by_memory, 65536 / (128 * threads)));
 }
 

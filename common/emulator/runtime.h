@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulator's engine: memory that knows who touched it, blocks of threads that run in a drawn
 // order, and the report of what went wrong. Kernels see emulator.h; the program sees this.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Who touched which byte: what finds races and reads of memory that nobody wrote. One rule for all
 // memory: of two accesses to one place, one of them a store, the later must know of the earlier.
 // What 'know' means is in clocks.h; here is what is remembered.

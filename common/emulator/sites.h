@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Places in a kernel's source, numbered, so that a place fits into two bytes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the emulator's tests share: kernels written in a test, and the errors that they end with.
 //
 // A kernel notes the line of an instruction by `at = __LINE__` on the same line, before it. (Kernels

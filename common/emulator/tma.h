@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The copies of common/kernel/tma.h, which includes this, on the emulator.
 #pragma once
 

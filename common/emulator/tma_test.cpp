@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // TMA on the emulator: what it copies, when it lands, who may touch the bytes, and what the engine does
 // not see.
 #include "common/kernel/tma.h"

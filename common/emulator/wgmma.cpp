@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "common/kernel/wgmma.h"
 
 #include <algorithm>

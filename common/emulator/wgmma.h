@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // wgmma on the emulator: common/kernel/wgmma.h includes this. What the tensor cores do is in products.h; here
 // is how a kernel asks for it.
 #pragma once

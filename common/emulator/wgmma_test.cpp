@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // wgmma on the emulator: where its operands lie, what it computes, when it lands, and the errors that a
 // GPU answers with wrong numbers.
 #include "common/kernel/wgmma.h"

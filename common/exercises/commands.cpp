@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "common/exercises/commands.h"
 
 #include <algorithm>

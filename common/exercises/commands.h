@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a reader types: make try-06, make check-06, make answer-06-2, make progress.
 //
 // WATCH  if it is not empty, check-NN checks again at each save, until all is done

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // An exercise: its text is an item of its chapter, and all else stands in a file beside the chapter,
 // steps/NN-idea/exercises/K: statements, and then changes of the step, as edits.h has them.
 //

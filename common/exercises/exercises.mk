@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # The exercises at the chapters' ends; the Makefile includes this.
 .PHONY: exercises progress
 EXERCISES := $(call sources,common/exercises,%/main.cpp %/watch.cpp)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Every exercise can be done and can be missed: what the reader begins with fails its check, the answer
 // passes it, and wrong answers fail with words that name what is wrong. And what a reader sees of the
 // commands, with work that does not compile, end, or do what a GPU allows.

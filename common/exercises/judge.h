@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Judges what a reader has made of an exercise.
 #pragma once
 

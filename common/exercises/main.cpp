@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // build/host/bin/exercises try-06 | check-06 | answer-06-2 | progress: what `make` of the same name
 // runs. commands.h has them.
 #include <exception>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "common/exercises/programs.h"
 
 #include <algorithm>

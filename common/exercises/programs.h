@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Builds and runs what a reader, or an exercise, has made of a step, on the emulator.
 #pragma once
 

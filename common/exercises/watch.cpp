@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Linked into a reader's program, and only there: says where a kernel crashed, or what it was still at
 // when its time was up. As addresses, one line on standard error; programs.cpp makes lines of source of
 // them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Clusters: blocks on neighbouring multiprocessors that reach each other's shared memory (PTX ISA, 'Cooperative
 // Thread Arrays': thread block clusters).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where a head's rows lie in the tensors of a Problem, as step 22 has it, for the steps after it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The one header that a step includes. A kernel's source is compiled by nvcc for the GPU and by
 // the host's compiler for the emulator; what differs between the two is here and in view.h.
 #pragma once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # How a step becomes an object, for the emulator and for GPUs; the Makefile includes this.
 # Of $*, steps/15-early-k or build/variants/15-early-k/padded, the label.
 label = $(subst /,:,$(patsubst build/variants/%,%,$(patsubst common/program/%,%,$(*:steps/%=%))))

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Hopper's barriers: the mbarrier, which counts threads that arrive and bytes that land, and the
 // numbered barriers of some of a block's warps.
 #pragma once

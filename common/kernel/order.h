@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The order in which blocks start, as step 20 has it, for the steps after it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What parts of the keys give a row, how they add up, and how many there should be, as steps 25 and 26 have it,
 // for step 29.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The PTX instructions of the tensor-core steps, one function each, and the registers they work on.
 // On a GPU each is one instruction of inline assembly; on the emulator, common/emulator/ptx.h spells out
 // what it does.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A ring of tiles between those who copy and those who compute, as step 32 builds it, for the steps after it.
 #pragma once
 

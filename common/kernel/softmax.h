@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The softmax of a warpgroup's scores, as steps 33 to 36 have it, for the steps after them.
 #pragma once
 

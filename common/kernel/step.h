@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the program (common/program/program.cpp) and a step (steps/NN-idea/attention.cu) know of each other.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The layout of a tile of fp16 or bf16 in shared memory, as step 06 builds it, for the steps of Part
 // III.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The swizzle at every head dim: no element is lost, and 8 rows of a column are in all banks.
 #include "common/kernel/swizzle.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The tensor memory accelerator, TMA: an engine that copies a tile between global and shared memory on
 // the word of one thread, and lays it out as the tensor cores want it.
 #pragma once

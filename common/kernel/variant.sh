@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # variant.sh STEP NAME: writes the text of a variant to attention.cu in this folder: STEP/variants/NAME.patch,
 # applied to the step's text; or to that of another variant, if a line before the patch is 'on: ANOTHER'.
 set -eu

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How a kernel reads and writes memory: m(row, col). On a GPU that is a plain reference and costs
 // nothing. On the emulator it is a proxy that knows its place in the source, so that every access
 // can be checked and counted.

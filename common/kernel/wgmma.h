@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // wgmma, Hopper's matrix product: the four warps of a warpgroup multiply 64 rows at once, with operands
 // that the tensor cores read from shared memory themselves, while the warps go on with something else.
 #pragma once

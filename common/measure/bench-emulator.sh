@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Times the emulator: each step checking only, and counting.
 set -euo pipefail
 for n; do

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make bench-hopper: bench-hopper.sh STEP...: the steps of Part IV and step 15, from which they start,
 # with their peers, one after the other, into plots/results/GPU-hopper.csv. The headline problem is
 # measured in REPEAT rounds (default 3), in fp16, in bf16 and in fp8; then, in bf16, the last step (or

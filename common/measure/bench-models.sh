@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make bench-models: bench-models.sh STEP...: the problems of Part III, each with the steps that take it
 # and their peers one after the other, into plots/results/GPU-models.csv. The headline problems are
 # measured in REPEAT rounds (default 2), the first before all others and the rest after them. The rows

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make bench: bench.sh STEP...: every step of the plain problem and its peers, into
 # plots/results/GPU.csv. REPEAT rounds (default 3) of the steps and their peers follow each other: a GPU
 # that grows warm or slow does so for all. The last step is where the book has come to.

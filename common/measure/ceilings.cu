@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What this GPU can do at most, and at which clock: tensor cores through mma.sync, shared memory and
 // HBM; on Hopper also tensor cores through wgmma, and the copy engine. A program of its own, which `make
 // ceilings` builds and runs; the steps are measured against it.

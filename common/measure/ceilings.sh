@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make ceilings: what this GPU can do at most.
 set -euo pipefail
 . common/measure/shell.sh

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make check-gpu: check-gpu.sh TESTS NN...: a deadlock must end; the steps are right on the GPU; and so they are under
 # each tool of compute-sanitizer, the newest first, and before them the kernel that takes every problem. SANITIZE
 # names the tools; empty, none. They spend most of their time on the host: several run at once.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make counters: counters.sh STEP...: what the emulator counts and, with a GPU and ncu, what ncu
 # measures of the same problems; and, of large ones, the HBM traffic and why warps wait. The
 # emulator's counts are the same on every machine.

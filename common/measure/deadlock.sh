@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make check-deadlock: a kernel that waits at an mbarrier for what never comes must end with an error, and
 # the GPU must not hang: the program ends by itself, with exit status 1 and one line. Of two steps a copy is
 # spoilt, compiled for the GPU and run.

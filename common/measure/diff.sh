@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make diff-NN: diff.sh NN: what a step's code changes in that of the step that it builds on: the one
 # that the header's 'Before' names, not always the one before, because some are dead ends. The header
 # itself is left out: it is new with every step.

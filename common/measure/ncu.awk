@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Turns the CSV that ncu prints into rows of a counters CSV: the sum over all kernels of a step.
 # Input: common/emulator/counters.def, and what ncu printed.
 # Variables: step, problem: "batch,heads,seqlen,head_dim,options".

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Measures what PyTorch carries, as rows of the same CSV as the steps.
 
 FlashAttention-2 and cuDNN are backends of scaled_dot_product_attention, and so is 'efficient', which is

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make power: power.sh STEP...: what the GPU draws, and at which clock, while it runs a step again and
 # again for a few seconds; into plots/results/GPU-power.csv, all from one run:
 #   power-NAME            W, clock-NAME MHz, capped-NAME %: of nvidia-smi's samples, their medians and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # What each kernel takes, and how many of its blocks fit a multiprocessor: a line a kernel.
 # Input: for each step a file STEP.txt, its PTX and then what ptxas -v says of it, both demangled.
 # Variable: arch. PTX has the threads of a block (__launch_bounds__) and, in a comment that

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make regs: registers, shared memory, occupancy and spills of every kernel of these steps, for ARCH. An
 # error where ptxas serialises wgmma, or where a step from 30 on spills (regs.awk).
 set -euo pipefail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What `make regs` prints of a kernel: regs.awk, given a piece of PTX and of what ptxas -v says.
 #include <doctest/doctest.h>
 #include <unistd.h>

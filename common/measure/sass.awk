@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # The loops of each kernel in what `nvdisasm -c` prints: the instructions from a label to the jump back
 # to it, by kind, the most frequent first. Loops of less than 100 instructions are left out.
 /^\.text\./ || /\.section[ \t]+\.text\./ {

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make sass-NN: sass.sh NN: the machine code of a step for ARCH, into build/sass/, and what its loops
 # hold.
 set -euo pipefail

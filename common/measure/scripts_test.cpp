@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the Makefile and the measuring scripts decide by awk: ladder.awk, ncu.awk and truth.awk, given
 // small pieces of their input. And what the scripts refuse.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # What the scripts that measure share. From the Makefile: GPU, the name of this machine's results
 # (empty: no GPU), NVCC, PYTHON and BUILD.
 results=plots/results

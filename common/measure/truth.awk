@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Compares the emulator's counts with ncu's, problem by problem. Input: lines "tile STEP Br 64" for Br,
 # Bc and the warps of a block, "line STEP store_part 41" for the line of a source, lines of truth.open, and a
 # counters CSV. Exit status 1 if they differ where nothing here explains it and truth.open does not have what

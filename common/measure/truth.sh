@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make truth: truth.sh FILE...: the emulator's counts against ncu's, in the committed results of every GPU or
 # of this one, or in a file that has both. Exit status 1 if they differ where truth.awk has no explanation and
 # truth.open does not have this difference, 2 if there is nothing to compare.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # make variants-NN: variants.sh NN NAME...: a step beside its variants and the step before it. Each is
 # checked; on a GPU they are then measured in REPEAT rounds (default 3), one after the other in each,
 # into plots/results/GPU-variants-NN.csv. Without a GPU they are counted on the emulator.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Generated regions of Markdown files: quotes of code and of output, tables, and numbers in prose,
 // each made anew from what it comes from, so that none can drift. main.cpp is the program, and its
 // --help says how regions are written.

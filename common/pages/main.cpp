@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // build/docs: rewrites the generated regions of Markdown files; see docs.h.
 #include <getopt.h>
 

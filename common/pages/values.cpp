@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "common/pages/values.h"
 
 #include <algorithm>

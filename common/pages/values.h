@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Words and numbers, as the pages and the exercises read and print them.
 #pragma once
 

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # without.sh NN TEXT [OPTION...]: deletes the one line that contains TEXT from a copy of step NN, builds
 # that for the emulator as a variant would be, and runs it. The exit status is the program's.
 set -e

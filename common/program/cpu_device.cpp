@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulator as a device.
 #include "common/program/device.h"
 

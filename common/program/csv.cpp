@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "common/program/csv.h"
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // CSV files that are appended to: whole rows or nothing, under one header.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where a step runs: the GPU, or the emulator.
 #pragma once
 

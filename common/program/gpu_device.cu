@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The GPU as a device.
 #include <cuda_runtime.h>
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Reads the headers of the steps and writes the table that everything else reads, build/ladder.csv:
 #
 #   // Needs       sm_80: cp.async, mma.m16n8k16     the oldest GPU, and why

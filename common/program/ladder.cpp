@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "common/program/ladder.h"
 
 #include <cctype>

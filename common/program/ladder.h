@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The steps of the book, as their headers describe them: which of them accept what another does
 // not, and which run on a GPU that another does not.
 #pragma once

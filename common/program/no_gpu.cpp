@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // In place of gpu_device.cu where there is no nvcc.
 #include "common/program/device.h"
 

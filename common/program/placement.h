@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where Q, K, V and O lie in the memory of the device: the layout, the pages and the gaps between
 // what is there. The reference has them dense, [batch, heads, seqlen, head_dim].
 #pragma once

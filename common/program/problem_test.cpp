@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The program poses and checks every problem that a model may pose, before a step takes it: a plain
 // kernel (any-problem/attention.cu) that takes them all passes, and bugs planted in it are found
 // out.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What every step's program does: read the options, draw inputs, run the kernel, check the answer,
 // then time it (on a GPU) or say what it cost (on the emulator).
 #include <algorithm>

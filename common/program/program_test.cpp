@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The interface of ./step-NN: options, exit status, what it prints and what it writes.
 #include <doctest/doctest.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "common/program/report.h"
 
 #include <cstdio>

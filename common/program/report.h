@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a run says: lines for a reader, rows for a file.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The sizes of a problem: those that were not given, and those that a step accepts.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "common/testing/compiler.h"
 
 #include <fstream>

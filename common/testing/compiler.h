@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Compiles kernels for the emulator, with little to wait for: kernel.h is precompiled, and what all
 // programs are linked with is one object.
 #pragma once

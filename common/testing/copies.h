@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Copies of the steps, with a bug planted or a patch applied, built for the emulator and run: many
 // kernels, of which some share a program, and whose common part is compiled once.
 #pragma once

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Installs doctest where it is missing, if it can. CXX is the compiler that must find it.
 echo '#include <doctest/doctest.h>' | ${CXX:-g++} -E -x c++ - >/dev/null 2>&1 && exit
 echo "installing doctest"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "common/testing/edits.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A step, changed by a few edits: the format of planted bugs and of exercises' answers.
 //
 //   bug O not rescaled | wrong | --inputs rising

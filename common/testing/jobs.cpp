@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "common/testing/jobs.h"
 
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Work of a test that takes a while, on all cores; what failed, and how to run that again.
 #pragma once
 

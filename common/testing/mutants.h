@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Many changes of one source, of which its program makes one, or none: which is chosen when it starts.
 #pragma once
 

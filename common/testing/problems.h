@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Problems that nobody chose, for tests of what takes them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "common/testing/process.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests that run programs as a reader would.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Runs all unit tests, and ends with the line that sums them up.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # How tests become objects; the Makefile includes this. They run little: without optimisation, and with the
 # headers that most of them include precompiled. (-include: each file includes what it needs all the same.) Each
 # CHECK is one call: the fourth part of the compilation of a file that has many.

@@ -1,5 +1,5 @@
 // Step 00: standard attention, three kernels: S = Q K^T, P = softmax(S), O = P V.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_75
 // Before      nothing: this is the definition (reference/attention.h), tiled for a GPU.
 // Change      Each kernel is one line of the formula. S is N x N and crosses HBM: written by the

@@ -1,5 +1,5 @@
 // Step 01: flash attention as published (Dao et al. 2022, Algorithm 1).
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_75
 // Before      step 00, standard attention: S and P, N x N, are written to HBM and read back.
 // Bottleneck  16 bytes of HBM traffic per score, and N^2 of memory.

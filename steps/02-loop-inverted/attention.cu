@@ -1,5 +1,5 @@
 // Step 02: the loop inverted. A block owns a Q tile and streams K and V past it.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_75
 // Before      step 01, flash attention as published: K/V tiles outside, Q tiles inside.
 // Bottleneck  O, l and m go to HBM and back for every pair of tiles: 10 d / Bc = 10 bytes per

@@ -1,5 +1,5 @@
 // Step 03: bank conflicts. K is read down its columns; the layout decides what that costs.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_75
 // Before      step 02: 32 lanes read one column of 32 rows of K, rows 256 bytes apart.
 // Bottleneck  All 32 words lie in one bank of shared memory: each load of K takes 32 wavefronts

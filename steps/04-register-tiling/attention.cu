@@ -1,5 +1,5 @@
 // Step 04: register tiling. Each thread computes a patch of S and of O, not one element at a time.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_75
 // Before      step 03: no bank conflicts left, but 5 loads from shared memory feed 4 FMA.
 // Bottleneck  Shared memory serves one request per clock and multiprocessor; the FMA pipes take 4.

@@ -1,5 +1,5 @@
 // Step 05: tensor cores. A warp multiplies 16 x 16 by 16 x 8 in one instruction.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 04: 128 FMA of a thread for each 12 loads; 59% of what the fp32 units can do.
 // Bottleneck  The fp32 units: 66.9 TFLOP/s. Tensor cores do many times as much with fp16 operands.

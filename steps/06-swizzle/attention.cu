@@ -1,5 +1,5 @@
 // Step 06: the swizzle. Where a row of a tile keeps its 16-byte chunks, nothing else.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 05: tensor cores, fed by ldmatrix.
 // Bottleneck  Shared memory. ldmatrix reads 8 rows of 16 bytes at a time; rows are 256 bytes apart,

@@ -1,5 +1,5 @@
 // Step 07: a larger tile. 64 x 128 and 4 warps instead of 64 x 32 and 2.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 06: no bank conflicts.
 // Bottleneck  What is done once per tile: two barriers, a wait for copies, the maximum's shuffles,

@@ -1,5 +1,5 @@
 // Step 08: the K/V pipeline. A tile is copied while the tensor cores work on another.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 07: a larger tile, whose copies are waited for as soon as they are issued.
 // Bottleneck  Every tile begins with a wait for 64 KB from L2, a microsecond in which the block's

@@ -1,5 +1,5 @@
 // Step 09: V in pairs. One ldmatrix.x4.trans brings two fragments of V.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 08: copies behind the work.
 // Bottleneck  Issue slots and the queue in front of shared memory: a tile takes 200 ldmatrix per

@@ -1,5 +1,5 @@
 // Step 10: exp2f. The softmax in powers of two: one FMA and one ex2 per element.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 09: 1400 instructions per tile, of which 256 are mma.
 // Bottleneck  Issue slots. An exponential takes a multiplication by the scale, a subtraction of m,

@@ -1,5 +1,5 @@
 // Step 11: batched. A fragment of K or V is loaded once and multiplied with two m tiles.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 10: 2.1 wavefronts of ldmatrix per mma.
 // Bottleneck  Shared memory again. Tensor cores could do an mma every 1.5 clocks of an SM, shared

@@ -1,5 +1,5 @@
 // Step 12: double-buffered. Each fragment is loaded while the one before it is multiplied.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 11: every ldmatrix stands right before the mma that want its result.
 // Bottleneck  The latency of ldmatrix, some 30 clocks, if nothing else were there to do.

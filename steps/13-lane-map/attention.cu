@@ -1,5 +1,5 @@
 // Step 13: the lane map. K's fragments arrive in the registers where mma wants them.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 11: registers 0 and 2 of an ldmatrix.x4 are one fragment of K, 1 and 3 the
 //             other.

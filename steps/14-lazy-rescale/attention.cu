@@ -1,5 +1,5 @@
 // Step 14: the lazy rescale. O is rescaled when the maximum has grown by enough to matter.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 13: every tile rescales O, mostly by 1.
 // Bottleneck  Between Q K^T and P V stands a chain: maximum, two shuffles, alpha, 128

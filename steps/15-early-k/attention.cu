@@ -1,5 +1,5 @@
 // Step 15: the next K early. Its copy begins when Q K^T is done, not when the softmax is.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 14: copies wait for the softmax to end; Q K^T is half unrolled.
 // Bottleneck  The wait for K at the top of the loop: its copy had only P V to hide behind. And the

@@ -1,5 +1,5 @@
 // Step 16: late copies. V is asked for behind the loads of the first fragments, not before them.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 15: behind the barrier come V's copies, and then Q K^T.
 // Bottleneck  What stands in front of the first mma of a tile. A warp issues in order: 8 copies and

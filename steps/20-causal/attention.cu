@@ -1,5 +1,5 @@
 // Step 20: causal. A query sees the keys up to its own position, and half of the work is not done.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal
 // Before      step 16: every query sees every key.

@@ -1,5 +1,5 @@
 // Step 21: ragged. Any number of queries and of keys, equal or not.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k
 // Before      step 20: lengths are multiples of 128, and as many queries as keys.

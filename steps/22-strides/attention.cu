@@ -1,5 +1,5 @@
 // Step 22: strides. Q, K, V and O lie as the caller has them, in any order of batch, heads and rows.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --layout, --lengths
 // Before      step 21: tensors are dense, [batch, heads, seqlen, d].

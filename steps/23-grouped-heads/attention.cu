@@ -1,5 +1,5 @@
 // Step 23: grouped heads. Several query heads share a head of K and V.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths
 // Before      step 22: each query head has keys and values of its own.

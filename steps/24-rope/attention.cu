@@ -1,5 +1,5 @@
 // Step 24: rotary embedding. Rows of Q and K are rotated by their positions, pair by pair of elements.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --rope
 // Before      step 23: who wants positions in the scores rotates Q and K beforehand.

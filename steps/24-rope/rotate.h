@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Rotary embedding, for step 24: of rows wherever they are, and of K before the attention begins.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Step 25: KV cache. A few new queries against a long cache of keys: one m tile, and all bandwidth.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --page-size, --append
 // Before      step 23: a block is 128 queries of one head. Of one query it is 127 rows of nothing.

@@ -1,5 +1,5 @@
 // Step 26: split KV. The keys of a sequence are shared among blocks; the last to finish adds up.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --page-size, --append, --splits
 // Before      step 25: a block has all keys of a sequence and a head of K and V.

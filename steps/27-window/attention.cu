@@ -1,5 +1,5 @@
 // Step 27: windows. A query sees the last W keys up to its own position, and the first S: the sinks.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window, --sinks
 // Before      step 23: a query sees all keys, or those up to its own position.

@@ -1,5 +1,5 @@
 // Step 28: types and dims. bf16 beside fp16, and head dims from 32 to 256.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --type
 // Before      step 23: fp16, and head dims 64 and 128.

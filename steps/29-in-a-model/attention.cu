@@ -1,5 +1,5 @@
 // Step 29: in a model. All that steps 20 to 28 can do, behind one call that a model can make.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window, --sinks, --type, --page-size, --append, --rope, --splits
 // Before      step 28: each step of this part has one idea, and of the others what its idea needs.

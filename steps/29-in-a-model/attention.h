@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /* Attention for a model: the C interface of libattention.so (`make libattention.so`).
  *
  *     O = softmax(Q K^T / sqrt(head_dim)) V

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "steps/29-in-a-model/check.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a caller of the library gets wrong, found before anything is launched.
 #pragma once
 

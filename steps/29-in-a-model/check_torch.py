@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Compares libattention.so with PyTorch's attention, over the shapes of FlashAttention's own tests.
 
 The rule is that of tests/test_flash_attn.py: the largest error of the library's output, against attention

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A program that calls the library as a model would: the attention of a transformer's block, with
 // prompts of several lengths first and then a token at a time, from a cache in pages. What is not
 // attention is computed here, on the CPU. Each query's output is compared with the reference.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Step 29's kernel for new tokens: few queries per head, and a long cache of keys. Step 26's, for the
 // types and head dims of step 28, with the windows of step 27 and the queries of step 24.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The library's calls: they check what they are given, make it the Problem that step 29 takes, and
 // turn what is thrown into a status and a message. As a step, compiled for the GPU or the emulator.
 #include <cstdio>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Step 29 as a library, and what calls it; the Makefile includes this. The library is built for the
 # emulator, which the tests call, and with nvcc for the GPU. (The object is the program's, too. Without
 # debug information its 60 kernels compile in two thirds of the time.)

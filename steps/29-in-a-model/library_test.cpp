@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The C interface: what it refuses, with which status and message, and that nothing is written then;
 // and the client, which finds out wrong libraries.
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Step 29's kernel for prompts: many queries per head. Step 27's loop, for the types and head dims of
 // step 28, with the queries of step 24; and K and V may be in pages.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where step 29 finds the rows of K and V, how it turns a row by its position, and the kernel that
 // stores rows: new keys in the cache, or rotated ones in the workspace.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How the tiles of step 29's decoding come into shared memory: each warp has its own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How the tiles of step 29's prefill come into shared memory.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Step 30: TMA. One thread asks for a whole tile, and an engine of the SM copies it, swizzled.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_90: TMA
 // Before      step 15: every thread copies its share, 16 bytes at a time.
 // Bottleneck  What feeds the tensor cores: two warps per scheduler leave them idle for a third of the

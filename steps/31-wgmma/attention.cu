@@ -1,6 +1,6 @@
 // Step 31: wgmma. Four warps multiply 64 rows at once, and the tensor cores read Q, K and V from shared
 // memory themselves.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Before      step 30: mma.sync, whose operands go through registers.
 // Bottleneck  mma.sync itself: 1.5 clocks per mma, 336 of 710 instructions to fetch and to multiply,

@@ -1,5 +1,5 @@
 // Step 32: a producer. One warpgroup only copies, and the other only computes.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Before      step 31: the same threads ask for tiles and use them, and wait for each other to do so.
 // Bottleneck  The order of one thread's instructions: a copy starts when all have passed a barrier,

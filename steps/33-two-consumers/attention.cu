@@ -1,5 +1,5 @@
 // Step 33: two consumers. Two warpgroups share each tile of K and V, with 64 rows of Q each.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --type
 // Before      step 32: one warpgroup with 128 rows, and two blocks on an SM.

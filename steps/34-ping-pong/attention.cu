@@ -1,5 +1,5 @@
 // Step 34: ping-pong. While one warpgroup multiplies, the other has its softmax.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --type
 // Before      step 33: the warpgroups may do the same at the same time.

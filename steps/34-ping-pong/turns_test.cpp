@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The turns of step 34 cost time and change no result: what they forbid, the emulator's trace tells. It is
 // the one that plots/ping_pong.py draws.
 #include <doctest/doctest.h>

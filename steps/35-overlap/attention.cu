@@ -1,5 +1,5 @@
 // Step 35: overlap. The next tile's Q K^T is under way before the softmax of this one begins.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --type
 // Before      step 34: a warpgroup waits for its products, and then has its softmax.

@@ -1,6 +1,6 @@
 // Step 36: persistent blocks. A block takes one tile of Q after the other, and begins the next one's
 // products before it has stored the last one's O.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --type
 // Before      step 35: a block per tile of Q. Nothing runs beside its first scores and its last store.

@@ -1,5 +1,5 @@
 // Step 37: a cluster. Two blocks share what they load: each copies half of a tile of K and V to both.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma, clusters
 // Takes       --type
 // Before      step 36: each block loads all of K and V for its 128 rows of Q.

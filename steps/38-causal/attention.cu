@@ -1,5 +1,5 @@
 // Step 38: causal, on Hopper. The longest tiles first, and the next one to whoever is free.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --type
 // Before      step 36: all tiles of Q take as long, and each block knows its own beforehand.

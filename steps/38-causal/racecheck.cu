@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What compute-sanitizer's racecheck sees of a number that passes through shared memory as step 38's tiles do,
 // and of a tile that leaves it by a bulk copy as O does. `make racecheck` builds it and runs its modes.
 //

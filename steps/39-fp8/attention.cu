@@ -1,5 +1,5 @@
 // Step 39: FP8. Q, K and V in e4m3, with a scale for each head; the tensor cores multiply twice as fast.
-//
+// SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --type fp8
 // Before      step 38: the products of 128 x 128 scores at head dim 128 take 2048 clocks of an SM.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A kernel that takes every problem, and nothing clever about it: a thread per query, an fp32 sum
 // per score. It shows that the program poses and checks problems that no step takes yet; the tests
 // (problem_test.cpp) plant bugs in it.
