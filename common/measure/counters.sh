@@ -131,14 +131,17 @@ measure() {
 
 if [ -n "${SHAPES:-}" ]; then
   echo "$header" >build/shapes-counters.csv
-  while read -r problem; do
+  while read -r shape; do
     for step; do
-      emulate shapes-counters "$step" "$problem" || continue
+      # What the shape leaves out is the emulator's default, on the GPU, too.
+      problem="$(describe "$(number_of "$step")" emulator | sed -E 's/([a-z-]+)=/--\1 /g') $shape"
+      emulate shapes-counters "$step" "$problem" || { tail -1 build/step.txt; continue; }
       [ -z "$can_measure" ] || measure shapes-counters "$(metrics_counted "$step")" "$step" "$problem"
     done
   done < <(tr ';' '\n' <<<"$SHAPES" | sed -E 's/^ +//; /^$/d')
+  ALL=1 common/measure/truth.sh build/shapes-counters.csv || status=$?
   [ -n "$can_measure" ] || echo "SKIP: no GPU, nvcc or ncu to measure with; these are the emulator's counts alone"
-  exec common/measure/truth.sh build/shapes-counters.csv
+  exit ${status:-0}
 fi
 
 echo "$header" >build/counted.csv

@@ -154,12 +154,45 @@ TEST_CASE("truth: what nvcc makes of a source of Part III") {
   };
   // 9 blocks, 4 warps, 4 copies each in the first iteration; their predicate is not P0. What is left is open.
   const std::string ragged = tiles("21-ragged", "warps 4");
+  CHECK(awk("-f common/measure/truth.awk", {count("21-ragged", "emulator", 64, "mma", 5) +
+                                            count("21-ragged", "ncu", 64, "mma", 6)})
+            .status ==
+        2);  // a rule that lacks a number of the source does not pass for no difference
   CHECK(explained(ragged, "21-ragged", 64, "cp.async requests", 1000, 1144) ==
         "0: 144 switched off");
   CHECK(explained(ragged, "21-ragged", 64, "cp.async wavefronts", 4000, 3996) ==
         "1: -4 NOT EXPLAINED");
   CHECK(explained(ragged + "open 21-ragged|1|3|384|64||cp.async wavefronts|-4\n", "21-ragged", 64,
                   "cp.async wavefronts", 4000, 3996) == "0: -4 open");
+  // Of 419 keys the last tile has 35, that is 3 rows in the request of data and zeros. All 9 blocks load it, and
+  // of causal ones the last 3. No tile of Q is ragged.
+  const auto beside_zeros = [&](int less, const std::string &options, int head_dim = 64) {
+    return explained(ragged, "21-ragged", head_dim, "cp.async wavefronts", 4000, 4000 - less,
+                     options);
+  };
+  const std::string in_p0 = " data beside zeros, with P0";
+  CHECK(beside_zeros(27, "seqlen-k=419") == "0: -27" + in_p0);
+  CHECK(beside_zeros(54, "seqlen-k=419") == "0: -54" + in_p0);
+  CHECK(beside_zeros(9, "causal seqlen-k=419") == "0: -9" + in_p0);
+  CHECK(beside_zeros(18, "seqlen-k=419", 128) == "0: -18" + in_p0);  // 1 row, of 2 lines
+  for (const int other : {-27, 1, 9, 26, 28, 53, 81})
+    CHECK(beside_zeros(other, "seqlen-k=419") == "1: " + std::to_string(-other) + " NOT EXPLAINED");
+  CHECK(beside_zeros(27, "\"seqlen-k=419 lengths=1,2\"") == "1: -27 NOT EXPLAINED");
+  CHECK(explained(ragged, "21-ragged", 64, "shared store wavefronts", 4000, 3973, "seqlen-k=419") ==
+        "1: -27 NOT EXPLAINED");
+  CHECK(explained(ragged + "open 21-ragged|1|3|384|64|seqlen-k=419|cp.async wavefronts|-54\n",
+                  "21-ragged", 64, "cp.async wavefronts", 4000, 3973,
+                  "seqlen-k=419") == "1: -27 NOT EXPLAINED");  // the committed number and no other
+  // 9 blocks of 8 warps at head dim 192: 12 loads of Q in each of the 5 iterations that are not the first.
+  const std::string dims = tiles("28-types-and-dims", "warps 8");
+  CHECK(explained(dims + count("28-types-and-dims", "emulator", 192, "votes", 9 * 8 * 6),
+                  "28-types-and-dims", 192, "ldmatrix", 1000,
+                  1000 + 12 * 9 * 8 * 5) == "0: 4320 switched off");
+  // At 96, of 9 blocks: 5 tiles of V before the last with 48 requests each, and of both last tiles, 33 rows, 48.
+  CHECK(explained(dims, "28-types-and-dims", 96, "cp.async wavefronts", 9000, 9000 - 9 * 48 * 7,
+                  "seqlen-k=353") == "0: half lines of data with P0");
+  CHECK(explained(dims, "28-types-and-dims", 96, "cp.async wavefronts", 9000, 9001 - 9 * 48 * 7,
+                  "seqlen-k=353") == "1: half lines of data with P0; 1 NOT EXPLAINED");
   // Of 384 queries the first 256 see none of 100 keys.
   CHECK(explained(ragged, "21-ragged", 64, "cp.async requests", 1000, 1048,
                   "causal seqlen-k=100") == "0: 48 switched off");
@@ -212,6 +245,17 @@ TEST_CASE("truth: what nvcc makes of a source of Part III") {
         "0: not loaded by blocks that leave");
   CHECK(explained(strides, "22-strides", 64, "global load requests", 1000, 951, lengths) ==
         "1: not loaded by blocks that leave; -1 NOT EXPLAINED");
+}
+
+TEST_CASE("truth: all counts, with and without ncu") {
+  CHECK(awk("-v all=1 -f common/measure/truth.awk", {both("13-lane-map", 64, "mma", 7, 7)}).out ==
+        "  batch 1, heads 3, seqlen 384, head dim 64: 1 of 1 counts are equal\n"
+        "    13-lane-map, mma: emulator 7, ncu 7: equal\n");
+  CHECK(
+      awk("-v all=1 -f common/measure/truth.awk", {count("13-lane-map", "emulator", 64, "mma", 7)})
+          .out ==
+      "  batch 1, heads 3, seqlen 384, head dim 64: not measured\n"
+      "    13-lane-map, mma: emulator 7\n");
 }
 
 TEST_CASE("scripts: what measures says so where there is nothing to measure with") {

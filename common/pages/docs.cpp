@@ -59,8 +59,7 @@ variant = $variant | >TFLOP/s = {$speed} | >ms = {$ms} | >batch = {$most:,}
     {"counters", {"", R"(
 counter = $counter | >emulator = {[$file emulator $counter $step $filters]:,}
 >ncu = {[$file ncu $counter $step $filters]:,} | >difference = $difference)"}},
-    {"truth", {"batch~ heads~ seqlen~ head_dim~ options~", R"(
-step = $step | counter = $counter | >emulator = {$emulator:,} | >ncu = {$ncu:,} | >verdict = $difference)"}},
+    {"truth", {"batch~ heads~ seqlen~ head_dim~ options~", ""}},
     {"truth-sentence", {"batch~ heads~ seqlen~ head_dim~ options~", ""}},
     {"power", {"name~^power-", R"(
 run = $run | >W = {[$file power-$run]} | >GHz = {[$file clock-$run]/1000:s4}
@@ -109,15 +108,18 @@ double number(const Row &row, const std::string &column) {
   return std::stod(text);
 }
 
-/// The rows of a CSV file. Each option that has a value is a column, too, kv-heads of kv-heads=8. Of
+/// The rows of CSV files. Each option that has a value is a column, too, kv-heads of kv-heads=8. Of
 /// counters each source is a column with its value, emulator or ncu. Of a benchmark cache_TBs is one:
 /// kv_bytes over the time, in TB/s.
-Rows read_csv(const fs::path &path) {
+Rows read_csv(const std::vector<fs::path> &paths) {
   static const std::regex one(R"re((?:^|,)(?:"([^"]*)"|([^,]*)))re");  // quoted if it has a comma
-  Strings columns;
+  Strings columns, lines;
   Rows rows;
   std::map<Row, size_t> places;  // of counters
-  for (const std::string &line : lines_of(read_text(path))) {
+  for (const fs::path &path : paths)
+    for (const std::string &line : lines_of(read_text(path))) lines.push_back(line);
+  const fs::path &path = paths.back();
+  for (const std::string &line : lines) {
     Strings fields;
     for (std::sregex_iterator f(line.begin(), line.end(), one), end; f != end; ++f)
       fields.push_back((*f)[1].str() + (*f)[2].str());
@@ -170,13 +172,33 @@ struct Page {
 
   // ---- values ----
 
+  /// The rows of a file. The emulator's counts, which are the same beside every GPU's, have a file of their own;
+  /// they come first in a GPU's if it begins with a problem of theirs.
+  Rows rows_of(const std::string &file) const {
+    const fs::path own = root / "plots/results" / (file + ".csv"),
+                   emulator = root / "plots/results/emulator-counters.csv";
+    Rows rows = read_csv({own});
+    if (!rows[0].count("counter") || own == emulator || !fs::exists(emulator)) return rows;
+    const auto problem = [](const Row &row) {
+      Strings fields;
+      for (const char *column : {"step", "batch", "heads", "seqlen", "head_dim", "options"})
+        fields.push_back(row.at(column));
+      return fields;
+    };
+    const Rows counted = read_csv({emulator});
+    const bool begins = std::any_of(counted.begin(), counted.end(), [&](const Row &row) {
+      return problem(row) == problem(rows[0]);
+    });
+    return begins ? read_csv({emulator, own}) : rows;
+  }
+
   /// The rows of a file that match every filter, COLUMN=TEXT or COLUMN~REGEX (a + is a space, =max the
   /// largest there is), and the defaults of the columns that no filter names.
   std::vector<const Row *> select(const std::string &file, Strings filters) {
     std::vector<const Row *> rows;
     const std::lock_guard lock(results.reading);
     Rows &all = results.files[file];
-    if (all.empty()) all = read_csv(root / "plots/results" / (file + ".csv"));
+    if (all.empty()) all = rows_of(file);
     for (const Row &row : all) rows.push_back(&row);
     const Row first = *rows[0];
     Row defaults = {{"options", ""}, {"line", "0"}, {"seqlen", "8192"}, {"head_dim", "128"}};
@@ -256,7 +278,7 @@ struct Page {
   std::string header(const std::string &step, const std::string &column) const {
     const std::lock_guard lock(results.reading);
     Rows &headers = results.files["ladder"];
-    if (headers.empty()) headers = read_csv(root / "build/ladder.csv");
+    if (headers.empty()) headers = read_csv({root / "build/ladder.csv"});
     for (const Row &row : headers)
       if (row.at("step") == step) return row.at(column);
     return "";
@@ -357,8 +379,36 @@ struct Page {
            (list.empty() ? "" : " The others, by step: " + join(list, "; ") + ".");
   }
 
+  /// Of each step: how many of its counts equal ncu's, and of each counter that does not, at how many problems.
+  Strings truth_table(const Rows &rows) const {
+    struct Compared {
+      std::set<std::string> problems;
+      double all = 0, equal = 0;
+      std::map<std::string, int> others;
+    };
+    std::map<std::string, Compared> steps;
+    for (const Row &row : rows) {
+      if (!row.count("emulator") || !row.count("ncu")) continue;
+      Compared &step = steps[row.at("step")];
+      const bool same = about(row, "difference") == "equal";
+      step.problems.insert(row.at("problem"));
+      step.all++, step.equal += same;
+      if (!same) step.others[row.at("counter")]++;
+    }
+    Strings lines = {"| step | problems | counts | equal | the others, and at how many problems |",
+                     "| --- | ---: | ---: | ---: | --- |"};
+    for (const auto &[name, step] : steps) {
+      Strings others;
+      for (const auto &[counter, times] : step.others)
+        others.push_back(counter + " (" + std::to_string(times) + ")");
+      lines.push_back("| " + name + " | " + count(step.problems.size()) + " | " + count(step.all) +
+                      " | " + count(step.equal) + " | " + join(others, "; ") + " |");
+    }
+    return lines;
+  }
+
   Strings table(const std::string &arguments) {
-    Strings list = words(arguments), names, columns, lines, problems;
+    Strings list = words(arguments), names, columns, problems;
     Row given = {{"filters", join(take_filters(list), " ")}};
     for (size_t i = 1; i < list.size(); ++i)
       given[i == 1 ? "file" : std::to_string(i - 1)] = list[i];
@@ -392,14 +442,7 @@ struct Page {
           problems.push_back(row["problem"]);
     if (problems.empty()) throw Error("ncu has measured nothing in " + list[1]);
     if (list[0] == "truth-sentence") return {truth_sentence(rows, problems)};
-    for (const std::string &problem : problems) {
-      Rows these = rows;
-      std::erase_if(these, [&](const Row &row) { return row.at("problem") != problem; });
-      lines.insert(lines.end(), {"", "## B" + problem.substr(1), ""});
-      for (const std::string &line : table_of(columns, these)) lines.push_back(line);
-    }
-    lines.erase(lines.begin());
-    return lines;
+    return truth_table(rows);
   }
 
   // ---- quotes ----
