@@ -16,7 +16,8 @@ small=("--batch 1 --heads 2 --seqlen 512 --head-dim 128" "--batch 1 --heads 3 --
 # Scores and outputs far larger than the L2 cache.
 large="--batch 4 --heads 16 --seqlen 4096 --head-dim 128"
 
-# Of the others, what each is about: NN OPTIONS. Lengths that fit no tile; of each head dim one.
+# Of the others, what each is about: NN OPTIONS. Lengths that fit no tile; of each head dim one. More tiles than an
+# H200 has multiprocessors, 132, and a number of splits that follows from it.
 problems="
 20 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 20 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
@@ -39,6 +40,18 @@ problems="
 28 --batch 1 --heads 2 --seqlen 257 --head-dim 256
 29 --causal --kv-heads 2 --rope halves --batch 1 --heads 4 --seqlen 259 --head-dim 128
 29 --kv-heads 2 --seqlen-k 517 --batch 1 --heads 16 --seqlen 1 --head-dim 128
+24 --rope halves --batch 1 --heads 3 --seqlen 291 --head-dim 128
+25 --kv-heads 1 --seqlen-k 1301 --batch 1 --heads 5 --seqlen 1 --head-dim 128
+26 --kv-heads 1 --seqlen-k 3331 --batch 3 --heads 7 --seqlen 1 --head-dim 128
+28 --type bf16 --batch 1 --heads 1 --seqlen 175 --head-dim 192
+28 --batch 1 --heads 2 --seqlen 353 --head-dim 96
+29 --kv-heads 1 --seqlen-k 3331 --batch 3 --heads 7 --seqlen 1 --head-dim 128
+29 --causal --batch 1 --heads 3 --seqlen 203 --head-dim 64
+29 --batch 1 --heads 2 --seqlen 331 --head-dim 192
+36 --type bf16 --batch 5 --heads 33 --seqlen 256 --head-dim 64
+37 --type bf16 --batch 5 --heads 33 --seqlen 256 --head-dim 64
+38 --type bf16 --batch 5 --heads 33 --seqlen 256 --head-dim 64
+39 --causal --batch 7 --heads 21 --seqlen 384 --head-dim 128
 38 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 38 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
 39 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
@@ -55,7 +68,7 @@ large_problems="
 "
 
 # counted STEP: the options of each problem that is counted. (No output is no failure.)
-counted() { if is_plain "$1"; then printf '%s\n' "${small[@]}"; else of "$1" "$problems"; fi; }
+counted() { ! is_plain "$1" || printf '%s\n' "${small[@]}"; of "$1" "$problems"; }
 counted_large() { if is_plain "$1"; then echo "$large"; else of "$1" "$large_problems"; fi; }
 of() { sed -n "s/^$(number_of "$1") //p" <<<"$2"; }
 
@@ -70,17 +83,20 @@ sms=132
 
 header="step,source,batch,heads,seqlen,head_dim,options,line,counter,value"
 
-# The lines whose counts truth.awk needs: a name, and the text that one line of the file contains.
+# The lines whose counts truth.awk needs: a name, the file, and the text that one line of it contains.
 places="
-store_part steps/26-split-kv/attention.cu store<4>(parts(row, col)
-store_rotated_1 steps/29-in-a-model/decode.h store<8>(smem.Q(row, col), left)
-store_rotated_2 steps/29-in-a-model/tiles.h store<8>(tile(i, col), left)
+store_part 26-split-kv/attention.cu store<4>(parts(row, col)
+store_rotated_1 29-in-a-model/decode.h store<8>(smem.Q(row, col), left)
+store_rotated_2 29-in-a-model/tiles.h store<8>(tile(i, col), left)
 "
 while read -r name file text; do
   [ -n "$name" ] || continue
-  line=$(grep -nF -- "$text" "$file" | cut -d: -f1)
-  [[ $line =~ ^[0-9]+$ ]] || { echo "make counters: not one line of $file contains '$text'" >&2; exit 2; }
-  names+="s/,$(basename "$file"):$line,/,$name,/;"
+  line=$(grep -nF -- "$text" "steps/$file" | cut -d: -f1 || :)
+  [[ $line =~ ^[0-9]+$ ]] || {
+    echo "make counters: one line of steps/$file must contain '$text', not ${line:-none}" >&2
+    exit 2
+  }
+  names+="/^${file%/*},/s/,${file#*/}:$line,/,$name,/;"
 done <<<"$places"
 
 # emulate FILE STEP OPTIONS: appends what the emulator counts of the whole step and of these lines. Status 2: the
