@@ -52,12 +52,14 @@ std::string count(const std::string &step, const std::string &source, int head_d
          ",\"" + counter + "\"," + std::to_string(value) + "\n";
 }
 
-const std::string kTile =
-    "tile 13-lane-map Br 128\ntile 13-lane-map Bc 64\ntile 13-lane-map warps 4\n";
+/// What truth.sh says of a step's tiles.
+std::string tiles(const std::string &step, const std::string &more = "warps 4") {
+  return "tile " + step + " Br 128\ntile " + step + " Bc 64\ntile " + step + " " + more + "\n";
+}
 
 std::string both(const std::string &step, int head_dim, const std::string &counter, int emulator,
                  int ncu) {
-  return kTile + count(step, "emulator", head_dim, counter, emulator) +
+  return tiles(step) + count(step, "emulator", head_dim, counter, emulator) +
          count(step, "ncu", head_dim, counter, ncu);
 }
 
@@ -124,7 +126,7 @@ TEST_CASE("truth: equal, explained by the shape, or a failure") {
   // Problems are told apart by their options, which may hold commas; a line's counts are left out.
   const std::string list = "\"causal lengths=3,4:5\"";
   const Finished problems =
-      awk(truth, {count("22-x", "emulator", 64, "shared wavefronts, ideal", 5) +
+      awk(truth, {tiles("22-x") + count("22-x", "emulator", 64, "shared wavefronts, ideal", 5) +
                   count("22-x", "ncu", 64, "shared wavefronts, ideal", 5) +
                   count("22-x", "emulator", 64, "shared wavefronts, ideal", 6, list) +
                   count("22-x", "emulator", 64, "shared wavefronts, ideal", 8, list, "somewhere") +
@@ -138,9 +140,6 @@ TEST_CASE("truth: equal, explained by the shape, or a failure") {
 }
 
 TEST_CASE("truth: what nvcc makes of a source of Part III") {
-  const auto tiles = [](const std::string &step, const std::string &names) {
-    return "tile " + step + " Br 128\ntile " + step + " Bc 64\ntile " + step + " " + names + "\n";
-  };
   // The exit status, and what explains the difference.
   const auto explained = [&](const std::string &head, const std::string &step, int head_dim,
                              const std::string &counter, int emulator, int ncu,
@@ -227,7 +226,7 @@ TEST_CASE("truth: what nvcc makes of a source of Part III") {
         "0: a part's 16 bytes in four stores");
   // 4 blocks with two fences each; Q is put into shared memory at two places.
   const std::string model =
-      count("29-in-a-model", "emulator", 64, "atomics", 4) +
+      tiles("29-in-a-model") + count("29-in-a-model", "emulator", 64, "atomics", 4) +
       count("29-in-a-model", "emulator", 64, "shared store requests", 5, "", "store_rotated_1") +
       count("29-in-a-model", "emulator", 64, "shared store requests", 2, "", "store_rotated_2");
   CHECK(explained(model, "29-in-a-model", 64, "shared load requests", 100, 132) ==

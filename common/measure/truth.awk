@@ -250,11 +250,9 @@ END {
     why = rest == more ? "" : reason == "switched off" ? more - rest " " reason : reason
     if (rest != 0) {
       why = why (why == "" ? "" : "; ")
-      if ((key "|" rest) in open)
-        why = why rest " open"
-      else if (!(key in opened) && counter ~ /^(cp.async wavefronts|shared wavefronts, ideal)$/ &&
-               beside_zeros(problem, -rest))
-        why = why rest " data beside zeros, with P0"
+      ruled = counter ~ /^(cp.async wavefronts|shared wavefronts, ideal)$/ && beside_zeros(problem, -rest)
+      if (key in opened ? (key "|" rest) in open : ruled)
+        why = why rest (ruled ? " data beside zeros, with P0" : " open")
       else {
         why = why rest " NOT EXPLAINED"
         failed = 1
