@@ -15,7 +15,7 @@
 namespace reference {
 namespace {
 
-constexpr double kFailureOfARightKernel = 5e-7;  // F of verdict.h, for each of the two bounds
+constexpr double kFailureOfARightKernel = 1e-6 / 3;  // F of verdict.h, for each of the three bounds
 
 /// What a type's rounding does to a number: half a unit in the last place.
 struct Rounding {
@@ -75,6 +75,15 @@ struct Element {
   double expected = 0;
   double c_squared = 0, r_squared = 0;  // r: of the rotation
   double at_most = 0;
+};
+
+constexpr int kScales = 16;  // at which P may be rounded, from 1 to 2
+
+/// A row of the output, and what its errors may add to the sum of errors times outputs.
+struct RowOfElements {
+  std::vector<Element> elements;
+  double rounded_P[kScales] = {};  // of P, rounded at this scale: what they do add
+  double systematic = 0;           // of all that may be cut off toward zero
 };
 
 /// By how much each element of a row, rotated and rounded, may be off: h of verdict.h.
@@ -162,10 +171,11 @@ FOR_WIDE_VECTORS void largest_terms(const Row &row, const KeyValues &head, int f
       });
 }
 
-/// Of a key: where its value is, its part of c^2 for a value of 1, and of the sum of bounds.
+/// Of a key: where its value is, its part of c^2 for a value of 1, and of the sum of bounds; its weight; and
+/// the bound of its score's errors.
 struct Part {
   const float *v;
-  double squares, sum;
+  double squares, sum, weight, score;
 };
 
 /// Sets what all keys do to the bounds of a row.
@@ -187,12 +197,45 @@ FOR_WIDE_VECTORS void add_parts(const std::vector<Part> &parts, std::vector<Elem
       });
 }
 
-std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Place place) {
+/// Sets what the keys' errors may add to the sum of errors times outputs.
+FOR_WIDE_VECTORS void add_to_slope(const std::vector<Part> &parts, const Rounding &rounding,
+                                   double largest, RowOfElements &row) {
+  const auto d = static_cast<int>(row.elements.size());
+  // Adding and subtracting these rounds to the type's bits (Veltkamp), and to multiples of its smallest number.
+  const double split = 0x1p53 * rounding.u + 1, offset = 0x1.8p53 * rounding.f;
+  double scales[kScales], errors[kScales] = {};
+  // Spread over 1 to 2; and of the places between two numbers of the type, where the largest P lies, over all.
+  for (int i = 0; i < kScales; i++)
+    scales[i] =
+        1 + 2 * rounding.u *
+                (std::floor(std::fmod(i * 0.6180339887, 1) / 2 / rounding.u) + (i + 0.5) / kScales);
+  std::vector<float> output(d);
+  for (int k = 0; k < d; k++) output[k] = static_cast<float>(row.elements[k].expected);
+  for (const Part &part : parts) {
+    float sums[8] = {};
+    int k = 0;
+    for (; k + 8 <= d; k += 8)
+      for (int i = 0; i < 8; i++) sums[i] += part.v[k + i] * output[k + i];
+    for (; k < d; k++) sums[0] += part.v[k] * output[k];
+    double product = 0;
+    for (const float sum : sums) product += sum;
+    const double P = part.weight / largest;
+    for (int i = 0; i < kScales; i++) {
+      const double x = P * scales[i], high = x * split;
+      errors[i] += (((high - (high - x)) + offset) - offset - x) * product;
+    }
+    row.systematic += part.score * std::abs(product);
+  }
+  for (int i = 0; i < kScales; i++) row.rounded_P[i] = errors[i] / scales[i] * largest;
+}
+
+RowOfElements elements_of(const Inputs &inputs, const KeyValues &head, Place place) {
   const Row row = attention_row(inputs, head, place);
   const int d = inputs.shape.head_dim;
-  std::vector<Element> elements(d);
+  RowOfElements result{std::vector<Element>(d)};
+  std::vector<Element> &elements = result.elements;
   for (int k = 0; k < d; k++) elements[k].expected = row.output[k];
-  if (row.weights.empty()) return elements;
+  if (row.weights.empty()) return result;
 
   const Rounding rounding = rounding_of(inputs.type);
   const std::vector<bool> fully = keys_that_count_fully(row.weights);
@@ -215,11 +258,15 @@ std::vector<Element> elements_of(const Inputs &inputs, const KeyValues &head, Pl
         static_cast<std::size_t>(row.keys[static_cast<int>(j)] - head.first) * d;
     const double score = 0x1p-13 * std::sqrt(33 * d / 32.0) / std::sqrt(d) * terms[j];
     const double e = (sums + score) * w + std::min(w, 0x1p-118 * largest);
-    parts[j] = {&head.V[key], (a * a + b * b) * (fully[j] ? 1 : 1 / 3.0) + e * e, a + b + e};
+    parts[j] = {&head.V[key], (a * a + b * b) * (fully[j] ? 1 : 1 / 3.0) + e * e, a + b + e, w,
+                b + score * w};
   }
   add_parts(parts, elements);
+  add_to_slope(parts, rounding, largest, result);
+  for (const Element &element : elements)
+    result.systematic += sums * element.expected * element.expected;
   if (inputs.shape.rope != Rope::kNone) add_rotation(inputs, head, place, row, elements);
-  return elements;
+  return result;
 }
 
 /// Where to cut the places such that those from one cut to the next, at most 32, share a head's keys.
@@ -234,7 +281,7 @@ std::vector<std::size_t> cuts_by_head(const Shape &shape, const std::vector<Plac
 }
 
 /// The keys and values that any of these places sees, and those between them.
-KeyValues key_values_of_all(const Inputs &inputs, std::span<const Place> places) {
+KeyValues key_values_common(const Inputs &inputs, std::span<const Place> places) {
   int first = inputs.shape.seqlen_k, end = 0;
   for (const Place &place : places) {
     const Keys keys = keys_seen(inputs.shape, place.batch, place.row);
@@ -257,6 +304,12 @@ double bound_of_mean_square(const std::vector<double> &means, double n) {
   return (sum + 2 * std::sqrt(L * sum_of_squares) + 2 * L * largest) / n;
 }
 
+/// Where a value lies between its neighbours that the type has, in 1024 parts.
+int place_between_neighbours(const Rounding &rounding, double value) {
+  const double units = std::abs(value) / (2 * rounding.half_ulp(value));
+  return static_cast<int>((units - std::floor(units)) * 1024 + 0.5) % 1024;
+}
+
 }  // namespace
 
 Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> &places) {
@@ -264,11 +317,11 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
   const int d = shape.head_dim;
   const Type type = output_type(inputs.type);
   const Rounding rounding = rounding_of(type);
-  std::vector<std::vector<Element>> rows(places.size());
+  std::vector<RowOfElements> rows(places.size());
   const std::vector<std::size_t> cuts = cuts_by_head(shape, places);
   parallel_for(cuts.size() - 1, [&](std::size_t run) {
     const std::span some = std::span(places).subspan(cuts[run], cuts[run + 1] - cuts[run]);
-    const KeyValues head = key_values_of_all(inputs, some);
+    const KeyValues head = key_values_common(inputs, some);
     for (std::size_t i = 0; i < some.size(); i++)
       rows[cuts[run] + i] = elements_of(inputs, head, some[i]);
   });
@@ -276,17 +329,22 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
   const double n = static_cast<double>(places.size()) * d;
   const double deviations = std::sqrt(2 * std::log(2 * n / kFailureOfARightKernel));
   Verdict verdict;
-  double squares = 0, squares_expected = 0, worst_ratio = 0;
+  double squares = 0, squares_expected = 0, products = 0, worst_ratio = 0;
   // Of c^2 + h^2 / 3, for each column of V of each of its heads.
   std::vector<double> column_sums(static_cast<std::size_t>(shape.batch) * shape.kv_heads * d);
   std::vector<double> row_sums(places.size());  // of r^2
+  // Of what adds to the sum of errors times outputs: P at each scale, what differs from row to row, and the rest.
+  double rounded_P[kScales] = {}, independent = 0, systematic = 0;
+  // The outputs that lie at the same place between their neighbours may be rounded alike.
+  double rounded_O[1024] = {};
   for (std::size_t i = 0; i < places.size(); i++) {
     const Place &place = places[i];
     const std::size_t head = static_cast<std::size_t>(place.batch) * shape.heads + place.head;
     const std::size_t first = (head * shape.seqlen_q + place.row) * d;
+    double row_squares = 0;
     double *const columns = &column_sums[first_key(shape, place) / shape.seqlen_k * d];
     for (int k = 0; k < d; k++) {
-      const Element &element = rows[i][k];
+      const Element &element = rows[i].elements[k];
       const double output = element_to_float(type, O[first + k]);
       const double error = std::abs(output - element.expected);
       const double before_rounding =
@@ -297,7 +355,10 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
                            : rounding.half_ulp(std::abs(element.expected) + before_rounding);
       const double bound = before_rounding + h;
       squares += error * error;
-      squares_expected += element.expected * element.expected;
+      row_squares += element.expected * element.expected;
+      products += (output - element.expected) * element.expected;
+      rounded_O[place_between_neighbours(rounding, element.expected)] +=
+          h * std::abs(element.expected);
       columns[k] += element.c_squared + h * h / 3;
       row_sums[i] += element.r_squared;
       const double ratio = error == 0 ? 0 : error / bound;
@@ -313,6 +374,22 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
         verdict.max_bound = bound;
       }
     }
+    squares_expected += row_squares;
+    systematic += rows[i].systematic;
+    independent += row_sums[i] * row_squares;
+    for (int scale = 0; scale < kScales; scale++) {
+      rounded_P[scale] += rows[i].rounded_P[scale];
+      independent += rows[i].rounded_P[scale] * rows[i].rounded_P[scale] / kScales;
+    }
+  }
+  for (const double sum : rounded_O) independent += sum * sum / 3;
+  double common = 0;
+  for (const double errors : rounded_P) common += errors * errors / kScales;
+  if (squares_expected > 0) {
+    const double tail = std::sqrt(2 * std::log(2 / kFailureOfARightKernel));
+    verdict.slope = products / squares_expected;
+    verdict.slope_bound =
+        (2.5 * std::sqrt(common) + systematic + tail * std::sqrt(independent)) / squares_expected;
   }
   verdict.rms_error = std::sqrt(squares / n);
   verdict.rms_expected = std::sqrt(squares_expected / n);

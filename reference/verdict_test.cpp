@@ -149,6 +149,15 @@ Elements flash_attention(const Inputs &inputs, const Mistakes &mistakes) {
   return O;
 }
 
+/// What a kernel in fp8 may do otherwise.
+struct In8Bits {
+  double scale_when_rounded = 16;   // P times this is rounded to e4m3
+  double V_scale = 1, K_scale = 1;  // beside the head's own
+  int swapped = 0;                  // of 16 keys' values, those of so many pairs
+  bool sums_of_13_bits = true;
+};
+Verdict judge_in_8_bits(Family family, const In8Bits &how);
+
 /// Judges a wrong answer for every family: it must fail, but for the families that cannot show it.
 void check_wrong(const std::function<Elements(const Case &)> &wrong_output,
                  const std::set<Family> &invisible = {}) {
@@ -181,7 +190,9 @@ TEST_CASE(
   for (const Case &c : cases()) {
     CAPTURE(c.name());
     CHECK(c.verdict(flash_attention(c.inputs, {})).passed());
-    for (const double scale : {1.0, 1.0 / 3, 0.7, 1.0001, 1.3, 1.9, 101.0}) {
+    // (The last two put each row's largest P between two numbers.)
+    for (const double scale :
+         {1.0, 1.0 / 3, 0.7, 1.0001, 1.3, 1.9, 101.0, 1 + 27 * 0x1p-11, 1 + 57 * 0x1p-11}) {
       CAPTURE(scale);
       // (With 101 and values of 65504 a single key's output may round to infinity.)
       if (c.family == Family::kEnds && scale != 1) continue;
@@ -212,7 +223,7 @@ TEST_CASE("verdict: the bound of an element, by hand") {
   // The first key has more than half of the weight and counts fully, the other for a third.
   const double c_squared =
       9 * w * w * (0x1p-22 + 0x1p-48 * s * s + e * e) + (1 - w) * (1 - w) * (0x1p-22 / 3 + e * e);
-  const double B = c_squared + half_ulp * half_ulp / 3, L = std::log(1 / 5e-7);
+  const double B = c_squared + half_ulp * half_ulp / 3, L = std::log(1 / (1e-6 / 3));
   CHECK(verdict.rms_bound == doctest::Approx(std::sqrt(B * (1 + 2 * std::sqrt(L) + 2 * L))));
   CHECK(verdict.worst_expected == doctest::Approx(o));
 }
@@ -227,7 +238,7 @@ TEST_CASE("verdict: many keys: the bound is the tail of the sum of their errors,
   }
   const double e = 0x1p-23 * (1 + N / 16.0);
   const double c = std::sqrt((0x1p-16 + e * e) / N);
-  const double t = c * std::sqrt(2 * std::log(2 * 1 / 5e-7));
+  const double t = c * std::sqrt(2 * std::log(2 * 1 / (1e-6 / 3)));
   const Verdict verdict = judge(inputs, {double_to_bf16(0.49).bits}, {{0, 0, 0}});
   CHECK(verdict.max_bound == doctest::Approx(t + 0x1p-9));  // half a unit in the last place of 0.5
 }
@@ -456,6 +467,31 @@ TEST_CASE("verdict: P too large by one part in 512, and l not, fails") {
   check_wrong([](const Case &c) {
     return flash_attention(c.inputs, {.scale_of_P = 1 + 0x1p-9, .P_in_fp16 = true});
   });
+}
+
+TEST_CASE("verdict: all of the output too large by little fails, by the slope alone") {
+  // The first two of each are what the other bounds let pass.
+  const auto by_slope_alone = [](const Verdict &verdict, double factor) {
+    CAPTURE(factor);
+    CHECK(verdict.rms_error <= verdict.rms_bound);
+    CHECK(verdict.max_error <= verdict.max_bound);
+    CHECK(!verdict.passed());
+    CHECK(verdict.slope == doctest::Approx(factor - 1).epsilon(0.3));
+  };
+  for (const double factor : {1.0004, 0.9996, 1.0003}) {
+    const Mistakes mistakes{.scale_of_P = factor, .P_in_fp16 = true};
+    by_slope_alone(normal().verdict(flash_attention(normal().inputs, mistakes)), factor);
+  }
+  const Inputs in_bf16 = draw(Family::kNormal, Type::kBf16);
+  for (const double factor : {1.002, 0.998, 1.0018}) {
+    Elements O;
+    for (const Place &place : normal().places)
+      for (const double x : attention_row(in_bf16, place).output)
+        O.push_back(double_to_bf16(factor * x).bits);
+    by_slope_alone(judge(in_bf16, O, normal().places), factor);
+  }
+  for (const double factor : {1.04, 0.96, 1.03})
+    by_slope_alone(judge_in_8_bits(Family::kNormal, {.V_scale = factor}), factor);
 }
 
 TEST_CASE("verdict: O summed in fp16 fails") {
@@ -718,14 +754,6 @@ TEST_CASE("verdict: the rows drawn depend on the seed alone") {
 // --- fp8 -------------------------------------------------------------------------------------------
 
 namespace {
-
-/// What a kernel in fp8 may do otherwise.
-struct In8Bits {
-  double scale_when_rounded = 16;   // P times this is rounded to e4m3
-  double V_scale = 1, K_scale = 1;  // beside the head's own
-  int swapped = 0;                  // of 16 keys' values, those of so many pairs
-  bool sums_of_13_bits = true;
-};
 
 /// Cut off to 13 bits of mantissa.
 double cut_off(double x) {

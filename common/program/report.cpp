@@ -143,9 +143,10 @@ std::string one_line(const std::string &text) {
 void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::size_t places,
                    std::size_t rows) {
   std::printf(
-      "check    %zu of %zu rows: error %.2e rms (at most %.2e), %.2e max (at most %.2e): %s\n",
+      "check    %zu of %zu rows: error %.2e rms (at most %.2e), %.2e max (at most %.2e), "
+      "%.1e slope (at most %.1e): %s\n",
       places, rows, verdict.rms_error, verdict.rms_bound, verdict.max_error, verdict.max_bound,
-      verdict.passed() && strays == 0 ? "passed" : "WRONG");
+      verdict.slope, verdict.slope_bound, verdict.passed() && strays == 0 ? "passed" : "WRONG");
   if (verdict.not_finite) std::printf("         %zu elements are not finite\n", verdict.not_finite);
   if (strays) std::printf("         %zu elements were written that are not of O's rows\n", strays);
   if (!verdict.passed())
