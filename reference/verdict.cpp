@@ -209,16 +209,16 @@ FOR_WIDE_VECTORS void add_to_slope(const std::vector<Part> &parts, const Roundin
     scales[i] =
         1 + 2 * rounding.u *
                 (std::floor(std::fmod(i * 0.6180339887, 1) / 2 / rounding.u) + (i + 0.5) / kScales);
-  std::vector<float> output(d);
-  for (int k = 0; k < d; k++) output[k] = static_cast<float>(row.elements[k].expected);
+  std::vector<double> output(d);
+  for (int k = 0; k < d; k++) output[k] = row.elements[k].expected;
   for (const Part &part : parts) {
-    float sums[8] = {};
+    double sums[8] = {};
     int k = 0;
     for (; k + 8 <= d; k += 8)
       for (int i = 0; i < 8; i++) sums[i] += part.v[k + i] * output[k + i];
     for (; k < d; k++) sums[0] += part.v[k] * output[k];
     double product = 0;
-    for (const float sum : sums) product += sum;
+    for (const double sum : sums) product += sum;
     const double P = part.weight / largest;
     for (int i = 0; i < kScales; i++) {
       const double x = P * scales[i], high = x * split;

@@ -205,6 +205,17 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("verdict: the exact answer rounded to bf16 passes") {
+  for (const Family family : {Family::kNormal, Family::kRising, Family::kOneHot, Family::kEnds}) {
+    const Inputs inputs = draw(family, Type::kBf16);
+    Elements O;
+    for (const Place &place : normal().places)
+      for (const double x : attention_row(inputs, place).output)
+        O.push_back(double_to_bf16(x).bits);
+    CHECK(judge(inputs, O, normal().places).passed());
+  }
+}
+
 TEST_CASE("verdict: the bound of an element, by hand") {
   // Two keys with weights 2/3 and 1/3 (but for 2^-11), values 3 and -1.
   const Inputs inputs{{.seqlen_q = 1, .seqlen_k = 2, .head_dim = 1},
