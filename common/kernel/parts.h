@@ -3,6 +3,8 @@
 // for step 29.
 #pragma once
 
+#include <cfloat>
+
 #include "common/kernel/ptx.h"
 #include "common/kernel/view.h"
 

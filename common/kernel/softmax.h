@@ -2,6 +2,8 @@
 // The softmax of a warpgroup's scores, as steps 33 to 36 have it, for the steps after them.
 #pragma once
 
+#include <cfloat>
+
 #include "common/kernel/wgmma.h"
 
 constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
