@@ -14,7 +14,7 @@ for step in 28-types-and-dims 29-in-a-model; do
   tiles+="tile $step Br 128"$'\n'"tile $step Bc 64"$'\n'
 done
 for file; do
-  grep -q '"shared load requests"' "$file" 2>/dev/null || continue
+  grep -qE "${ALL:+,emulator,|},ncu,.*\"shared load requests\"" "$file" 2>/dev/null || continue
   echo "$file"
   compared=yes
   {
