@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the program (common/program/program.cpp) and a step (steps/NN-idea/attention.cu) know of each other.
+// What the program (common/program/program.cpp) and a step (steps/NN-idea/attention.cu) know of
+// each other.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,8 @@ struct Strides {
   std::int64_t batch, head, row;
 };
 
-/// By what the elements of each head are multiplied: [batch, heads] of Q, [batch, kv_heads] of K and V.
+/// By what the elements of each head are multiplied: [batch, heads] of Q, [batch, kv_heads] of K
+/// and V.
 struct HeadScales {
   const float *Q, *K, *V;
 };
@@ -34,7 +36,7 @@ struct Problem {
   Type type;          // of the elements of Q, K, V and O
   HeadScales scales;  // where the type is fp8
   int batch, heads;
-  int kv_heads;  // divides heads: query heads h, for one h / (heads / kv_heads), share a head of K, V
+  int kv_heads;  // divides heads: query heads of one h / (heads / kv_heads) share a head of K, V
   int seqlen_q, seqlen_k, head_dim;
   bool causal;  // query i sees keys up to i + seqlen_k - seqlen_q, of its sequence's lengths
   int window;   // it sees the last so many of those keys; 0: all of them
@@ -57,7 +59,8 @@ struct Problem {
   // their rows, and their queries see them. Null if K and V have all.
   const void *K_new, *V_new;
   int seqlen_new;
-  // And for a caller of step 29 as a library: in any order, and of each sequence as many as it says.
+  // And for a caller of step 29 as a library: in any order, and of each sequence as many as it
+  // says.
   Strides K_new_strides, V_new_strides;
   const int *lengths_new, *cu_seqlens_new;  // as lengths_k and cu_seqlens_k
   // Rotary embedding (Su et al. 2021, 'RoFormer', equation 34) of Q and K before the scores: the
