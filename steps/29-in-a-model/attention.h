@@ -125,7 +125,8 @@ struct attention_problem {
 /* How much workspace a problem takes. Looks at the sizes alone: the pointers may be NULL. */
 int attention_workspace_bytes(const struct attention_problem *problem, size_t *bytes);
 
-/* Queues the attention of a problem on its stream and does not wait for it. */
+/* Queues the attention of a problem on its stream and does not wait for it. Threads may call at the
+ * same time. Calls that share a workspace must be of one stream. */
 int attention_forward(const struct attention_problem *problem);
 
 /* What was wrong in this thread's last call that failed: one line, valid until the next. */

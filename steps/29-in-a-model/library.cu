@@ -3,6 +3,7 @@
 // turn what is thrown into a status and a message. As a step, compiled for the GPU or the emulator.
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <new>
 
 #include "common/kernel/kernel.h"
@@ -17,6 +18,11 @@ extern const Step BACKEND_STEP;
 namespace {
 
 thread_local std::string last_message;
+
+/// Threads of a program may call at the same time. The kernels of one call follow each other in their stream,
+/// since those of another that shares the workspace must not come between. The emulator does one call at
+/// a time.
+std::mutex one_call;
 
 /// A CUDA error that has been reported is not the next launch's.
 void forget_error() {
@@ -34,6 +40,9 @@ int call(F f) {
     return status;
   };
   try {
+#ifndef __CUDACC__
+    const std::lock_guard lock(one_call);
+#endif
     f();
     return ATTENTION_OK;
   } catch (const Failure &failure) {
@@ -136,6 +145,7 @@ void release(void *memory) {
   cuda_check(cudaFree(memory), "cudaFree");
 }
 void launch(const Problem &problem, std::size_t) {
+  const std::lock_guard lock(one_call);
   BACKEND_STEP.launch(problem);
 }
 

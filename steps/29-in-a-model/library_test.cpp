@@ -4,11 +4,13 @@
 #include <dlfcn.h>
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/testing/process.h"
@@ -290,6 +292,40 @@ TEST_CASE("what differs from a mistake by little is taken") {
     p.O.data = both + kHeadDim;
   }
   CHECK_MESSAGE(forward(p) == ATTENTION_OK, message());
+}
+
+TEST_CASE("threads may call at the same time, with a workspace of their own or one of a stream") {
+  constexpr int kThreads = 4, kCalls = 3, kSize = kBatch * kHeads * kQueries * kHeadDim;
+  std::vector<Example> examples(kThreads);
+  for (Example &example : examples) {
+    example.rotate_all_keys();
+    for (int i = 0; i < 2 * kPages * kPageSize * kKvHeads * kHeadDim; i++)
+      example.cache[i] = static_cast<std::uint16_t>(0x3000 + i * 7 % 1999);
+    for (int i = 0; i < kSize; i++)
+      example.Q[i] = static_cast<std::uint16_t>(0x3000 + i * 5 % 1999);
+    std::fill_n(example.rotation, 2 * kKeys * kHeadDim / 2, 0.5f);
+  }
+  REQUIRE(forward(examples[0].problem) == ATTENTION_OK);
+  const std::vector<std::uint16_t> O(examples[0].O, examples[0].O + kSize);
+  CHECK(!examples[0].untouched());
+  for (const bool share : {false, true}) {
+    std::vector<int> wrong(kThreads);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; i++)
+      threads.emplace_back([&, i] {
+        P problem = examples[i].problem;
+        if (share) problem.workspace = examples[0].problem.workspace;
+        for (int n = 0; n < kCalls; n++) {
+          void *memory = nullptr;
+          wrong[i] += LIBRARY(attention_allocate)(&memory, 4096) != ATTENTION_OK;
+          wrong[i] +=
+              forward(problem) != ATTENTION_OK || !std::equal(O.begin(), O.end(), examples[i].O);
+          wrong[i] += LIBRARY(attention_release)(memory) != ATTENTION_OK;
+        }
+      });
+    for (std::thread &thread : threads) thread.join();
+    CHECK(wrong == std::vector<int>(kThreads));
+  }
 }
 
 TEST_CASE("the other functions refuse, too") {
