@@ -14,6 +14,9 @@ namespace {
 /// What the tx-count of an mbarrier and its count of arrivals can be (PTX ISA, 'mbarrier': 2^20 - 1).
 constexpr int kMostOfMbarrier = (1 << 20) - 1;
 
+/// A slab's row, which the copy engine copies as one.
+constexpr int kRowBytes = 128;
+
 }  // namespace
 
 // --- asynchronous operations -------------------------------------------------------------------
@@ -81,12 +84,16 @@ ReadNumber Block::begin_async_read(std::span<const SharedBytes> bytes, unsigned 
 
 void Block::end_async_read(ReadNumber number) {
   const auto found = reads_.find(number);
-  const AsyncRead &read = found->second;
+  end_read(found->second, warps_[found->second.first_thread / 32].lanes);
+  reads_.erase(found);
+}
+
+/// An engine has read, and these lanes of the warp on whose word it did know.
+void Block::end_read(const AsyncRead &read, std::uint32_t lanes) {
   const unsigned warp = read.first_thread / 32;
   if (!readers_[warp]) readers_[warp] = clocks_.add_agent();
   cta_->shadow.end_async_read(read, readers_[warp], clocks_.now());
-  clocks_.learn_of_agent(readers_[warp], warp, warps_[warp].lanes);
-  reads_.erase(found);
+  clocks_.learn_of_agent(readers_[warp], warp, lanes);
 }
 
 // --- warpgroups ----------------------------------------------------------------------------------
@@ -218,13 +225,24 @@ void Block::named_barrier(int id, int threads, bool sync, const Where &where) {
     fail({Fault::kBarrier, name + ": the barrier is for " + std::to_string(barrier.threads) +
                                " threads at " + describe(barrier.where)},
          where);
+  // Who does not know that the last phase has ended may arrive in it. Who waited for it knows.
+  if (std::none_of(barrier.before.begin(), barrier.before.end(),
+                   [&](const Arrival &one) { return one.sync && one.thread == running_; }))
+    for (const Arrival &one : barrier.before)
+      if (!clocks_.knows(running_, one.thread, one.time))
+        fail({Fault::kBarrier, name + ": the barrier may still be in use, for " +
+                                   std::to_string(barrier.threads_before) + " threads at " +
+                                   describe(barrier.where) + ", by " + name_of(one.thread) +
+                                   ": no barrier between them"},
+             where);
   barrier.threads = threads;
   barrier.where = where;
+  barrier.arrivals.push_back({running_, sync, clocks_.now()});
   if (!sync) note(running_, "named_barrier_arrive", id, where);
   clocks_.release(running_, barrier.told);
   const bool last = ++barrier.come == threads;
   if (!last) {
-    if (!sync) return;
+    if (!sync) return pause();
     wait(State::kAtNamedBarrier, "named_barrier_sync", where);
     threads_[running_].barrier = id;
     barrier.waiting.push_back(running_);
@@ -239,7 +257,12 @@ void Block::named_barrier(int id, int threads, bool sync, const Where &where) {
     clocks_.acquire(running_, barrier.told);
     note(running_, "named_barrier_sync", id, where);
   }
-  barrier = {};
+  NamedBarrier next;
+  next.where = where;
+  next.threads_before = threads;
+  next.before = std::move(barrier.arrivals);
+  barrier = std::move(next);
+  pause();
 }
 
 // --- mbarriers -----------------------------------------------------------------------------------
@@ -254,16 +277,21 @@ bool BarrierState::end_phase() {
 }
 
 std::string BarrierState::describe() const {
-  std::string text = "the mbarrier of " + emulator::describe(line_of(site)) + " (at byte " +
-                     std::to_string(offset) + ", phase " + std::to_string(phase) + ", " +
-                     std::to_string(to_come) + " of " + std::to_string(count) + " arrivals to come";
+  std::string name = initialised_at(line_of(site));
+  if (*part)
+    name += (name.empty() ? "" : ".") + std::string(part) + "[" + std::to_string(index) + "]";
+  if (!name.empty()) name = " " + name;
+  std::string text = "the mbarrier" + name + " of " + emulator::describe(line_of(site)) +
+                     " (at byte " + std::to_string(offset) + ", phase " + std::to_string(phase) +
+                     ", " + std::to_string(to_come) + " of " + std::to_string(count) +
+                     " arrivals to come";
   if (expected || landed)
     text +=
         ", " + std::to_string(expected) + " bytes expected, " + std::to_string(landed) + " landed";
   return text + ")";
 }
 
-void Block::mbarrier_init(const void *address, int arrivals, const Where &where) {
+void Block::mbarrier_init(const void *address, int arrivals, const char *part, const Where &where) {
   const std::size_t offset = shared_offset(address);
   if (offset >= shared_bytes_ || offset + sizeof(std::uint64_t) > shared_bytes_)
     fail({Fault::kBounds, "mbarrier_init of what is not in shared memory"}, where);
@@ -277,7 +305,10 @@ void Block::mbarrier_init(const void *address, int arrivals, const Where &where)
     fail({Fault::kBarrier, "mbarrier_init of " + before->describe() + ", which is in use"}, where);
   BarrierState barrier{};
   barrier.offset = offset;
+  barrier.part = part;
   barrier.site = site_of(where);
+  for (const auto &[other_offset, other] : cta_->mbarriers.all())
+    barrier.index += other.site == barrier.site && std::strcmp(other.part, part) == 0;
   barrier.thread = running_;
   barrier.time = clocks_.now();
   barrier.count = barrier.to_come = arrivals;
@@ -322,6 +353,7 @@ void Block::mbarrier_arrive(const void *address, int bytes, const Where &where) 
   barrier.expected += bytes;
   barrier.to_come--;
   go_on_if_ended(barrier);
+  pause();
 }
 
 /// The arrival has the default scope, the block: to another block it tells what engines have done and the
@@ -349,6 +381,7 @@ void Block::mbarrier_arrive_at(const void *address, int rank, const Where &where
   note_remote(barrier, false, site_of(where));
   barrier.to_come--;
   go_on_if_ended(barrier);
+  pause();
 }
 
 /// The running thread has arrived, or its copy has landed, at a barrier of another block in this phase.
@@ -381,6 +414,7 @@ void Block::mbarrier_wait(const void *address, int parity, const Where &where) {
   barrier.waited_for = std::max(barrier.waited_for, barrier.phase);
   clocks_.acquire(running_, barrier.told_to_waiting);
   note(running_, "mbarrier_wait", static_cast<std::int64_t>(barrier.offset), where);
+  pause();
 }
 
 // --- TMA -----------------------------------------------------------------------------------------
@@ -412,27 +446,17 @@ std::size_t Block::check_transfer(bool store, const TmaTransfer &transfer, const
     fail({Fault::kBounds, name + ": columns to " + std::to_string(transfer.col + transfer.d) +
                               " of a tensor that has " + std::to_string(tensor.d)},
          where);
-  // What lies beyond a tensor's end is zeros to load and nothing to store, by the hardware's rule. It has
-  // the same for what lies before the beginning, and for a store of nothing: there they are mistakes.
-  const auto inside = [&](const char *of_what, int i, int count) {
-    if (i < 0 || (store && i >= count))
-      fail({Fault::kBounds, name + ": " + of_what + " " + std::to_string(i) +
-                                " of a tensor that has " + std::to_string(count)},
-           where);
-  };
-  inside("row", transfer.row, tensor.rows);
-  inside("head", transfer.head, tensor.heads);
-  inside("batch", transfer.batch, tensor.batch);
   return offset;
 }
 
 namespace {
 
-/// The rows of a tile that the tensor has, and where they lie.
-int rows_there(const TmaTransfer &transfer) {
+/// Whether the tensor has this row of a tile, and where.
+bool is_there(const TmaTransfer &transfer, int row) {
   const Tensor &tensor = transfer.tensor;
-  if (transfer.head >= tensor.heads || transfer.batch >= tensor.batch) return 0;
-  return std::clamp(tensor.rows - transfer.row, 0, transfer.tile_rows);
+  return transfer.head >= 0 && transfer.head < tensor.heads && transfer.batch >= 0 &&
+         transfer.batch < tensor.batch && transfer.row + row >= 0 &&
+         transfer.row + row < tensor.rows;
 }
 std::byte *row_of(const TmaTransfer &transfer, int row) {
   const Tensor &tensor = transfer.tensor;
@@ -460,8 +484,8 @@ std::size_t bytes_of(const TmaTransfer &transfer) {
 /// Checks the accesses to global memory, as the running thread's.
 void Block::access_tensor(const TmaTransfer &transfer, bool store, SiteId site,
                           const Where &where) {
-  for (int row = 0; row < rows_there(transfer); row++)
-    for (int chunk = 0; chunk < chunks_of_row(transfer); chunk++)
+  for (int row = 0; row < transfer.tile_rows; row++)
+    for (int chunk = 0; is_there(transfer, row) && chunk < chunks_of_row(transfer); chunk++)
       access_global(
           {clocks_, running_, site, store, kCopyBytes, row_of(transfer, row) + chunk * kCopyBytes},
           where);
@@ -518,36 +542,63 @@ void Block::begin_load(Cta &to, const TmaTransfer &transfer, std::size_t barrier
   access_tensor(transfer, false, site, where);
   TmaTransfer there = transfer;
   there.tile = to.shared.get() + piece.offset;
-  begin_operation(kNoQueue, [=, this, &barrier, &to] {
-    access_tensor(there, false, site, where);  // it read until now
-    for (int row = 0; row < there.tile_rows; row++)
-      for (int chunk = 0; chunk < chunks_of_row(there); chunk++)
-        if (std::byte *place = chunk_of(there, row, chunk); row < rows_there(there))
-          std::memcpy(place, row_of(there, row) + chunk * kCopyBytes, kCopyBytes);
-        else
-          std::memset(place, 0, kCopyBytes);
-    to.shadow.end_async_write(piece, barrier.agent, {clocks_, running_, site, true, 0});
-    clocks_.release_agent(barrier.agent, barrier.told);
-    if (&to != cta_) note_remote(barrier, true, site);
-    barrier.landed += static_cast<std::int64_t>(piece.bytes);
-    go_on_if_ended(barrier);
-  });
+  begin_operation(kNoQueue, [=, this, &barrier, &to] { land_load(to, there, 0, barrier, where); });
+  pause();
+}
+
+/// Copies a load's bytes from this one on. If its barrier's phase ends with fewer, because it expects fewer,
+/// the rest lands at another moment, as on a GPU.
+void Block::land_load(Cta &to, const TmaTransfer &transfer, std::size_t from, BarrierState &barrier,
+                      const Where &where) {
+  const SiteId site = site_of(where);
+  const std::size_t offset = static_cast<std::size_t>(transfer.tile - to.shared.get());
+  std::size_t bytes = bytes_of(transfer) - from;
+  if (const std::int64_t missing = barrier.expected - barrier.landed;
+      !barrier.to_come && missing > 0 && missing < static_cast<std::int64_t>(bytes) &&
+      missing % kRowBytes == 0) {
+    bytes = static_cast<std::size_t>(missing);
+    const std::size_t next = from + bytes;
+    to.shadow.note_short({offset + next, bytes_of(transfer) - next});
+    begin_operation(kNoQueue,
+                    [=, this, &to, &barrier] { land_load(to, transfer, next, barrier, where); });
+  }
+  access_tensor(transfer, false, site, where);  // it read until now
+  const auto rows = static_cast<std::size_t>(transfer.tile_rows);
+  for (std::size_t line = from / kRowBytes; line < (from + bytes) / kRowBytes; line++) {
+    const int row = static_cast<int>(line % rows), first = static_cast<int>(line / rows) * 8;
+    for (int chunk = first; chunk < first + 8; chunk++)
+      if (std::byte *place = chunk_of(transfer, row, chunk); is_there(transfer, row))
+        std::memcpy(place, row_of(transfer, row) + chunk * kCopyBytes, kCopyBytes);
+      else
+        std::memset(place, 0, kCopyBytes);
+  }
+  to.shadow.end_async_write({offset + from, bytes}, barrier.agent,
+                            {clocks_, running_, site, true, 0});
+  clocks_.release_agent(barrier.agent, barrier.told);
+  if (&to != cta_) note_remote(barrier, true, site);
+  barrier.load = {barrier.phase, site, running_};
+  barrier.landed += static_cast<std::int64_t>(bytes);
+  go_on_if_ended(barrier);
 }
 
 void Block::tma_store(const TmaTransfer &transfer, const Where &where) {
   const std::size_t offset = check_transfer(true, transfer, where);
   const SiteId site = site_of(where);
-  const std::size_t slab_bytes = static_cast<std::size_t>(transfer.tile_rows) * 128;
+  // What lies outside of the tensor is not stored, and not read.
+  int first = 0, rows = 0;
+  for (int row = transfer.tile_rows - 1; row >= 0; row--)
+    if (is_there(transfer, row)) first = row, rows++;
   AsyncRead read{&kStoreEngine, {}, running_, 1, site};
   for (int slab = 0; slab < chunks_of_row(transfer) / 8; slab++)
     read.pieces.push_back(
-        {offset + slab * slab_bytes, static_cast<std::size_t>(rows_there(transfer)) * 128});
+        {offset + static_cast<std::size_t>(slab * transfer.tile_rows + first) * kRowBytes,
+         static_cast<std::size_t>(rows) * kRowBytes});
   const Error error = cta_->shadow.begin_async_read(read, clocks_);
   if (!error.empty()) fail(error, where);
   access_tensor(transfer, true, site, where);
   if (!tma_agent_) tma_agent_ = clocks_.add_agent();
   const Stamp by_agent{clocks_.now(), site, tma_agent_, false};
-  for (int row = 0; row < rows_there(transfer); row++) {
+  for (int row = first; row < first + rows; row++) {
     std::byte *const to = row_of(transfer, row);
     Allocation &allocation = *find_allocation(to);
     allocation.shadow.mark_stored(static_cast<std::size_t>(to - allocation.memory),
@@ -558,13 +609,19 @@ void Block::tma_store(const TmaTransfer &transfer, const Where &where) {
     requests_.count(site, kTmaStoreBytes, read.pieces[0].bytes * read.pieces.size());
   }
   const Operation operation = begin_operation(kNoQueue, [=] {
-    for (int row = 0; row < rows_there(transfer); row++)
+    for (int row = first; row < first + rows; row++)
       for (int chunk = 0; chunk < chunks_of_row(transfer); chunk++)
         std::memcpy(row_of(transfer, row) + chunk * kCopyBytes, chunk_of(transfer, row, chunk),
                     kCopyBytes);
   });
   Stores &self = stores_[running_];
   self.under_way.push_back({operation, std::move(read), self.groups});
+  pause();
+}
+
+void Block::tma_store_commit() {
+  stores_[running_].groups++;
+  pause();
 }
 
 void Block::tma_store_wait_read(int groups) {
@@ -573,8 +630,7 @@ void Block::tma_store_wait_read(int groups) {
   // One that is not committed has the group that comes next: no wait covers it.
   for (; store != self.under_way.end() && store->group + groups < self.groups; ++store) {
     finish(store->operation);
-    cta_->shadow.end_async_read(store->read,
-                                {clocks_, running_, store->read.site, false, kCopyBytes});
+    end_read(store->read, 1u << running_ % 32);
   }
   self.under_way.erase(self.under_way.begin(), store);
 }
@@ -590,6 +646,35 @@ void Block::report_bytes() {
         return report({Fault::kBarrier,
                        "the block ends, and " + barrier.describe() + " has not what it expects"},
                       describe(line_of(barrier.site)));
+      }
+}
+
+/// The running thread is about to exit: nobody else can wait for its copies and stores.
+bool Block::report_unawaited() {
+  const std::string exits = "the thread exits, and this ";
+  if (const Copy *copy = copies_.first_under_way(running_))
+    report({Fault::kInFlight, exits + kCopyEngine.name +
+                                  " may still be writing shared memory: " + kCopyEngine.missing},
+           describe(line_of(copy->site)));
+  else if (const Stores &stores = stores_[running_]; !stores.under_way.empty())
+    report({Fault::kInUse, exits + kStoreEngine.name +
+                               " may still be reading shared memory: " + kStoreEngine.missing},
+           describe(line_of(stores.under_way[0].read.site)));
+  return !error_.empty();
+}
+
+/// All threads have exited: of the block's loads somebody must have waited for the last at each barrier.
+void Block::report_loads() {
+  for (Cta &cta : ctas_)
+    for (auto &[offset, barrier] : cta.mbarriers.all())
+      if (barrier.load.site && barrier.waited_for <= barrier.load.phase) {
+        running_ = barrier.load.thread;
+        return report(
+            {Fault::kInFlight, std::string("the block ends, and this ") + kLoadEngine.name +
+                                   " may still be writing shared memory: nobody waits "
+                                   "at " +
+                                   barrier.describe() + " for its phase"},
+            describe(line_of(barrier.load.site)));
       }
 }
 

@@ -27,6 +27,8 @@ thread_local constinit Block *Block::current = nullptr;
 namespace {
 
 constexpr std::uint32_t kAllLanes = 0xffffffff;
+constexpr unsigned kNoThread = ~0u;
+constexpr std::uint64_t kPauses = 4;  // of so many points at which a thread may be delayed, at one
 
 std::string text(const Dim3 &d) {
   return "(" + std::to_string(d.x) + "," + std::to_string(d.y) + "," + std::to_string(d.z) + ")";
@@ -129,6 +131,7 @@ void Block::run(std::uint64_t number) {
   waits_.clear();
   std::fill(warps_.begin(), warps_.end(), Warp{});
   ready_.clear();
+  slow_ = draw(2) ? static_cast<unsigned>(draw(size_)) : kNoThread;
   live_ = size_;
   for (unsigned i = 0; i < size_; i++) {
     warps_[i / 32].lanes |= 1u << i % 32;
@@ -151,7 +154,10 @@ void Block::run(std::uint64_t number) {
       land(0);
       continue;
     }
-    const std::uint64_t drawn = draw(ready_.size() + drawn_);
+    std::uint64_t drawn = draw(ready_.size() + drawn_);
+    if (drawn < ready_.size() && ready_[drawn] == slow_ && ready_.size() > 1 &&
+        ++passed_over_ % kPatience)
+      drawn = (drawn + 1) % ready_.size();
     if (drawn >= ready_.size()) {
       land_drawn(drawn - ready_.size());
       continue;
@@ -169,6 +175,7 @@ void Block::run(std::uint64_t number) {
   if (error_.empty() && !abandoned_) report_stuck();
   if (error_.empty() && !abandoned_) report_bytes();
   if (error_.empty() && !abandoned_) report_late();
+  if (error_.empty() && !abandoned_) report_loads();
   current = nullptr;
   if (abandoned_) throw Abandoned();
   if (!error_.empty()) throw KernelError(error_);
@@ -188,7 +195,7 @@ void Block::run_thread() {
   } catch (...) {
     report({Fault::kException, "an exception that is no std::exception"});
   }
-  if (error_.empty()) exit_thread();
+  if (error_.empty() && !report_unawaited()) exit_thread();
 }
 
 // --- threads that wait for each other ------------------------------------------------------------
@@ -196,6 +203,13 @@ void Block::run_thread() {
 void Block::make_ready(unsigned thread) {
   threads_[thread].state = State::kReady;
   ready_.push_back(thread);
+}
+
+/// The running thread may be delayed here, where it could go on.
+void Block::pause() {
+  if (draw(kPauses)) return;
+  make_ready(running_);
+  Fiber::yield();
 }
 
 void Block::wait(State state, const char *what, const Where &where) {
@@ -567,6 +581,7 @@ unsigned Block::atomic(unsigned *address, const std::function<unsigned(unsigned)
   check_launch_before(*allocation,
                       {clocks_, running_, site_of(where), true, sizeof *address, address}, "atomic",
                       where);
+  pause();
   std::this_thread::yield();  // a block that waits for another lets its host thread go on
   const std::lock_guard lock(atomics);
   clocks_.atomic(running_, told_by_atomics[address]);

@@ -103,8 +103,11 @@ class Block {
   ReadNumber begin_async_read(std::span<const SharedBytes> bytes, unsigned warp,
                               const Where &where);
   void end_async_read(ReadNumber number);
-  void proxy_fence() { clocks_.proxy_fence(running_); }
-  void mbarrier_init(const void *address, int arrivals, const Where &where);
+  void proxy_fence() {
+    clocks_.proxy_fence(running_);
+    pause();
+  }
+  void mbarrier_init(const void *address, int arrivals, const char *part, const Where &where);
   void mbarrier_fence_init();
   void mbarrier_arrive(const void *address, int bytes, const Where &where);
   void mbarrier_wait(const void *address, int parity, const Where &where);
@@ -118,7 +121,7 @@ class Block {
   void tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsigned blocks,
                           const Where &where);
   void tma_store(const TmaTransfer &transfer, const Where &where);
-  void tma_store_commit() { stores_[running_].groups++; }
+  void tma_store_commit();
   void tma_store_wait_read(int groups);
   void block_barrier(const Where &where);
   [[noreturn]] void fail(const Error &error, const Where &where);
@@ -171,11 +174,18 @@ class Block {
     std::function<void()> land;
   };
   struct LandingFailed {};
+  struct Arrival {
+    unsigned thread;
+    bool sync;
+    Time time;
+  };
   struct NamedBarrier {
-    int threads = 0;                // that it is for, while some have come
-    int come = 0;                   // and arrived
-    Where where;                    // one of them
-    std::vector<unsigned> waiting;  // those that came to wait
+    int threads = 0;                        // that it is for, while some have come
+    int come = 0;                           // and arrived
+    Where where;                            // one of them
+    std::vector<unsigned> waiting;          // those that came to wait
+    std::vector<Arrival> arrivals, before;  // in this phase and in the last one
+    int threads_before = 0;                 // that the last one was for
     Told told;
   };
   struct Store {  // a TMA store
@@ -208,6 +218,7 @@ class Block {
   void exit_thread();
   void wait(State state, const char *what, const Where &where);
   void make_ready(unsigned thread);
+  void pause();
   void land_drawn(std::size_t n);
   void land(std::size_t i);
   std::uint64_t draw(std::uint64_t choices);
@@ -232,13 +243,18 @@ class Block {
   }
   void count_load(const TmaTransfer &transfer, const Where &where, int blocks = 1);
   void begin_load(Cta &to, const TmaTransfer &transfer, std::size_t barrier, const Where &where);
+  void land_load(Cta &to, const TmaTransfer &transfer, std::size_t from, BarrierState &barrier,
+                 const Where &where);
+  void end_read(const AsyncRead &read, std::uint32_t lanes);
   void note_remote(BarrierState &barrier, bool copy, SiteId site);
   void go_on_if_ended(BarrierState &barrier);
   void share_registers(int wanted);
   void change_registers(int registers);
   std::size_t check_transfer(bool store, const TmaTransfer &transfer, const Where &where);
   void access_tensor(const TmaTransfer &transfer, bool store, SiteId site, const Where &where);
+  bool report_unawaited();
   void report_bytes();
+  void report_loads();
   void report_late();
   std::string waits_for(const Thread &thread) const;
   void report_stuck();
@@ -279,6 +295,8 @@ class Block {
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   std::vector<unsigned> ready_;
+  unsigned slow_ = 0;  // goes on once no other thread can; kNoThread: there is none
+  unsigned passed_over_ = 0;
   std::uint64_t number_ = 0;
   unsigned running_ = 0;
   unsigned live_ = 0;  // threads that have not exited

@@ -244,6 +244,33 @@ TEST_CASE("cluster: a tile overwritten in the other block names both lines and b
   for (const Kind &kind : kinds) CHECK_MESSAGE(kind.seen, kind.begin);
 }
 
+TEST_CASE("cluster: an arrival at another block tells it what a store has read") {
+  const Setup setup;
+  const Tensor tensor;
+  const TensorMap map = tensor.map(kRows);
+  const auto kernel = [&](bool waits) {
+    Shared &smem = ready();
+    if (is_thread_of(1, 0)) {
+      mbarrier_arrive_expect_tx(smem.landed, kBytes);
+      tma_load(smem.tile, map, 0, 0, 0, smem.landed);
+      mbarrier_wait(smem.landed, 0);
+      tma_store(map, kRows, 0, 0, smem.tile);
+      tma_store_commit();
+      if (waits) tma_store_wait_read<0>();
+      mbarrier_arrive_expect_tx(smem.landed, kBytes);
+      mbarrier_arrive_at(smem.read, 0);
+      mbarrier_wait(smem.landed, 1);
+    }
+    if (is_thread_of(0, 0)) {
+      mbarrier_wait(smem.read, 0);
+      tma_load_multicast(smem.tile, 0, 0, map, 0, 0, 0, smem.landed, 2);
+    }
+    cluster_sync();
+  };
+  errors_with([&] { kernel(true); }, {});
+  errors_with([&] { kernel(false); }, {"TMA load to shared memory that a TMA store at "});
+}
+
 TEST_CASE("cluster: bytes may land before the block expects them") {
   const Setup setup;
   const Tensor tensor;
@@ -342,7 +369,7 @@ TEST_CASE("cluster: who waits for ever is told with the block") {
     const std::string error = error_of(kernel);
     CHECK(error.find("cluster_sync of block (0,0,0)") != std::string::npos);
     CHECK(error.find("127 wait in cluster_sync of block (1,0,0)") != std::string::npos);
-    CHECK(error.find("1 wait in mbarrier_wait for parity 0 of the mbarrier of " +
+    CHECK(error.find("1 wait in mbarrier_wait for parity 0 of the mbarrier shared().done of " +
                      file_and(0).substr(0, 17)) != std::string::npos);
     CHECK(error.find("1 of 1 arrivals to come) of block (1,0,0) at " + file_and(at)) !=
           std::string::npos);

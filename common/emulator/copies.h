@@ -23,8 +23,7 @@ class Copies {
  public:
   explicit Copies(unsigned threads) : threads_(threads) {}
 
-  /// A block begins. Threads of the one before may have exited with copies under way: that is no
-  /// error, for a wait is what a thread owes to those who read the copy.
+  /// A block begins.
   void reset();
 
   void begin(unsigned thread, std::size_t offset, const void *global, SiteId site);
@@ -33,6 +32,12 @@ class Copies {
   /// The thread's oldest copy, if it is not of its youngest `groups` groups; takes it from those
   /// under way.
   bool end_one(unsigned thread, int groups, Copy &copy);
+
+  /// The oldest that the thread has not waited for, or null.
+  const Copy *first_under_way(unsigned thread) const {
+    const Thread &self = threads_[thread];
+    return self.first < self.copies.size() ? &self.copies[self.first] : nullptr;
+  }
 
   /// Says so if a store to global memory changes what a copy of this block is still reading.
   Error check_store(const void *global, int bytes) const;

@@ -5,8 +5,9 @@
 
 #include "common/emulator/runtime.h"
 
-inline void mbarrier_init(Mbarrier &barrier, int arrivals, Where where = Where::current()) {
-  emulator::mbarrier_init(&barrier, arrivals, where);
+inline void mbarrier_init(Mbarrier &barrier, int arrivals, Where where = Where::current(),
+                          const char *part = "") {
+  emulator::mbarrier_init(&barrier, arrivals, part, where);
 }
 
 inline void mbarrier_fence_init() {

@@ -2,6 +2,7 @@
 // Hopper's barriers on the emulator: what they order, whom they let go on, and what is told of a kernel
 // that uses them wrongly.
 #include "common/kernel/mbarrier.h"
+#include "common/kernel/ring.h"
 
 #include <doctest/doctest.h>
 
@@ -11,7 +12,6 @@
 #include <vector>
 
 #include "common/emulator/testing.h"
-#include "common/kernel/tma.h"
 
 namespace {
 
@@ -36,10 +36,11 @@ Shared &with_barriers(int arrivals) {
   return shared();
 }
 
-/// "the mbarrier of mbarrier_test.cpp:57 (at byte 1024, phase 0, 1 of 2 ...)"
+/// "the mbarrier shared().a of mbarrier_test.cpp:57 (at byte 1024, phase 0, 1 of 2 ...)"
 std::string barrier(int phase, int to_come, int count) {
-  return "the mbarrier of " + file_and(init_at) + " (at byte 1024, phase " + std::to_string(phase) +
-         ", " + std::to_string(to_come) + " of " + std::to_string(count) + " arrivals to come)";
+  return "the mbarrier shared().a of " + file_and(init_at) + " (at byte 1024, phase " +
+         std::to_string(phase) + ", " + std::to_string(to_come) + " of " + std::to_string(count) +
+         " arrivals to come)";
 }
 
 /// Where one of two racing accesses is reported, the first or the second.
@@ -304,7 +305,8 @@ TEST_CASE("mbarrier: what is wrong with its use") {
         at = __LINE__, mbarrier_arrive(smem.a);
       },
       [] {
-        return "mbarrier_arrive: one arrival more than the mbarrier of " + file_and(init_at) +
+        return "mbarrier_arrive: one arrival more than the mbarrier shared().a of " +
+               file_and(init_at) +
                " (at byte 1024, phase 0, 0 of 1 arrivals to come, 64 bytes expected, 0 landed) has "
                "room for";
       });
@@ -423,6 +425,62 @@ TEST_CASE("named barrier: one is used again and again, in turns") {
     CHECK(error == "");
     CHECK(order == std::vector<int>{0, 1, 0, 1, 0, 1, 0, 1, 0, 1});
   }
+}
+
+TEST_CASE("named barrier: who uses it again knows that the use before has ended") {
+  const Setup setup;
+  enum Use { kOrdered, kOtherCount, kSameCount };
+  for (const Use use : {kOrdered, kOtherCount, kSameCount})
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      CAPTURE(use);
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      const int threads = use == kSameCount ? 64 : 32;
+      const std::string error = error_of<Shared>(dim3(96), [&] {
+        const int warp = warp_index();
+        if (warp < 2) at = __LINE__, named_barrier_sync(1, 64);
+        if (use == kOrdered) __syncthreads();
+        if (warp == 2 || use == kSameCount) also_at = __LINE__, named_barrier_sync(1, threads);
+      });
+      if (use == kOrdered)
+        CHECK(error == "");
+      else if (use == kOtherCount)
+        CHECK(tag == "[barrier] ");
+      else  // which warps meet is the schedule's, and one may be left
+        CHECK((tag == "[barrier] " || tag == "[deadlock] "));
+    }
+}
+
+TEST_CASE("mbarrier: a ring's are named by the ring, the part and the stage") {
+  const Setup setup;
+  struct Storage {
+    Ring<TmaTile<8, 64>, 3> K;
+  };
+  const std::string error = error_of<Storage>(dim3(32), [] {
+    auto &smem = shared_storage<Storage>();
+    if (is_thread(0)) at = __LINE__, ring_init(smem.K, 7);
+    __syncwarp();
+    if (is_thread(9)) mbarrier_wait(smem.K.empty[2], 0);
+  });
+  CHECK(error.find("of the mbarrier smem.K.empty[2] of " + file_and(at) + " (at byte ") !=
+        std::string::npos);
+}
+
+TEST_CASE("mbarrier: a thread may be delayed where it need not wait") {
+  const Setup setup;
+  bool in_turns = false;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    std::string order;
+    CHECK(error_of<Shared>(dim3(64), [&] {
+            Shared &smem = with_barriers(1000);
+            for (int i = 0; i < 4 && threadIdx.x % 32 == 0; i++) {
+              mbarrier_arrive(smem.a);
+              order += warp_index() ? 'b' : 'a';
+            }
+          }) == "");
+    in_turns |= order != "aaaabbbb" && order != "bbbbaaaa";
+  }
+  CHECK(in_turns);
 }
 
 TEST_CASE("named barrier: numbers and counts") {

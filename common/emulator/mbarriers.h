@@ -25,12 +25,15 @@ struct RemoteUse {
 /// One mbarrier, from its initialisation to the block's end.
 struct BarrierState {
   std::size_t offset;  // in shared memory
-  SiteId site;         // of its initialisation,
-  unsigned thread;     // who did it,
-  Time time;           // when,
-  Time fenced = 0;     // and when the same thread made it visible to the copy engine; 0: it has not
-  int count;           // arrivals per phase
-  int to_come;         // of this phase
+  const char
+      *part;    // of what is named where it is made: "full", or "" if that is the barrier itself
+  int index;    // among those made there as this part
+  SiteId site;  // of its initialisation,
+  unsigned thread;  // who did it,
+  Time time;        // when,
+  Time fenced = 0;  // and when the same thread made it visible to the copy engine; 0: it has not
+  int count;        // arrivals per phase
+  int to_come;      // of this phase
   std::int64_t expected = 0, landed = 0;  // bytes of this phase
   std::uint64_t phase = 0;                // those that have ended
   unsigned agent = 0;                     // of the copies that land here; 0: none so far
@@ -38,10 +41,15 @@ struct BarrierState {
   Told told_to_waiting;                   // and by those until the last phase ended
   std::vector<unsigned> waiting;          // threads
   std::uint64_t waited_for = 0;           // phases whose end a thread knows of
-  std::uint64_t remote_phase = 0;         // the last one with arrivals and copies of other blocks,
-  std::vector<RemoteUse> remote;          // and these
+  struct {
+    std::uint64_t phase;
+    SiteId site;  // 0: there was none
+    unsigned thread;
+  } load{};                        // the last that has landed here
+  std::uint64_t remote_phase = 0;  // the last one with arrivals and copies of other blocks,
+  std::vector<RemoteUse> remote;   // and these
 
-  /// "the mbarrier of attention.cu:57 (at byte 8192, phase 3, 1 of 8 arrivals to come, 16384 bytes expected, ...)"
+  /// "the mbarrier smem.K.full[1] of attention.cu:57 (at byte 8192, phase 3, 1 of 8 arrivals to come, 16384 bytes expected, ...)"
   std::string describe() const;
 
   /// Ends the phase if all have arrived and landed; true if so.

@@ -321,6 +321,14 @@ void land(const Product &product, const std::byte *shared) {
 void Products::reset() {
   std::fill(warps_.begin(), warps_.end(), Warp{});
   std::fill(warpgroups_.begin(), warpgroups_.end(), Warpgroup{});
+  for (std::vector<RegistersOfA> &of_thread : registers_of_A_) of_thread.clear();
+}
+
+void Products::fence(unsigned warp) {
+  warps_[warp].fences++;
+  for (unsigned thread = 32 * warp; thread < 32 * warp + 32; thread++)
+    for (RegistersOfA &registers : registers_of_A_[thread])
+      std::copy_n(registers.a, registers.fenced.size(), registers.fenced.begin());
 }
 
 Error Products::check(unsigned warpgroup,
@@ -340,6 +348,10 @@ Error Products::check(unsigned warpgroup,
     if (self.accumulator->touched == fences + 1)
       return {Fault::kFence, "wgmma: its accumulators were touched at " +
                                  describe(self.accumulator->touch) + ", and no wgmma_fence since"};
+    for (const RegistersOfA &registers : registers_of_A_[warpgroup * kLanesOfGroup + lane])
+      if (registers.a == self.a &&
+          !std::equal(registers.fenced.begin(), registers.fenced.end(), self.a))
+        return {Fault::kFence, "wgmma: its registers of A were written since the last wgmma_fence"};
   }
   lane = 0;
   if ((!first.a && first.A.element != first.element) || first.B.element != first.element)
@@ -369,9 +381,16 @@ Product &Products::start(unsigned warpgroup,
     const ProductLane &operands = *lanes[i];
     Product::Lane &lane = product.lanes[i];
     lane = {operands.a, {}, operands.d, operands.accumulator};
-    if (lane.a) std::copy_n(lane.a, lane.a_at_start.size(), lane.a_at_start.begin());
+    if (lane.a) {
+      std::copy_n(lane.a, lane.a_at_start.size(), lane.a_at_start.begin());
+      std::vector<RegistersOfA> &known = registers_of_A_[warpgroup * kLanesOfGroup + i];
+      if (std::none_of(known.begin(), known.end(),
+                       [&](const RegistersOfA &registers) { return registers.a == lane.a; }))
+        known.push_back({lane.a, lane.a_at_start});
+    }
     lane.accumulator->under_way++;
     lane.accumulator->product = where;
+    lane.accumulator->unnamed = true;
   }
   return product;
 }

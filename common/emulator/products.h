@@ -108,7 +108,9 @@ inline int column_of(unsigned lane, int i) {
 /// when the thread last read or wrote it, and 1; 0: it never did.
 struct AccumulatorState {
   unsigned under_way = 0;  // products that write it and that the thread has not waited for,
-  Where product{};         // the last of them
+  Where product{};         // the last of them,
+  bool unnamed =
+      false;  // and whether no wait has named it since: the compiler knows of no other wait
   std::uint64_t touched = 0;
   Where touch{};
 };
@@ -149,12 +151,13 @@ void land(const Product &product, const std::byte *shared);
 /// for its own.
 class Products {
  public:
-  explicit Products(unsigned warps) : warps_(warps), warpgroups_((warps + 3) / kWarpsOfGroup) {}
+  explicit Products(unsigned warps)
+      : warps_(warps), warpgroups_((warps + 3) / kWarpsOfGroup), registers_of_A_(32 * warps) {}
 
   /// A block begins.
   void reset();
 
-  void fence(unsigned warp) { warps_[warp].fences++; }
+  void fence(unsigned warp);
   std::uint64_t fences(unsigned warp) const { return warps_[warp].fences; }
   void commit(unsigned warp) { warps_[warp].groups++; }
 
@@ -175,12 +178,18 @@ class Products {
     std::uint64_t fences = 0, groups = 0;  // so far
     std::uint64_t ended = 0;               // products that it has waited for
   };
+  struct RegistersOfA {  // of a thread
+    const std::uint32_t *a;
+    std::array<std::uint32_t, 4>
+        fenced;  // what they held at the last fence, or at their first product
+  };
   struct Warpgroup {
     std::deque<Product> products;  // those that a warp has still to wait for, the oldest first,
     std::uint64_t first = 0;       // the number of that
   };
   std::vector<Warp> warps_;
   std::vector<Warpgroup> warpgroups_;
+  std::vector<std::vector<RegistersOfA>> registers_of_A_;  // by thread: of its products so far
 };
 
 // --- called by the running threads ---------------------------------------------------------------
@@ -194,7 +203,7 @@ void end_accumulator(const AccumulatorState &accumulator);
 void start_product(const ProductLane &lane, const Where &where);
 void fence_products(const Where &where);
 void commit_products(const Where &where);
-void wait_for_products(int groups, const std::array<const AccumulatorState *, 4> &named,
+void wait_for_products(int groups, const std::array<AccumulatorState *, 4> &named,
                        const Where &where);
 
 }  // namespace emulator

@@ -234,8 +234,8 @@ void proxy_fence(const Where &where) {
   Block::current->proxy_fence();
 }
 
-void mbarrier_init(const void *barrier, int arrivals, const Where &where) {
-  Block::current->mbarrier_init(barrier, arrivals, where);
+void mbarrier_init(const void *barrier, int arrivals, const char *part, const Where &where) {
+  Block::current->mbarrier_init(barrier, arrivals, part, where);
 }
 
 void mbarrier_fence_init() {

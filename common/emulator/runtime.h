@@ -177,7 +177,7 @@ void proxy_fence(const Where &where);
 // --- mbarriers, named barriers, registers ------------------------------------------------------
 
 /// The instructions of common/kernel/mbarrier.h, on an mbarrier at this address.
-void mbarrier_init(const void *barrier, int arrivals, const Where &where);
+void mbarrier_init(const void *barrier, int arrivals, const char *part, const Where &where);
 void mbarrier_fence_init();
 void mbarrier_arrive(const void *barrier, int bytes, const Where &where);  // bytes: to expect first
 void mbarrier_wait(const void *barrier, int parity, const Where &where);

@@ -93,17 +93,19 @@ Stamp stamp(const Access &access, bool copy = false) {
 
 }  // namespace
 
-const Engine kCopyEngine{"cp.async", "cp_async_wait for its group"},
-    kLoadEngine{"TMA load", "mbarrier_wait for its phase"},
-    kStoreEngine{"TMA store", "tma_store_wait_read for its group"},
-    kWgmmaEngine{"wgmma", "wgmma_wait for its group"};
+const Engine kCopyEngine{"cp.async", "no cp_async_wait for its group yet"},
+    kLoadEngine{"TMA load", "no mbarrier_wait for its phase yet"},
+    kShortLoadEngine{"TMA load",
+                     "the mbarrier expected fewer bytes than its loads copy, and its phase ended "
+                     "before these arrived"},
+    kStoreEngine{"TMA store", "no tma_store_wait_read for its group yet"},
+    kWgmmaEngine{"wgmma", "no wgmma_wait for its group yet"};
 
 Error under_way(const std::string &operation, Fault fault, const Engine &engine, unsigned thread,
                 SiteId site) {
   return {fault, operation + " memory that a " + engine.name + " at " + describe(line_of(site)) +
                      " by " + name_of(thread) + " may still be " +
-                     (fault == Fault::kInUse ? "reading" : "writing") + ": no " + engine.wait +
-                     " yet"};
+                     (fault == Fault::kInUse ? "reading" : "writing") + ": " + engine.missing};
 }
 
 // --- shared memory -----------------------------------------------------------------------------
@@ -201,8 +203,8 @@ Error SharedShadow::race(const char *operation, std::size_t unit, const Access &
   const Stamp &write = writes_[unit];
   if (!ordered_after_store(write, access)) {
     if (write.thread >= kFirstAgent)
-      return under_way(std::string(operation) + (access.store ? " to shared" : " of shared"),
-                       Fault::kInFlight, kLoadEngine, issuers_[chunk_of(unit)], write.site);
+      return still_written(std::string(operation) + (access.store ? " to shared" : " of shared"),
+                           loads_[chunk_of(unit)]);
     return race_message(operation, "shared", write.copy ? "cp.async" : "store",
                         name_of(write.thread), write.site);
   }
@@ -216,15 +218,16 @@ Error SharedShadow::race(const char *operation, std::size_t unit, const Access &
     const AgentReads &reads = agents_reads_[warp][chunk_of(unit)];
     if (reads.time >= access.clocks.begin() &&
         !access.clocks.knows(access.thread, reads.agent, reads.time))
-      return race_message(operation, "shared", kWgmmaEngine.name, name_of_warp(warp), reads.site);
+      return race_message(operation, "shared", reads.engine->name,
+                          reads.threads == 1 ? name_of(reads.thread) : name_of_warp(warp),
+                          reads.site);
   }
   return {};
 }
 
-Error SharedShadow::still_written(const std::string &operation, std::size_t chunk) const {
-  const Copy &copy = copies_[chunk];
-  return under_way(operation, Fault::kInFlight, copy.tma ? kLoadEngine : kCopyEngine, copy.thread,
-                   copy.site);
+Error SharedShadow::still_written(const std::string &operation, const Copy &copy) const {
+  const Engine &engine = !copy.tma ? kCopyEngine : copy.is_short ? kShortLoadEngine : kLoadEngine;
+  return under_way(operation, Fault::kInFlight, engine, copy.thread, copy.site);
 }
 
 Error SharedShadow::still_read(const std::string &operation, std::size_t chunk) const {
@@ -237,7 +240,7 @@ Error SharedShadow::check(std::size_t offset, const Access &access) {
   if (copying_) {
     const std::size_t chunk = offset / kCopyBytes;  // an aligned access touches no second one
     if (copies_[chunk].site)
-      return still_written(access.store ? "store to shared" : "load of shared", chunk);
+      return still_written(access.store ? "store to shared" : "load of shared", copies_[chunk]);
   }
   if (reading_ && access.store && being_read_[offset / kCopyBytes].times)
     return still_read("store to shared", offset / kCopyBytes);
@@ -274,7 +277,7 @@ Error SharedShadow::check(std::size_t offset, const Access &access) {
 
 Error SharedShadow::begin_copy(std::size_t offset, const Access &access) {
   Copy &copy = copies_[offset / kCopyBytes];
-  if (copy.site) return still_written("cp.async to shared", offset / kCopyBytes);
+  if (copy.site) return still_written("cp.async to shared", copies_[offset / kCopyBytes]);
   if (reading_ && being_read_[offset / kCopyBytes].times)
     return still_read("cp.async to shared", offset / kCopyBytes);
   const std::size_t first = unit_of(offset), units = unit_of(kCopyBytes);
@@ -319,7 +322,7 @@ Error SharedShadow::begin_async_write(const Piece &piece, const Access &access) 
   const std::size_t first = piece.offset / kCopyBytes, end = first + piece.bytes / kCopyBytes;
   const std::size_t units = unit_of(kCopyBytes);
   for (std::size_t chunk = first; chunk < end; chunk++) {
-    if (copies_[chunk].site) return still_written("TMA load to shared", chunk);
+    if (copies_[chunk].site) return still_written("TMA load to shared", copies_[chunk]);
     if (reading_ && being_read_[chunk].times) return still_read("TMA load to shared", chunk);
     for (std::size_t unit = chunk * units; unit < (chunk + 1) * units; unit++) {
       const Stamp &write = writes_[unit];
@@ -336,9 +339,9 @@ Error SharedShadow::begin_async_write(const Piece &piece, const Access &access) 
 
 void SharedShadow::end_async_write(const Piece &piece, unsigned agent, const Access &access) {
   const std::size_t first = piece.offset / kCopyBytes, end = first + piece.bytes / kCopyBytes;
-  if (issuers_.empty()) issuers_.resize(copies_.size());
+  if (loads_.empty()) loads_.resize(copies_.size());
   for (std::size_t chunk = first; chunk < end; chunk++) {
-    issuers_[chunk] = copies_[chunk].thread;
+    loads_[chunk] = copies_[chunk];
     copies_[chunk] = {};
   }
   copying_ -= end - first;
@@ -352,6 +355,12 @@ void SharedShadow::end_async_write(const Piece &piece, unsigned agent, const Acc
     if (!reads.empty()) std::fill(reads.begin() + first, reads.begin() + end, AgentReads{});
 }
 
+void SharedShadow::note_short(const Piece &piece) {
+  for (std::size_t chunk = piece.offset / kCopyBytes;
+       chunk < (piece.offset + piece.bytes) / kCopyBytes; chunk++)
+    copies_[chunk].is_short = true;
+}
+
 Error SharedShadow::begin_async_read(const AsyncRead &read, const Clocks &clocks) {
   const Engine &engine = *read.engine;
   if (being_read_.empty()) being_read_.resize(copies_.size());
@@ -360,7 +369,7 @@ Error SharedShadow::begin_async_read(const AsyncRead &read, const Clocks &clocks
     for (std::size_t unit = unit_of(piece.offset); unit < unit_of(piece.offset + piece.bytes);
          unit++) {
       if (copying_ && copies_[chunk_of(unit)].site)
-        return still_written(std::string(engine.name) + " of shared", chunk_of(unit));
+        return still_written(std::string(engine.name) + " of shared", copies_[chunk_of(unit)]);
       const Stamp &write = writes_[unit];
       if (write.time < clocks.begin())
         return {Fault::kUninitialised,
@@ -385,33 +394,15 @@ Error SharedShadow::begin_async_read(const AsyncRead &read, const Clocks &clocks
   return {};
 }
 
-void SharedShadow::end_reading(const AsyncRead &read) {
-  for (const Piece &piece : read.pieces)
-    for (std::size_t chunk = piece.offset / kCopyBytes;
-         chunk < (piece.offset + piece.bytes) / kCopyBytes; chunk++)
-      reading_ -= --being_read_[chunk].times == 0;
-}
-
-void SharedShadow::end_async_read(const AsyncRead &read, const Access &access) {
-  end_reading(read);
-  std::vector<WarpReads> &reads = reads_[access.thread / 32];
-  if (reads.empty()) reads.resize(writes_.size());
-  const Reader reader(access);
-  for (const Piece &piece : read.pieces)
-    for (std::size_t unit = unit_of(piece.offset); unit < unit_of(piece.offset + piece.bytes);
-         unit++) {
-      read_at_[chunk_of(unit)] = access.clocks.now();
-      add_read(unit, reader, access);
-    }
-}
-
 void SharedShadow::end_async_read(const AsyncRead &read, unsigned agent, Time now) {
-  end_reading(read);
   std::vector<AgentReads> &reads = agents_reads_[read.first_thread / 32];
   if (reads.empty()) reads.resize(copies_.size());
   for (const Piece &piece : read.pieces)
-    std::fill_n(reads.begin() + piece.offset / kCopyBytes, piece.bytes / kCopyBytes,
-                AgentReads{now, read.site, agent});
+    for (std::size_t chunk = piece.offset / kCopyBytes;
+         chunk < (piece.offset + piece.bytes) / kCopyBytes; chunk++) {
+      reading_ -= --being_read_[chunk].times == 0;
+      reads[chunk] = {now, read.site, agent, read.first_thread, read.threads, read.engine};
+    }
 }
 
 // --- global memory -----------------------------------------------------------------------------

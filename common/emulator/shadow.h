@@ -54,13 +54,13 @@ struct WarpReads {
 
 class Reader;
 
-/// What reads or writes shared memory by itself after a thread has issued it: its name, and what ends
-/// it for those who wait.
+/// What reads or writes shared memory by itself after a thread has issued it: its name, and what is missing
+/// if it is still under way.
 struct Engine {
-  const char *name;  // "TMA load"
-  const char *wait;  // "mbarrier_wait for its phase"
+  const char *name;     // "TMA load"
+  const char *missing;  // "no mbarrier_wait for its phase yet"
 };
-extern const Engine kCopyEngine, kLoadEngine, kStoreEngine, kWgmmaEngine;
+extern const Engine kCopyEngine, kLoadEngine, kShortLoadEngine, kStoreEngine, kWgmmaEngine;
 
 /// Bytes of shared memory, in pieces of 16.
 struct Piece {
@@ -104,19 +104,21 @@ class SharedShadow {
   Error begin_async_write(const Piece &piece, const Access &access);
   void end_async_write(const Piece &piece, unsigned agent, const Access &access);
 
+  /// What a TMA load has still to write here is more than its phase expected: that ended without it.
+  void note_short(const Piece &piece);
+
   /// An engine begins to read: says what its threads do not know or it does not see of that. Until it
   /// ends the bytes are nobody's to write.
   Error begin_async_read(const AsyncRead &read, const Clocks &clocks);
 
-  /// It has read. The bytes were read by a thread just now, or by the agent of its warp.
-  void end_async_read(const AsyncRead &read, const Access &access);
+  /// It has read: the bytes were read by the agent of its warp just now.
   void end_async_read(const AsyncRead &read, unsigned agent, Time now);
 
  private:
   struct Copy {
     SiteId site = 0;
     std::uint16_t thread = 0;
-    bool tma = false;
+    bool tma = false, is_short = false;  // a load's; the bytes that a phase did not expect
   };
   struct Reading {
     SiteId site = 0;
@@ -126,14 +128,14 @@ class SharedShadow {
   struct AgentReads {  // of 16 bytes, the last of a warp's agent
     Time time = 0;
     SiteId site = 0;
-    unsigned agent = 0;
+    unsigned agent = 0, thread = 0, threads = 0;  // whose word it was
+    const Engine *engine = nullptr;
   };
   void refine(std::size_t bytes);
   std::size_t unit_of(std::size_t offset) const { return offset >> unit_bits_; }
   std::size_t chunk_of(std::size_t unit) const { return (unit << unit_bits_) / kCopyBytes; }
   Error race(const char *operation, std::size_t unit, const Access &access) const;
-  void end_reading(const AsyncRead &read);
-  Error still_written(const std::string &operation, std::size_t chunk) const;
+  Error still_written(const std::string &operation, const Copy &copy) const;
   Error still_read(const std::string &operation, std::size_t chunk) const;
   /// In a block with agents: remembers a load.
   void add_read(std::size_t unit, const Reader &reader, const Access &access);
@@ -147,13 +149,13 @@ class SharedShadow {
   int unit_bits_ = std::countr_zero(unsigned{kCopyBytes});
   std::vector<Stamp> writes_;  // by unit
   std::vector<std::vector<WarpReads>>
-      reads_;                           // by warp, then by unit; empty for a warp without any
-  std::vector<Time> read_at_;           // by 16 bytes, the last of these of any warp
-  std::vector<Copy> copies_;            // under way, by 16 bytes; site 0: none
-  std::size_t copying_ = 0;             // how many
-  std::vector<Reading> being_read_;     // by 16 bytes; empty if nothing ever was
-  std::size_t reading_ = 0;             // how many of them are being read
-  std::vector<std::uint16_t> issuers_;  // by 16 bytes, of the last TMA load; empty if none ever was
+      reads_;                        // by warp, then by unit; empty for a warp without any
+  std::vector<Time> read_at_;        // by 16 bytes, the last of these of any warp
+  std::vector<Copy> copies_;         // under way, by 16 bytes; site 0: none
+  std::size_t copying_ = 0;          // how many
+  std::vector<Reading> being_read_;  // by 16 bytes; empty if nothing ever was
+  std::size_t reading_ = 0;          // how many of them are being read
+  std::vector<Copy> loads_;          // by 16 bytes, the last TMA load; empty if none ever was
   std::vector<std::vector<AgentReads>> agents_reads_;  // by warp, then by 16 bytes; as reads_
   // In a block with agents, whose lanes synchronise one by one: when each lane of a warp read a unit that
   // several read who do not know of each other. By unit * 32 + warp.

@@ -2,6 +2,7 @@
 #include "common/emulator/sites.h"
 
 #include <cstdint>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -49,6 +50,24 @@ bool comes_before(SiteId a, SiteId b) {
   const std::lock_guard lock(table.mutex);
   return std::tie(table.lines.at(a), table.columns.at(a)) <
          std::tie(table.lines.at(b), table.columns.at(b));
+}
+
+std::string initialised_at(const Line &line) {
+  std::ifstream file(line.file);
+  std::string text;
+  for (unsigned i = 0; i < line.line; i++)
+    if (!std::getline(file, text)) return "";
+  std::size_t begin = text.find("_init(");
+  if (begin == std::string::npos) return "";
+  begin += 6;
+  int depth = 0;
+  for (std::size_t end = begin; end < text.size(); end++) {
+    depth += text[end] == '(';
+    if (depth == 0 && (text[end] == ',' || text[end] == ')'))
+      return text.substr(begin, end - begin);
+    depth -= text[end] == ')';
+  }
+  return "";
 }
 
 std::string describe(const Line &line) {

@@ -47,6 +47,9 @@ Line line_of(SiteId site);
 /// True if the first is earlier in the text.
 bool comes_before(SiteId a, SiteId b);
 
+/// What a line of the source initialises, "smem.K" of `ring_init(smem.K, 8)`; "" if it cannot be read.
+std::string initialised_at(const Line &line);
+
 /// "attention.cu:57", as errors name a place.
 std::string describe(const Line &line);
 inline std::string describe(const std::source_location &where) {

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <initializer_list>
@@ -211,7 +212,7 @@ TEST_CASE("tma: a wait for the wrong parity passes at once, and the tile is read
     // Or the phase has ended by then, and the next one never does.
     stuck += error.find(error_in_thread(wait, 40,
                                         "1 of 64 threads wait for ever in mbarrier_wait for parity "
-                                        "1 of the mbarrier of")) == 0;
+                                        "1 of the mbarrier shared().landed of")) == 0;
   }
   CHECK(early > 0);
   CHECK(stuck > 0);
@@ -230,6 +231,7 @@ TEST_CASE("tma: two loads to one tile need a wait between them") {
       if (waits) mbarrier_wait(smem.landed, 0);
       mbarrier_arrive_expect_tx(smem.also_landed, kTileBytes);
       also_at = __LINE__, tma_load(smem.tile, map, 0, 0, 0, smem.also_landed);
+      mbarrier_wait(smem.also_landed, 0);
     });
     CHECK(error == (waits ? "" : error_in_thread(also_at, 0, being_written("TMA load to", at, 0))));
   }
@@ -255,6 +257,7 @@ TEST_CASE("tma: a load over what others have read is a race, but for a barrier")
           if (waits) mbarrier_wait(smem.read, 0);
           mbarrier_arrive_expect_tx(smem.also_landed, kTileBytes);
           at = __LINE__, tma_load(smem.tile, map, 0, 0, 0, smem.also_landed);
+          mbarrier_wait(smem.also_landed, 0);
         }
       });
       const std::string second =
@@ -287,6 +290,7 @@ TEST_CASE("tma: a load over ordinary stores needs a proxy fence after them") {
       if (fence == kByOther) __syncthreads();
       if (is_thread(0) && fence == kByIssuer) fence_proxy_async();
       load_tile(smem, map);
+      mbarrier_wait(smem.landed, 0);
     });
     if (fence == kNone || fence == kTooEarly)
       CHECK(error == error_in_thread(at, 0,
@@ -330,7 +334,41 @@ TEST_CASE("tma: the engine sees a barrier after a fence of the thread that initi
   }
 }
 
-TEST_CASE("tma: a tile's place, box and coordinates, and the tensor's memory") {
+TEST_CASE("tma: what lies outside of the tensor is zeros to load, and nothing to store") {
+  const Setup setup;
+  const Tensor tensor(32);
+  const TensorMap map = tensor.map(kRows);
+  const auto row_of = [](int row, int head, int batch, int i) {
+    return head == 0 && batch == 0 && row + i >= 0 && row + i < 32 ? row + i : -1;
+  };
+  for (const auto &[row, head, batch] :
+       {std::array{-5, 0, 0}, {-16, 0, 0}, {32, 0, 0}, {0, 1, 0}, {0, -1, 0}, {0, 0, 1}}) {
+    int wrong = 0;
+    CHECK(error_of<Shared>(dim3(64), [&, row = row, head = head, batch = batch] {
+            Shared &smem = ready();
+            if (is_thread(0)) {
+              mbarrier_arrive_expect_tx(smem.landed, kTileBytes);
+              tma_load(smem.tile, map, row, head, batch, smem.landed);
+            }
+            mbarrier_wait(smem.landed, 0);
+            for (int i = thread_id(); i < kRows * 64; i += 64) {
+              const int from = row_of(row, head, batch, i / 64);
+              wrong += __half2float(smem.tile(i / 64, i % 64)) !=
+                       (from < 0 ? 0 : Tensor::value(from, i % 64));
+            }
+            if (is_thread(0)) {
+              tma_store(map, row, head, batch, smem.tile);
+              tma_store_commit();
+              tma_store_wait_read<0>();
+            }
+          }) == "");
+    CHECK(wrong == 0);
+  }
+  for (int i = 0; i < 32 * 64; i++)
+    CHECK(__half2float(tensor.data[i]) == Tensor::value(i / 64, i % 64));
+}
+
+TEST_CASE("tma: a tile's place and box, and the tensor's memory") {
   const Setup setup;
   const Tensor tensor(32);
   struct Storage {
@@ -361,17 +399,6 @@ TEST_CASE("tma: a tile's place, box and coordinates, and the tensor's memory") {
   const auto small = [](Storage &smem) -> TmaTile<8, 64, half> & { return smem.small; };
   check(error_with(map, 0, 0, 0, small),
         "TMA load: the tile is 8 x 64 of 2 bytes, the map's box 16 x 64 of 2 bytes");
-  check(error_with(map, -1, 0, 0, tile), "TMA load: row -1 of a tensor that has 32");
-  check(error_with(map, 0, -1, 0, tile), "TMA load: head -1 of a tensor that has 1");
-  const auto store_error = [&](int row, int head, int batch) {
-    return error_of<Storage>(dim3(32), [&] {
-      if (!is_thread(0)) return;
-      at = __LINE__, tma_store(map, row, head, batch, shared_storage<Storage>().tile);
-    });
-  };
-  check(store_error(32, 0, 0), "TMA store: row 32 of a tensor that has 32");
-  check(store_error(0, 1, 0), "TMA store: head 1 of a tensor that has 1");
-  check(store_error(0, 0, 1), "TMA store: batch 1 of a tensor that has 1");
   const TensorMap longer =
       tensor_map<half>(tensor.data, {0, 0, Tensor::d}, 1, 1, 33, Tensor::d, kRows);
   check(error_with(longer, 20, 0, 0, tile), "load outside of every allocation");
@@ -385,7 +412,7 @@ TEST_CASE(
   const Setup setup;
   const Tensor tensor(kRows);
   const TensorMap map = tensor.map(kRows);
-  for (const int expected : {kTileBytes - 128, kTileBytes + 128}) {
+  for (const int expected : {kTileBytes - 8, kTileBytes + 128}) {
     const std::string counts =
         "0 of 1 arrivals to come, " + std::to_string(expected) + " bytes expected, 2048 landed";
     int init = 0;
@@ -403,15 +430,71 @@ TEST_CASE(
     });
     CHECK(error == error_in_thread(at, 0,
                                    "64 of 64 threads wait for ever in mbarrier_wait for parity 0 "
-                                   "of the mbarrier of " +
+                                   "of the mbarrier smem.landed of " +
                                        file_and(init) + " (at byte " +
                                        std::to_string(offsetof(Shared, landed)) + ", phase 0, " +
                                        counts + ")"));
     error = error_under_all_seeds<Shared>(dim3(64), [&] { begin(shared()); });
-    CHECK(error == error_in_thread(init, 0,
-                                   "the block ends, and the mbarrier of " + file_and(init) +
-                                       " (at byte " + std::to_string(offsetof(Shared, landed)) +
-                                       ", phase 0, " + counts + ") has not what it expects"));
+    CHECK(error ==
+          error_in_thread(init, 0,
+                          "the block ends, and the mbarrier smem.landed of " + file_and(init) +
+                              " (at byte " + std::to_string(offsetof(Shared, landed)) +
+                              ", phase 0, " + counts + ") has not what it expects"));
+  }
+}
+
+TEST_CASE("tma: with fewer bytes expected than land, the phase ends without the rest") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const TensorMap map = tensor.map(kRows);
+  for (const int expected : {kTileBytes - 128, kTileBytes / 2, 128}) {
+    const int rows = expected / 128;
+    const auto kernel = [&](int first, int end) {
+      return error_under_all_seeds<Shared>(dim3(64), [=, &map] {
+        Shared &smem = ready();
+        if (is_thread(0)) {
+          mbarrier_arrive_expect_tx(smem.landed, expected);
+          also_at = __LINE__, tma_load(smem.tile, map, 0, 0, 0, smem.landed);
+        }
+        mbarrier_wait(smem.landed, 0);
+        for (int row = first; row < end; row++)
+          if (is_thread(9)) at = __LINE__, read(smem.tile(row, 3));
+        __syncthreads();
+        if (is_thread(0)) mbarrier_arrive_expect_tx(smem.landed, kTileBytes - expected);
+        mbarrier_wait(smem.landed, 1);
+      });
+    };
+    CHECK(kernel(0, rows) == "");
+    CHECK(kernel(rows, rows + 1) ==
+          error_in_thread(at, 9,
+                          "load of shared memory that a TMA load at " + file_and(also_at) +
+                              " by thread 0 may still be writing: the mbarrier expected fewer "
+                              "bytes than its loads copy, and its phase ended before these "
+                              "arrived"));
+    CHECK(tag == "[in-flight] ");
+  }
+}
+
+TEST_CASE("tma: a load that nobody waits for is still under way when the block ends") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const TensorMap map = tensor.map(kRows);
+  for (const bool waits : {true, false}) {
+    const std::string error = error_under_all_seeds<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      load_tile(smem, map);
+      mbarrier_wait(smem.landed, 0);
+      __syncthreads();
+      load_tile(smem, map);
+      if (waits && is_thread(40)) mbarrier_wait(smem.landed, 1);
+    });
+    CHECK((error == "") == waits);
+    if (waits) continue;
+    CHECK(error.starts_with(error_in_thread(
+        at, 0,
+        "the block ends, and this TMA load may still be writing shared memory: nobody waits at "
+        "the mbarrier shared().landed of ")));
+    CHECK(tag == "[in-flight] ");
   }
 }
 
@@ -517,6 +600,24 @@ TEST_CASE("tma: a store sees ordinary stores after a proxy fence and a barrier")
   }
 }
 
+TEST_CASE("tma: a store that its thread has not waited for is under way when that exits") {
+  const Setup setup;
+  const Tensor tensor(32);
+  const TensorMap map = tensor.map(kRows);
+  for (const Mistake mistake :
+       {Mistake::kNone, Mistake::kNoWait, Mistake::kNoCommit, Mistake::kGroupLeft}) {
+    const std::string error =
+        error_under_all_seeds<Shared>(dim3(64), [&] { store_tile(ready(), map, 0, mistake); });
+    CHECK(error ==
+          (mistake == Mistake::kNone
+               ? ""
+               : error_in_thread(at, 0,
+                                 "the thread exits, and this TMA store may still be reading shared "
+                                 "memory: no tma_store_wait_read for its group yet")));
+    if (mistake != Mistake::kNone) CHECK(tag == "[in-use] ");
+  }
+}
+
 TEST_CASE("tma: a tile is not to be written until a wait covers the group of its store") {
   const Setup setup;
   const Tensor tensor(32);
@@ -532,6 +633,7 @@ TEST_CASE("tma: a tile is not to be written until a wait covers the group of its
         read(smem.tile(3, 5));
         line = __LINE__, smem.tile(3, 5) = half{};
       }
+      __syncthreads();
     });
     CHECK(error ==
           (mistake == Mistake::kNone
@@ -543,7 +645,8 @@ TEST_CASE("tma: a tile is not to be written until a wait covers the group of its
   }
 }
 
-TEST_CASE("tma: after its wait a store has read as its thread: a write needs a barrier") {
+TEST_CASE(
+    "tma: after its wait a store has read, as far as its thread knows: a write needs a barrier") {
   const Setup setup;
   const Tensor tensor(32);
   const TensorMap map = tensor.map(kRows);
@@ -565,8 +668,8 @@ TEST_CASE("tma: after its wait a store has read as its thread: a write needs a b
     CAPTURE(error);
     CHECK(
         (error == error_in_thread(line, 40,
-                                  "store races in shared memory with the load at " + file_and(at) +
-                                      " by thread 0: no barrier between them") ||
+                                  "store races in shared memory with the TMA store at " +
+                                      file_and(at) + " by thread 0: no barrier between them") ||
          error == error_in_thread(at, 0,
                                   "TMA store races in shared memory with the store at " +
                                       file_and(line) + " by thread 40: no barrier between them")));
@@ -724,7 +827,7 @@ TEST_CASE("tma: a ring of stages, a producer and two consumers, and what can be 
   errors_with(Bug::kNoWaitForEmpty, {early, race, "one arrival more"});
   errors_with(Bug::kArrivesTooEarly, {early, race});
   errors_with(Bug::kSameParity, {early, race, "wait for ever in mbarrier_wait"});
-  errors_with(Bug::kFewerBytes, {"1536 bytes expected, 2048 landed"});
+  errors_with(Bug::kFewerBytes, {"the mbarrier expected fewer bytes than its loads copy"});
   errors_with(Bug::kOneArrives, {"1 of 2 arrivals to come"});
   errors_with(Bug::kNoProxyFence, {"no fence_proxy_async between them"});
 }

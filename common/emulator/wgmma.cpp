@@ -69,7 +69,7 @@ void start(void **lanes) {
 
 struct WaitLane {
   int groups;
-  const std::array<const AccumulatorState *, 4> *named;
+  const std::array<AccumulatorState *, 4> *named;
   const Where *where;
 };
 
@@ -91,14 +91,18 @@ void wait(void **lanes) {
     }
   }
   for (unsigned i = 0; i < 32; i++)
-    for (const AccumulatorState *named : *static_cast<const WaitLane *>(lanes[i])->named)
-      if (named && named->under_way)
-        fail_in_lane(i,
-                     {Fault::kInFlight,
-                      "names accumulators that are still under way after a wait for all but " +
-                          std::to_string(first.groups) + " groups: the wgmma at " +
-                          describe(named->product) + " may still be writing them"},
-                     *first.where);
+    for (AccumulatorState *named : *static_cast<const WaitLane *>(lanes[i])->named) {
+      if (!named) continue;
+      named->unnamed = false;
+      if (named->under_way)
+        fail_in_lane(
+            i,
+            {Fault::kInFlight,
+             "wgmma_wait names accumulators that are still under way after a wait for all but " +
+                 std::to_string(first.groups) + " groups: the wgmma at " +
+                 describe(named->product) + " may still be writing them"},
+            *first.where);
+    }
   Block::current->note(warp * 32, "wgmma_wait", first.groups, *first.where);
 }
 
@@ -114,6 +118,11 @@ void touch(AccumulatorState &accumulator, int i, int size, const Where &where) {
                                 describe(accumulator.product) +
                                 " may still be writing: no wgmma_wait for its group yet"},
          where);
+  if (accumulator.unnamed)
+    fail({Fault::kInFlight,
+          "accumulators touched that no wgmma_wait has named since the wgmma at " +
+              describe(accumulator.product) + ": the compiler may read them before the wait"},
+         where);
   accumulator.touched = Block::current->products().fences(thread_number() / 32) + 1;
   accumulator.touch = where;
 }
@@ -121,7 +130,8 @@ void touch(AccumulatorState &accumulator, int i, int size, const Where &where) {
 void end_accumulator(const AccumulatorState &accumulator) {
   if (accumulator.under_way)
     fail({Fault::kInFlight,
-          "its accumulators have gone out of scope, and no wgmma_wait for its group yet"},
+          "the accumulators of this wgmma have gone out of scope, and no wgmma_wait for its group "
+          "yet"},
          accumulator.product);
 }
 
@@ -149,7 +159,7 @@ void commit_products(const Where &where) {
   collective(kCollective, 0xffffffff, where, &lane);
 }
 
-void wait_for_products(int groups, const std::array<const AccumulatorState *, 4> &named,
+void wait_for_products(int groups, const std::array<AccumulatorState *, 4> &named,
                        const Where &where) {
   static constexpr Collective kCollective{"wgmma_wait", kWgmmaSyncs, true, false, wait};
   WaitLane lane{groups, &named, &where};

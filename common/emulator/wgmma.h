@@ -51,40 +51,23 @@ constexpr Element element_type() {
   return Element::kHalf;
 }
 
-template <class T, int Rows, int d>
-SharedOperand operand(const TmaTile<Rows, d, T> &tile, bool k_major, int row, int col, int offset,
-                      int leading, int stride) {
-  const auto address = static_cast<std::uint64_t>(reinterpret_cast<const std::byte *>(&tile) -
-                                                  static_cast<std::byte *>(shared_memory()));
-  const std::uint64_t descriptor = (std::uint64_t{1} << 62 | std::uint64_t(stride / 16) << 32 |
-                                    std::uint64_t(leading / 16) << 16 | (address & 0x3ffff) / 16) +
-                                   offset / 16;
-  return {descriptor,
-          k_major,
-          element_type<T>(),
-          &tile,
-          Rows,
-          d,
-          [](int r, int c) { return Slabs<Rows, d, T>::offset(r, c) * sizeof(T); },
-          row,
-          col};
-}
-
 }  // namespace emulator
 
-template <class T, int Rows, int d>
-KMajor k_major(const TmaTile<Rows, d, T> &tile, int row, int col) {
-  using Layout = Slabs<Rows, d, T>;
-  const int offset = col / Layout::width * (Rows * 128) + row * 128 +
-                     col % Layout::width * static_cast<int>(sizeof(T));
-  return {emulator::operand(tile, true, row, col, offset, 16, 8 * 128)};
+namespace ptx {
+
+/// Where in the block's shared memory.
+inline unsigned shared_address(const void *pointer) {
+  return static_cast<unsigned>(static_cast<const std::byte *>(pointer) -
+                               static_cast<std::byte *>(emulator::shared_memory()));
 }
 
-template <class T, int Rows, int d>
-MNMajor mn_major(const TmaTile<Rows, d, T> &tile, int row, int col) {
-  const int offset = col / Slabs<Rows, d, T>::width * (Rows * 128) + row * 128;
-  return {emulator::operand(tile, false, row, col, offset, Rows * 128, 8 * 128)};
+template <class Operand, class T, int Rows, int d>
+Operand operand(std::uint64_t descriptor, const TmaTile<Rows, d, T> &tile, int row, int col) {
+  return {{descriptor, std::is_same_v<Operand, KMajor>, emulator::element_type<T>(), &tile, Rows, d,
+           [](int r, int c) { return Slabs<Rows, d, T>::offset(r, c) * sizeof(T); }, row, col}};
 }
+
+}  // namespace ptx
 
 inline void wgmma_fence(Where where = Where::current()) {
   emulator::fence_products(where);
@@ -100,10 +83,10 @@ class Awaited {
   Awaited() = default;
   template <int N>
   Awaited(Accumulator<N> &accumulator) : state_(&accumulator.state()) {}
-  const emulator::AccumulatorState *state() const { return state_; }
+  emulator::AccumulatorState *state() const { return state_; }
 
  private:
-  const emulator::AccumulatorState *state_ = nullptr;
+  emulator::AccumulatorState *state_ = nullptr;
 };
 
 template <int N>

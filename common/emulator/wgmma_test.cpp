@@ -471,7 +471,7 @@ TEST_CASE("wgmma: counted once per warp, at its line") {
 
 TEST_CASE("wgmma: accumulators are not touched before the wait for their group") {
   const Setup setup;
-  enum Bug { kNone, kRead, kWritten, kNotCommitted, kYoungerGroup, kNamed, kScope };
+  enum Bug { kNone, kRead, kWritten, kNotCommitted, kYoungerGroup, kNamed, kUnnamed, kScope };
   const auto kernel = [](Bug bug) {
     return [=] {
       auto &tiles = filled_operands<half, 64>();
@@ -489,7 +489,9 @@ TEST_CASE("wgmma: accumulators are not touched before the wait for their group")
         if (bug == kNamed) at = __LINE__, wgmma_wait<2>(S);
         if (bug == kYoungerGroup) wgmma_wait<2>();
         if (bug == kScope) return;
-        if (bug != kYoungerGroup) wgmma_wait<1>();
+        if (bug == kNotCommitted || bug == kUnnamed) wgmma_wait<1>();
+        if (bug == kUnnamed) at = __LINE__, (void)S(0);
+        if (bug != kNotCommitted && bug != kYoungerGroup) wgmma_wait<1>(S);
         if (bug == kYoungerGroup || bug == kNotCommitted) at = __LINE__, (void)S(0);
         (void)S(0);
         wgmma_wait<0>(S, S2);
@@ -505,10 +507,14 @@ TEST_CASE("wgmma: accumulators are not touched before the wait for their group")
     CHECK(says(error, "accumulators touched that the wgmma at " + file_and(also_at) +
                           " may still be writing: no wgmma_wait for its group yet"));
   }
-  check_error("names accumulators that are still under way after a wait for all but 2 groups",
-              kernel(kNamed));
-  check_error("its accumulators have gone out of scope, and no wgmma_wait for its group yet",
-              kernel(kScope));
+  check_error("accumulators touched that no wgmma_wait has named since the wgmma at",
+              kernel(kUnnamed));
+  check_error(
+      "wgmma_wait names accumulators that are still under way after a wait for all but 2 groups",
+      kernel(kNamed));
+  check_error(
+      "the accumulators of this wgmma have gone out of scope, and no wgmma_wait for its group yet",
+      kernel(kScope));
 }
 
 TEST_CASE("wgmma: a fence comes before the first, and after registers were touched") {
@@ -566,6 +572,28 @@ TEST_CASE("wgmma: registers of A stay as they are until the wait") {
   check_error("reads were written, or are gone, before this wait for it", kernel(true));
   const std::string error = error_of<Operands<>>(dim3(kThreads), kernel(true));
   CHECK(says(error, "thread (37,0,0): the registers of A that the wgmma at " + file_and(also_at)));
+}
+
+TEST_CASE("wgmma: a fence comes after registers of A were written") {
+  const Setup setup;
+  const auto kernel = [](bool fenced) {
+    return [=] {
+      auto &tiles = filled_operands<half, 64>();
+      Accumulator<64> O;
+      FragmentA P[2];
+      for (int tile = 0; tile < 2; tile++) {
+        if (!fenced) wgmma_fence();
+        for (int i = 0; i < 2; i++) P[i] = fragment_of_p(16 * (tile + i));
+        if (fenced) wgmma_fence();
+        for (int i = 0; i < 2; i++)
+          at = __LINE__, wgmma(O, P[i], mn_major(tiles.V, 16 * i, 0), tile + i > 0);
+        wgmma_commit();
+        wgmma_wait<0>(O);
+      }
+    };
+  };
+  check_legal(kernel(true));
+  check_error("wgmma: its registers of A were written since the last wgmma_fence", kernel(false));
 }
 
 TEST_CASE("wgmma: a thread has so many accumulators") {
@@ -981,7 +1009,7 @@ TEST_CASE("wgmma: what is planted in a kernel is found under every seed") {
   } cases[] = {
       {kNoWaitForK, "no mbarrier_wait for its phase yet"},
       {kNoWaitForS, "accumulators touched that the wgmma at "},
-      {kReleaseTooEarly, "that a wgmma at "},
+      {kReleaseTooEarly, " wgmma at wgmma_test.cpp:"},
       {kNoFenceOfO, "no fence_proxy_async between them"},
       {kNoWgmmaFence, "and no wgmma_fence since"},
   };

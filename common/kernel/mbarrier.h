@@ -17,8 +17,10 @@ struct Mbarrier {
 
 /// Begins the first phase of a barrier at which so many arrivals are expected per phase. One thread
 /// does this; the others, and the copy engine, may use it after mbarrier_fence_init and a barrier of the
-/// block ('mbarrier.init').
-__device__ __forceinline__ void mbarrier_init(Mbarrier &barrier, int arrivals) {
+/// block ('mbarrier.init'). The emulator names the barrier by where it is made and, if it is one of a ring's,
+/// by its part.
+__device__ __forceinline__ void mbarrier_init(Mbarrier &barrier, int arrivals,
+                                              Where = Where::current(), const char * = "") {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ptx::shared_address(&barrier)),
                "r"(arrivals)
                : "memory");

@@ -24,10 +24,11 @@ struct RingPosition {
 
 /// Makes a ring's barriers. So many arrivals say that a tile is empty.
 template <class Tile, int Stages>
-__device__ __forceinline__ void ring_init(Ring<Tile, Stages> &ring, int readers) {
+__device__ __forceinline__ void ring_init(Ring<Tile, Stages> &ring, int readers,
+                                          Where where = Where::current()) {
   for (int i = 0; i < Stages; i++) {
-    mbarrier_init(ring.full[i], 1);
-    mbarrier_init(ring.empty[i], readers);
+    mbarrier_init(ring.full[i], 1, where, "full");
+    mbarrier_init(ring.empty[i], readers, where, "empty");
   }
 }
 

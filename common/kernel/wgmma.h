@@ -20,16 +20,31 @@ class Accumulator {
   float x_[size];
 };
 
-/// An operand in shared memory, as the tensor cores are told of it: where it begins, how far its swizzle
-/// atoms (8 rows of 128 bytes) are apart, and how they are swizzled (PTX ISA, 'Matrix descriptor').
-/// K-major: the dimension that is summed over lies along the rows of the tile, as in Q and K; MN-major:
-/// down its columns, as in V, for types of 16 bits only.
 struct KMajor {
   std::uint64_t descriptor;
 };
 struct MNMajor {
   std::uint64_t descriptor;
 };
+
+namespace ptx {
+/// The emulator's operands know their tile, too.
+template <class Operand, class Tile>
+__device__ __forceinline__ Operand operand(std::uint64_t descriptor, const Tile &, int, int) {
+  return {descriptor};
+}
+}  // namespace ptx
+
+#else
+
+#include "common/emulator/wgmma.h"
+
+#endif
+
+// An operand in shared memory is described to the tensor cores: where it begins, how far its swizzle atoms (8
+// rows of 128 bytes) are apart, and how they are swizzled (PTX ISA, 'Matrix descriptor'). K-major: the
+// dimension that is summed over lies along the rows of the tile, as in Q and K; MN-major: down its columns, as
+// in V, for types of 16 bits only.
 
 namespace ptx {
 /// All numbers in units of 16 bytes; the 128-byte swizzle is mode 1.
@@ -47,7 +62,7 @@ __device__ __forceinline__ KMajor k_major(const TmaTile<Rows, d, T> &tile, int r
   using Layout = Slabs<Rows, d, T>;
   const int offset =
       col / Layout::width * (Rows * 128) + row * 128 + col % Layout::width * sizeof(T);
-  return {ptx::descriptor(&tile, offset, 16, 8 * 128)};
+  return ptx::operand<KMajor>(ptx::descriptor(&tile, offset, 16, 8 * 128), tile, row, col);
 }
 
 /// The same with rows and columns exchanged: the rows are summed over. Row and column are multiples of
@@ -55,8 +70,10 @@ __device__ __forceinline__ KMajor k_major(const TmaTile<Rows, d, T> &tile, int r
 template <class T, int Rows, int d>
 __device__ __forceinline__ MNMajor mn_major(const TmaTile<Rows, d, T> &tile, int row, int col) {
   const int offset = col / Slabs<Rows, d, T>::width * (Rows * 128) + row * 128;
-  return {ptx::descriptor(&tile, offset, Rows * 128, 8 * 128)};
+  return ptx::operand<MNMajor>(ptx::descriptor(&tile, offset, Rows * 128, 8 * 128), tile, row, col);
 }
+
+#ifdef __CUDACC__
 
 /// Comes before a warpgroup's first wgmma, and again where its registers, accumulators or A, were read or
 /// written since ('wgmma.fence').
@@ -211,9 +228,5 @@ __device__ __forceinline__ void wgmma(Accumulator<N> &D, const FragmentA &A, KMa
   static_assert(std::is_same_v<T, e4m3>);
   ptx::wgmma<T>(D, A, B.descriptor, add);
 }
-
-#else
-
-#include "common/emulator/wgmma.h"
 
 #endif
