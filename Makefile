@@ -298,5 +298,5 @@ compile_commands.json: build/host/ladder.inc FORCE
 		by_json,STEP_NEEDS,$(call needs_of,$(s)))$(call by_json,STEP_TAKES,))$(comma)))\
 	$(file >>$@,$(call entry,common/kernel/kernel.h)])
 	@echo "written: $@"
-format: ; clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
+format: ; @clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 diff-%: FORCE ; @common/measure/diff.sh $*
