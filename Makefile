@@ -142,7 +142,7 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o \
 .DELETE_ON_ERROR:
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: all help clean tests test check-gpu check-deadlock check-bound check-docs truth bench bench-models \
+.PHONY: all help clean tests test test-all check-gpu check-deadlock check-bound check-docs truth bench bench-models \
 	bench-hopper counters ceilings racecheck power regs bench-emulator docs plot format FORCE \
 	$(PROGRAMS) $(EMULATED) $(VARIANTS)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
@@ -199,7 +199,8 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/29-in-a-model/libr
 
 #?
 #? Check
-#?   make test                   everything that needs no GPU, on all cores
+#?   make test                   what a change breaks most often, in about two minutes on two cores
+#?   make test-all               everything that needs no GPU
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized
 #?   make check-deadlock         of it that alone: what waits for ever ends with an error
 #?   make check-bound            every step with thousands of seeds and shapes; an hour or more
@@ -218,7 +219,10 @@ tests:
 	@echo "building the steps for $(built_for), and the tests"
 	@+$(MAKE) all build/host/bin/tests build/host/bin/docs \
 		build/host/bin/exercises build/host/common/program/no_gpu.o build/host/bin/libattention.so build/host/bin/client
-test: tests ; @CXX="$(CXX)" build/host/bin/tests $(TESTS)
+# Options of doctest, or a test's name.
+chosen_tests = $(if $(filter -%,$(TESTS)),$(TESTS),$(if $(TESTS),$(call quoted,$(TESTS))))
+test: tests ; @CXX="$(CXX)" TESTS_SOME=1 build/host/bin/tests $(chosen_tests)
+test-all: tests ; @CXX="$(CXX)" build/host/bin/tests $(chosen_tests)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
 	$(call says,$@) $(call link,$(NVCC) -Xcompiler -pthread $^)
 # What racecheck can follow of steps 38 and 39.
@@ -283,6 +287,8 @@ bench-emulator: all ; @common/measure/bench-emulator.sh $(NUMBERS)
 #?   ARCH="sm_80 sm_90"          the GPUs to compile for; without it, the one in this machine
 #?   CXX=clang++                 the host's compiler: g++, or clang 16 or later
 #?   V=1                         prints the commands that build
+#?   TESTS='*bank conflicts*'    of make test, the tests with this name
+#?   STEPS_ONLY=06               of make test, the work of step 06 alone; 3: of steps 30 to 39
 docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs $(DOCUMENTS)
 plot: ; @GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
 # As the emulator's build compiles them, but for flags that clang does not know. clangd reads a header as the

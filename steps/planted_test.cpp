@@ -155,6 +155,8 @@ struct Planted {
   std::size_t first_call;  // the number of the first among the mutants
 };
 
+constexpr std::size_t kSomeBugs = 3, kSomeCalls = 1;  // of a step, where some are enough
+
 /// The bugs, and what else that file holds, of all steps; of each step one program, or a few, compiled when they
 /// are first asked for.
 std::vector<Planted> &planted() {
@@ -171,10 +173,14 @@ std::vector<Planted> &planted() {
                          (bug.keyword == "bug" && bug.fields.size() >= 2)),
                         bug.place,
                         ": 'bug NAME | REPORT', 'spare WHY' or 'layout NAME' is allowed");
-        of_step.mutants.changes.push_back(locate(source, bug.edits));
-        if (bug.keyword == "spare") spare.push_back(of_step.mutants.changes.back().at(0));
+        const std::vector<Replacement> parts = locate(source, bug.edits);
+        if (bug.keyword == "spare") spare.push_back(parts.at(0));
       }
       of_step.calls = calls_of(step, source, spare);
+      draw(of_step.bugs, kSomeBugs);
+      draw(of_step.calls, kSomeCalls);
+      for (const Change &bug : of_step.bugs)
+        of_step.mutants.changes.push_back(locate(source, bug.edits));
       of_step.first_call = of_step.bugs.size();
       for (const Replacement &call : of_step.calls) of_step.mutants.changes.push_back({call});
       mutants.push_back(of_step.mutants);
@@ -200,8 +206,6 @@ std::vector<std::size_t> with_keyword(const Planted &step, const std::string &ke
   return numbers;
 }
 
-constexpr std::size_t kSomeBugs = 3, kSomeCalls = 2;  // of a step, where some are enough
-
 }  // namespace
 
 TEST_SUITE_BEGIN("planted");
@@ -209,8 +213,7 @@ TEST_SUITE_BEGIN("planted");
 TEST_CASE("every planted bug is reported, in every run, and a step without one passes them") {
   std::vector<Job> jobs;
   for (const Planted &step : planted()) {
-    std::vector<std::size_t> bugs = with_keyword(step, "bug");
-    draw(bugs, kSomeBugs);
+    const std::vector<std::size_t> bugs = with_keyword(step, "bug");
     std::set<std::string> right;
     for (const int seed : {1, 2})
       right.insert(command(step.mutants.unchanged, step.help, {2, seed, ""}));
@@ -281,10 +284,7 @@ TEST_CASE("every barrier and every wait is missed when it is gone, with any orde
   std::vector<Job> jobs;
   for (const Planted &step : planted()) {
     const std::string &source = step.mutants.source;
-    std::vector<std::size_t> calls(step.calls.size());
-    for (std::size_t i = 0; i < calls.size(); i++) calls[i] = i;
-    draw(calls, kSomeCalls);
-    for (const std::size_t i : calls) {
+    for (std::size_t i = 0; i < step.calls.size(); i++) {
       const auto [at, size, text] = step.calls[i];
       const auto line =
           1 + std::count(source.begin(), source.begin() + static_cast<std::ptrdiff_t>(at), '\n');

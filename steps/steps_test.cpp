@@ -242,6 +242,7 @@ TEST_CASE("every step is right, in every shape, on all inputs") {
         runs.push_back(draw_problem(step, gpu ? 1000 : 200, state));
     else if (prefix.empty())
       for (const Run &run : drawn(step, gpu, state)) runs.push_back(options_of(run));
+    draw(runs, 5);
     for (const std::string &options : runs) {
       const std::string line = prefix + (prefix.empty() ? "" : " ") + program + " " + options +
                                " --check-only --device " + (gpu ? "gpu" : "cpu");

@@ -75,14 +75,6 @@ std::vector<Copy> copies_of(const Exercise &exercise) {
   return copies;
 }
 
-/// The options of all runs of an exercise.
-std::string options_of(const Exercise &exercise) {
-  std::string options;
-  for (const Statement &statement : exercise.statements)
-    if (statement.key == "run") options += " " + statement.words;
-  return options;
-}
-
 /// What the reader would write if these are the answers.
 std::string filled(const std::map<std::string, std::string> &answers) {
   std::string text;
@@ -161,23 +153,18 @@ TEST_SUITE_BEGIN("exercises");
 
 TEST_CASE(
     "exercises: the start fails, the answer passes, and wrong answers are told what is wrong") {
-  const std::vector<Exercise> exercises = all_exercises();
-  // Before the judges would, one by one, and of each only what is run. What does not compile is left for them.
+  std::vector<Exercise> exercises = all_exercises();
+  draw(exercises, 6);
+  // Before the judges would, one by one. What does not compile is left for them.
   std::vector<Copy> copies;
-  std::vector<std::string> sources;  // as the judges see them
   for (const Exercise &exercise : exercises)
-    for (Copy copy : copies_of(exercise)) {
-      sources.push_back(copy.source);
-      copy.source = only_for(options_of(exercise), std::move(copy.source));
-      copies.push_back(std::move(copy));
-    }
+    for (Copy &copy : copies_of(exercise)) copies.push_back(std::move(copy));
   compile_copies(kFolder, copies, "build/host/common/exercises/watch.o");
-  for (std::size_t i = 0; i < copies.size(); i++) {
-    const Copy &copy = copies[i];
+  for (const Copy &copy : copies) {
     const fs::path program = kFolder / copy.name;
     const std::string step = copy.step.substr(0, copy.step.find(':'));
     if (copy.command.empty()) continue;
-    std::ofstream(program.string() + ".cu") << sources[i];
+    std::ofstream(program.string() + ".cu") << copy.source;
     std::ofstream(program.string() + ".cpp") << unit_of({program.string() + ".cu", program, step});
   }
   std::vector<Job> jobs;

@@ -193,8 +193,10 @@ Outcome run(const Build &what, const std::string &options, bool counts) {
   for (const std::string &row : lines_of(read_text(csv))) {
     // step,source,batch,...,line,"counter",value; the options may hold commas, the counter, too.
     const std::size_t last = row.rfind("\","), first = row.rfind("\"", last - 1);
+    // The line is "attention.cu:80", or 0 of the whole run.
+    const std::size_t line = row.find_last_of(",:", first - 2) + 1;
     if (!std::exchange(header, false))
-      outcome.counts[static_cast<unsigned>(std::atoi(row.c_str() + row.rfind(',', first - 2) + 1))]
+      outcome.counts[static_cast<unsigned>(std::atoi(row.c_str() + line))]
                     [row.substr(first + 1, last - first - 1)] += std::atof(row.c_str() + last + 2);
   }
   return outcome;

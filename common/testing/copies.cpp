@@ -107,26 +107,6 @@ void compile_some(const fs::path &folder, const std::vector<Copy *> &copies,
 
 }  // namespace
 
-std::string only_for(const std::string &options, std::string source) {
-  const auto all = [&](const std::string &find, const std::string &replace) {
-    for (std::size_t at = 0; (at = source.find(find, at)) != std::string::npos;)
-      source.replace(at, find.size(), replace);
-  };
-  std::string head_dims = "64";
-  for (const std::string head_dim : {"32", "80", "96", "128", "192", "256"})
-    if (options.find("--head-dim " + head_dim) != std::string::npos) head_dims += ", " + head_dim;
-  all("<32, 64, 80, 96, 128, 192, 256>", "<" + head_dims + ">");
-  if (head_dims == "64") {
-    all("run<128>", "run<64>"), all("run<T, 128>", "run<T, 64>");
-    all("run<128, 3>", "run<64, 3>"), all("run<128, 2>", "run<64, 3>");
-    all("resident<128, 3>", "resident<64, 3>"), all("resident<128, 2>", "resident<64, 3>");
-  }
-  if (options.find("bf16") == std::string::npos)
-    for (const std::string of_bf16 : {"run<bf16>", "run<bf16, d>", "parts_bytes<bf16, d>"})
-      all(of_bf16, std::string(of_bf16).replace(of_bf16.find("bf16"), 4, "half"));
-  return source;
-}
-
 void compile_copies(const fs::path &folder, std::vector<Copy> &copies, const std::string &with) {
   std::vector<std::vector<Copy *>> programs;
   for (Copy &copy : copies) {

@@ -21,10 +21,6 @@ struct Copy {
   std::string complaint = "";  // what the compiler said, where it was not
 };
 
-/// A step's source without the kernels that no run with these options asks for: it compiles in a fraction of
-/// the time. Without options, head dim 64 in fp16 is left.
-std::string only_for(const std::string &options, std::string source);
-
 /// Compiles all copies for the emulator, by compiler.h, into programs of their names in this folder; some of one
 /// step, or of steps that include the same, are one program with several names. `with` is linked with
 /// them, too.
