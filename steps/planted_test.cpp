@@ -31,12 +31,16 @@ const std::string kFolder = "build/planted/";
 const char *const kPersistent = "--heads 9 --seqlen 256";
 const char *const kPersistentShort = "--heads 20 --seqlen 128";
 
+// Where some are enough: steps, and of each of these bugs and calls.
+constexpr std::size_t kSomeSteps = 12, kSomeBugs = 4, kSomeCalls = 1;
+
 /// The steps whose copies are run.
 std::vector<std::string> steps() {
   std::vector<std::string> all = step_names();
   std::erase_if(all, [](const std::string &step) {
     return !step.starts_with(environment("STEPS_ONLY", ""));
   });
+  draw(all, kSomeSteps);
   return all;
 }
 
@@ -154,8 +158,6 @@ struct Planted {
   std::vector<Replacement> calls;
   std::size_t first_call;  // the number of the first among the mutants
 };
-
-constexpr std::size_t kSomeBugs = 3, kSomeCalls = 1;  // of a step, where some are enough
 
 /// The bugs, and what else that file holds, of all steps; of each step one program, or a few, compiled when they
 /// are first asked for.

@@ -242,7 +242,7 @@ TEST_CASE("every step is right, in every shape, on all inputs") {
         runs.push_back(draw_problem(step, gpu ? 1000 : 200, state));
     else if (prefix.empty())
       for (const Run &run : drawn(step, gpu, state)) runs.push_back(options_of(run));
-    draw(runs, 5);
+    draw(runs, 3);
     for (const std::string &options : runs) {
       const std::string line = prefix + (prefix.empty() ? "" : " ") + program + " " + options +
                                " --check-only --device " + (gpu ? "gpu" : "cpu");
@@ -293,6 +293,7 @@ TEST_CASE(
           jobs.push_back({line, work, ""});
         }
   }
+  draw(jobs, 10);
   do_all(jobs);
 }
 
@@ -323,7 +324,9 @@ TEST_CASE("offsets beyond 2^31 elements of Q, K, V and O, and beyond 2^32 of S")
 TEST_CASE("one FMA cannot bring scores of 10^10 under their maximum; a subtraction can") {
   // From step 10 on a power is 2^(s scale - m) with m rounded: beyond 2^24 the two differ by more
   // than the score's own last place. Chapter 10 says so; a step that learns it moves this border.
-  for (const std::string &step : step_names()) {
+  std::vector<std::string> steps = step_names();
+  draw(steps, 8);
+  for (const std::string &step : steps) {
     const std::string line =
         "./step-" + step.substr(0, 2) +
         " --device cpu --check-only --batch 1 --heads 1 --seqlen 256 --inputs huge";
