@@ -142,8 +142,8 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o \
 .DELETE_ON_ERROR:
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: all help clean tests test test-all check-gpu check-deadlock check-bound check-docs truth bench bench-models \
-	bench-hopper counters ceilings racecheck power regs bench-emulator docs plot format FORCE \
+.PHONY: all help clean tests test test-all check-gpu check-deadlock check-bound check-docs truth bench \
+	bench-models bench-hopper counters ceilings racecheck power regs bench-emulator docs plot format FORCE \
 	$(PROGRAMS) $(EMULATED) $(VARIANTS)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
 $(PROGRAMS) $(filter-out $(EMULATED_VARIANTS),$(VARIANTS)): %: $(BUILD)/bin/%
