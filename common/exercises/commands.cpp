@@ -48,6 +48,11 @@ std::string verdict_line(bool done, const std::string &work) {
   return (done ? "done " : "not yet ") + std::to_string(std::hash<std::string>()(work));
 }
 
+/// Whether the reader's file is there, and no longer as it was at the start.
+bool is_begun(const Exercise &exercise) {
+  return fs::exists(exercise.work()) && read_text(exercise.work()) != start_of(exercise);
+}
+
 /// The verdict of the file as it is, if there is one.
 std::optional<Verdict> kept_verdict(const Exercise &exercise) {
   const fs::path file = verdict_file(exercise);
@@ -126,20 +131,17 @@ bool check_once(const std::string &chapter, std::ostream &output) {
   parallel_for(exercises.size(), [&](std::size_t i) {
     const Exercise &exercise = exercises[i];
     const std::string indent(16, ' ');
-    Verdict verdict{false, exercise.work().string() + " is not there; make try-" + chapter +
-                               " makes it and leaves the others alone"};
-    if (fs::exists(exercise.work())) verdict = verdict_of(exercise);
-    done[i] = verdict.done;
-    const bool begun =
-        !fs::exists(exercise.work()) || read_text(exercise.work()) != start_of(exercise);
-    lines[i] = padded(exercise.name(), 7) + padded(verdict.done ? "done"
-                                                   : begun      ? "not yet"
-                                                                : "to do",
-                                                   9);
-    if (verdict.done)
-      lines[i] += exercise.title + "\n";
-    else
-      lines[i] += docs::join(docs::split(verdict.said, "\n"), "\n" + indent) + "\n";
+    std::string mark = "to do", said = exercise.title + ": " + exercise.work().string();
+    if (!fs::exists(exercise.work())) {
+      said += " is not there; make try-" + chapter + " makes it and leaves the others alone";
+    } else if (is_begun(exercise)) {
+      const Verdict verdict = verdict_of(exercise);
+      done[i] = verdict.done;
+      mark = verdict.done ? "done" : "not yet";
+      said = verdict.done ? exercise.title
+                          : docs::join(docs::split(verdict.said, "\n"), "\n" + indent);
+    }
+    lines[i] = padded(exercise.name(), 7) + padded(mark, 9) + said + "\n";
   });
   for (const std::string &line : lines) output << line;
   const auto count = std::count(done.begin(), done.end(), char{1});
@@ -178,12 +180,11 @@ int progress(std::ostream &output) {
     std::string marks;
     std::size_t here = 0;
     for (const Exercise &exercise : exercises) {
-      const bool there = fs::exists(exercise.work());
-      const bool is_done = there && verdict_of(exercise).done;
+      const bool begun = is_begun(exercise), is_done = begun && verdict_of(exercise).done;
       here += is_done;
       marks += "  " + std::to_string(exercise.number) +
                (is_done ? " done"
-                : there ? " begun"
+                : begun ? " begun"
                         : " -");
     }
     output << padded(exercises[0].step, 24) << here << " of " << exercises.size() << marks << "\n";

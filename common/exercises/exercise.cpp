@@ -16,7 +16,7 @@ namespace {
 const std::set<std::string> kStatements = {"run", "ends", "demand",  "hint", "stage",
                                            "ask", "is",   "because", "miss", "with"};
 const std::set<std::string> kWithMessage = {"ends", "demand", "hint", "miss"};
-const std::set<std::string> kChanges = {"start", "answer", "program", "wrong"};
+const std::set<std::string> kChanges = {"start", "answer", "right", "program", "wrong"};
 
 /// The items of the chapter's list of exercises, each in one line.
 std::vector<std::string> items(const std::string &step) {
@@ -203,7 +203,10 @@ std::string source_of_step(const Exercise &exercise) {
 std::string source_of(const Exercise &exercise, const Change &change) {
   std::string of = "step";
   if (change.keyword == "answer" && change.fields[0].empty()) of = "start";
-  if (change.keyword == "wrong") of = change.fields.size() > 2 ? change.fields[2] : "answer";
+  const std::size_t named =
+      change.keyword == "wrong" ? 2 : 1;  // the field that names what it is of
+  if (named == 2 || change.keyword == "right")
+    of = change.fields.size() > named ? change.fields[named] : "answer";
   return edited(source_of(exercise, of), change.edits);
 }
 

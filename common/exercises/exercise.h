@@ -5,6 +5,7 @@
 //   start          makes what the reader's copy begins with of the step; without it that is the step
 //   answer         makes the answer of the start, 'answer step' of the step; without it that is the step.
 //                  Lines that begin with '> ' are its reasoning, and stand before it
+//   right NAME     makes another answer of the answer, or with '| start' or '| step' of these
 //   program NAME   makes of the step what a run may name
 //   wrong NAME | WORDS
 //                  makes a wrong answer of the answer, or with '| start' or '| step' behind it of these.
@@ -21,7 +22,8 @@
 //                              REL: < <= = >= >. EXPR: arithmetic over numbers and [RUN: COUNT]. COUNT is a
 //                              counter, 'COUNTER @ TEXT' on the lines with this text, 'worst shared load'
 //                              of all lines, per request, 'line', the line that a report names, or
-//                              'first line @ TEXT' or 'last line @ TEXT', where the source holds it.
+//                              'first line @ TEXT' or 'last line @ TEXT', where the source's code holds it,
+//                              or 0; with ' before TEXT' only above the first line that holds that.
 //                              MESSAGE may hold {left}, {right} and {line}, the line of the last COUNT
 //   hint WORD TEXT | MESSAGE   said when a run ends so and its report or the line in it holds TEXT, which
 //                              may be left out
@@ -54,7 +56,7 @@ struct Exercise {
   std::string kind, title;  // "Predict", "Half a swizzle"
   std::string text;         // Markdown, in one line
   std::vector<Statement> statements;
-  std::vector<Change> changes;  // 'start', 'answer', 'program' and 'wrong'
+  std::vector<Change> changes;  // 'start', 'answer', 'right', 'program' and 'wrong'
   std::string reasoning;        // the answer's, in lines
 
   std::string chapter() const { return step.substr(0, step.find('-')); }

@@ -48,12 +48,13 @@ struct Trial {
   }
 };
 
-/// The wrong answers of an exercise, and names for their files.
-std::map<std::string, const Change *> wrong_answers(const Exercise &exercise) {
-  std::map<std::string, const Change *> wrongs;
+/// The answers of an exercise that are "right" or "wrong", and names for their files.
+std::map<std::string, const Change *> answers_of(const Exercise &exercise,
+                                                 const std::string &kind) {
+  std::map<std::string, const Change *> answers;
   for (const Change &change : exercise.changes)
-    if (change.keyword == "wrong") wrongs["wrong-" + std::to_string(wrongs.size() + 1)] = &change;
-  return wrongs;
+    if (change.keyword == kind) answers[kind + "-" + std::to_string(answers.size() + 1)] = &change;
+  return answers;
 }
 
 /// All programs that an exercise's trials may run.
@@ -66,8 +67,9 @@ std::vector<Copy> copies_of(const Exercise &exercise) {
   if (!exercise.asks()) {
     sources["start"] = start_of(exercise);
     sources["answer"] = source_of(exercise, "answer");
-    for (const auto &[name, wrong] : wrong_answers(exercise))
-      sources[name] = source_of(exercise, *wrong);
+    for (const std::string kind : {"right", "wrong"})
+      for (const auto &[name, change] : answers_of(exercise, kind))
+        sources[name] = source_of(exercise, *change);
   }
   std::vector<Copy> copies;
   for (const auto &[name, source] : sources)
@@ -98,7 +100,11 @@ std::string complaint(const Exercise &exercise) {
       !verdict.done)
     return "the answer fails: " + verdict.said;
 
-  const auto wrongs = wrong_answers(exercise);
+  for (const auto &[file, right] : answers_of(exercise, "right"))
+    if (const Verdict verdict = trial(file, source_of(exercise, *right)); !verdict.done)
+      return right->place + ": '" + right->fields[0] + "' fails: " + verdict.said;
+
+  const auto wrongs = answers_of(exercise, "wrong");
   if (wrongs.size() < 2) return "fewer than two wrong answers";
   for (const auto &[file, wrong] : wrongs) {
     const std::string name = wrong->place + ": '" + wrong->fields[0] + "'";
@@ -187,6 +193,13 @@ TEST_CASE("exercises: a chapter says how to begin, and every file is an item of 
     for (const Exercise &exercise : exercises) {
       const std::vector<std::string> kinds = {"Predict", "Find", "Break", "Extend", "Blank page"};
       CHECK(std::find(kinds.begin(), kinds.end(), exercise.kind) != kinds.end());
+      for (const Statement &statement : exercise.statements) {
+        const std::string word = statement.words.substr(0, statement.words.find(' '));
+        CAPTURE(statement.place);
+        if (statement.key == "hint")
+          CHECK(std::find(ending_words().begin(), ending_words().end(), word) !=
+                ending_words().end());
+      }
     }
   }
 }
@@ -231,7 +244,7 @@ TEST_CASE("exercises: a file is read as it says, or refused by line") {
   refused("run a work\nwalk b\n", "e:2: 'walk'; allowed are ask");
   refused("demand 1 < 2\n", "e:1: 'demand' must end with '| MESSAGE'");
   refused("run a other\n", "e:1: 'run' must name work, step or a program");
-  refused("run a work\n- b\n", "e:1: only answer, program, start, wrong may have edits");
+  refused("run a work\n- b\n", "e:1: only answer, program, right, start, wrong may have edits");
   refused("  more\n", "e:1: the first line must not be indented");
   refused("answer start\n- a\n", "e:1: 'answer' or 'answer step' is allowed");
   refused("answer\nrun a work\n", "e:1: 'answer' must have edits");
@@ -277,6 +290,13 @@ TEST_CASE("exercises: numbers are judged to the digits that were written") {
   CHECK(verdict("86016", "86,016").done);
   CHECK_FALSE(verdict("86016", "86000").done);
   CHECK(verdict("4", "4").done);
+  CHECK(verdict("0.625", "5/8").done);
+  CHECK(verdict("4", "8 / 2").done);
+  CHECK_FALSE(verdict("0.625", "2/3").done);
+  CHECK(verdict("0.625", "3/8").said == "n = 3/8: the emulator counts more");
+  CHECK(verdict("0.625", "5/4").said == "n = 5/4: the emulator counts less\nTwice.");
+  for (const char *none : {"5/", "/8", "5/0", "5/8/1"})
+    CHECK(contains(verdict("0.625", none).said, ": a number is wanted"));
   CHECK(verdict("2.228224", "4.456").said == "n = 4.456: the emulator counts less\nTwice.");
   CHECK(verdict("4", "3").said == "n = 3: the emulator counts more");
   CHECK(verdict("4", "many").said == "n = many: a number is wanted");
@@ -302,6 +322,13 @@ TEST_CASE("exercises: what a reader sees") {
   CHECK(contains(make("check-99").err, "chapters with exercises are "));
   CHECK(contains(make("answer-02-9").err, "chapter 02 has exercises 1 to 4"));
   CHECK(make("try-02").status == 0);
+
+  // Without an attempt there is nothing to be judged.
+  const Finished untouched = make("check-02");
+  CHECK(untouched.status == 0);
+  CHECK(contains(untouched.out, "02-2   to do    A maximum forgotten too early: try/02/2.cu\n"));
+  CHECK(lines_of(untouched.out).size() == 5);
+  CHECK(contains(make("progress").out, "0 of 4  1 -  2 -  3 -  4 -"));
 
   // Nothing of the reader's is overwritten.
   const std::string barrier = "    __syncthreads();  // Q, K and V are there for all warps\n";
@@ -329,19 +356,38 @@ TEST_CASE("exercises: what a reader sees") {
   edit(root / "try/02/4.cu", "  // Write: the state",
        "  if (lane == 0) __syncwarp(1); else __syncthreads();\n  //");
   const Finished faults = make("check-02", "0.5");
-  CHECK(contains(faults.out, "no end after 0.5 s; a thread is at 2.cu:" +
-                                 line_of("try/02/2.cu", "volatile int")));
+  CAPTURE(faults.out);
+  CHECK(contains(faults.out, " s; a thread is at 2.cu:" + line_of("try/02/2.cu", "volatile int")));
   CHECK(contains(faults.out, "3.cu:" + line_of("try/02/3.cu", "seqlen % Bc") +
                                  ": it crashes, dividing a whole number by 0"));
   CHECK(contains(faults.out, "chapter 02: 0 of 4 done; the book: 0 of "));
 
+  // What sleeps for ever, and what prints for ever.
+  edit(root / "try/02/2.cu", "for (volatile int i = 0; i < 1; i = 0) {}", "for (;;) usleep(1000);");
+  edit(root / "try/02/3.cu", "s[0] = Br / (seqlen % Bc);", "for (;;) puts(\"and on\");");
+  for (const char *file : {"try/02/2.cu", "try/02/3.cu"}) {
+    const std::string text = read_text(root / file);
+    std::ofstream(root / file) << "#include <stdio.h>\n#include <unistd.h>\n" << text;
+  }
+  fs::remove(root / "try/02/4.cu");
+  const Finished endless = make("check-02", "0.5");
+  CHECK(contains(endless.out,
+                 "no end after 3 s; a thread is at 2.cu:" + line_of("try/02/2.cu", "usleep(")));
+  CAPTURE(endless.out);
+  CHECK(contains(endless.out, "more than 16 MB are printed"));
+  CHECK(contains(endless.out, "3.cu:" + line_of("try/02/3.cu", "puts(")));
+
   // What is there can be built as a program.
   fs::create_symlink(fs::current_path() / "Makefile", root / "Makefile");
+  const fs::path copy = root / "build/variants/02-loop-inverted/try-2/attention.cu";
+  fs::create_directories(copy.parent_path());
+  std::ofstream(copy) << start_of(exercises_of("02")[1]);  // --dry-run reads its header
+  fs::last_write_time(copy, fs::last_write_time(root / "try/02/2.cu") - std::chrono::hours(1));
   const Finished program =
       run_command("cd " + shell_word(root) +
                   " && env -u MAKEFLAGS -u MAKELEVEL make --dry-run NVCC= step-02-try-2");
   CHECK(contains(program.out, "cp try/02/2.cu build/variants/02-loop-inverted/try-2/attention.cu"));
-  CHECK(contains(program.out, " -o build/cpu/bin/step-02-try-2\n"));
+  CHECK(contains(program.out, "./step-02-try-2 for the emulator"));
 
   // The answer is done, and counted.
   CHECK(make("answer-02-2").status == 0);
@@ -350,7 +396,7 @@ TEST_CASE("exercises: what a reader sees") {
   const Exercise exercise = exercises_of("02")[1];
   std::ofstream(root / "try/02/2.cu") << source_of(exercise, "answer");
   CHECK(contains(make("check-02").out, "chapter 02: 1 of 4 done; the book: 1 of "));
-  CHECK(contains(make("progress").out, "1 of 4  1 begun  2 done  3 begun  4 begun"));
+  CHECK(contains(make("progress").out, "1 of 4  1 -  2 done  3 begun  4 -"));
 }
 
 TEST_CASE("exercises: with WATCH=1 a save is judged, however it comes") {

@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <stdexcept>
+#include <tuple>
 
 #include "common/pages/values.h"
 #include "common/testing/process.h"
@@ -41,12 +43,27 @@ bool holds(double left, const std::string &relation, double right) {
   return left > right;
 }
 
-/// Whether a reader's number is this one, rounded to the digits that were written. Of a number that
-/// is not whole two digits are the fewest.
+/// The value of a reader's number, 0.625, or fraction, 5/8.
+std::optional<double> number_in(const std::string &written) {
+  const std::size_t slash = written.find('/');
+  const auto number = [](const std::string &text) -> std::optional<double> {
+    char *end;
+    const double value = std::strtod(text.c_str(), &end);
+    if (*end != '\0' || end == text.c_str()) return {};
+    return value;
+  };
+  const auto above = number(docs::trim(written.substr(0, slash)));
+  if (slash == std::string::npos) return above;
+  const auto below = number(docs::trim(written.substr(slash + 1)));
+  if (!above || !below || *below == 0) return {};
+  return *above / *below;
+}
+
+/// Whether a reader's number is this one, rounded to the digits that were written; a fraction, exactly.
+/// Of a number that is not whole two digits are the fewest.
 bool is_rounded(const std::string &written, double it) {
-  char *end;
-  const double value = std::strtod(written.c_str(), &end);
-  if (*end != '\0' || end == written.c_str()) return false;
+  const double value = *number_in(written);
+  if (written.find('/') != std::string::npos) return std::abs(value - it) <= 1e-6 * std::abs(it);
   const std::size_t point = written.find('.');
   const double decimals =
       point == std::string::npos ? 0 : static_cast<double>(written.size() - point - 1);
@@ -136,10 +153,13 @@ double Judge::count(const std::string &key) {
     if (const std::string order = first ? "first line @ " : "last line @ ";
         what.starts_with(order)) {
       const std::vector<std::string> lines = lines_of(read_text(source));
+      const docs::Strings texts = docs::split(what.substr(order.size()), " before ");
       unsigned found = 0;
-      for (std::size_t i = 0; i < lines.size() && !(first && found); i++)
-        if (lines[i].find(what.substr(order.size())) != std::string::npos)
-          found = static_cast<unsigned>(i + 1);
+      for (std::size_t i = 0; i < lines.size() && !(first && found); i++) {
+        const std::string code = lines[i].substr(0, lines[i].find("//"));
+        if (texts.size() > 1 && code.find(texts[1]) != std::string::npos) break;
+        if (code.find(texts[0]) != std::string::npos) found = static_cast<unsigned>(i + 1);
+      }
       if (found) set_place(found);
       return found;
     }
@@ -188,6 +208,37 @@ std::string Judge::failure(const Statement &run, const Outcome &of) const {
   return said;
 }
 
+/// What the kernel cannot have done through views and functions of common/kernel, because it counts less of it
+/// than any right kernel must: plain pointers and arithmetic of its own make a count meaningless.
+std::string Judge::uncounted(const Outcome &of) const {
+  if (!of.counts.contains(0)) return "";
+  const auto count = [&](const char *name) {
+    const auto found = of.counts.at(0).find(name);
+    return found == of.counts.at(0).end() ? 0 : found->second;
+  };
+  const double scores = of.operations / (4 * of.head_dim), exp2 = count("exp2 instructions");
+  std::vector<std::tuple<std::string, double, double>> least = {
+      {"different bytes of global memory are read", count("unique global bytes read"), of.kv_bytes},
+      {"different bytes of global memory are written", count("unique global bytes written"),
+       of.o_bytes},
+      {"exponentials are computed", exp2, scores / 32}};
+  if (source_of_step(exercise_).find(" mma(") != std::string::npos) {
+    const double mma = of.operations / (16 * 8 * 16 * 2);
+    least.push_back({"mma are issued", count("mma"), mma});
+    least.push_back({"ldmatrix are issued", count("ldmatrix"), mma / 8});  // 4 m tiles, x4
+  } else if (exercise_.chapter() < "05") {
+    least.push_back({"requests load from memory",
+                     count("shared load requests") + count("global load requests"), exp2});
+  }
+  for (const auto &[what, there, needed] : least)
+    if (there < needed)
+      return docs::count(there) + " " + what +
+             " as the emulator counts, where a right kernel needs at least " +
+             docs::count(std::ceil(needed)) +
+             ": use views and the functions of common/kernel, not plain pointers.";
+  return "";
+}
+
 Verdict Judge::judge_code() {
   std::string stage;
   const auto no = [&](const std::string &said) {
@@ -205,6 +256,8 @@ Verdict Judge::judge_code() {
         const bool of_work = first_word(after_first_word(statement.words)) == "work";
         const Outcome &of = outcome(name);
         if (of_work && !ends && of.word != "passed") return no(failure(statement, of));
+        if (of_work && of.word == "passed")
+          if (const std::string said = uncounted(of); !said.empty()) return no(said);
       } else if (statement.key == "ends") {
         const Outcome &of = outcome(first_word(statement.words));
         if (of.word != after_first_word(statement.words))
@@ -253,20 +306,18 @@ Verdict Judge::judge_words() {
     const bool wants_word = first_word(statement.words) == "ends";
     const std::string value = written[name];
     if (value.empty()) return {false, name + ": nothing is written yet. " + question};
-    char *end;
-    const double number = std::strtod(value.c_str(), &end);
+    const std::optional<double> number = number_in(value);
     if (wants_word &&
         std::find(ending_words().begin(), ending_words().end(), value) == ending_words().end())
       return {false, name + " = " + value + ": a word is wanted, one of " +
                          docs::join(ending_words(), ", ")};
-    if (!wants_word && (*end != '\0' || end == value.c_str()))
-      return {false, name + " = " + value + ": a number is wanted"};
+    if (!wants_word && !number) return {false, name + " = " + value + ": a number is wanted"};
     const std::string answer = right(statement);
     if (wants_word ? value == answer : is_rounded(value, it_)) continue;
     std::string said =
         name + " = " + value + ": " +
         (wants_word ? "no, it ends otherwise"
-                    : "the emulator counts " + std::string(number < it_ ? "more" : "less"));
+                    : "the emulator counts " + std::string(*number < it_ ? "more" : "less"));
     for (std::size_t j = i + 1; j < exercise_.statements.size(); j++) {
       const Statement &miss = exercise_.statements[j];
       if (miss.key == "ask") break;

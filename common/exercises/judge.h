@@ -33,6 +33,7 @@ class Judge {
   const Build &built(const std::string &program);
   double count(const std::string &key);
   double evaluate(const std::string &expression);
+  std::string uncounted(const Outcome &outcome) const;
   std::string failure(const Statement &run, const Outcome &outcome) const;
   std::string right(const Statement &is);
   Verdict judge_code();

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "common/emulator/fault.h"
 #include "common/pages/values.h"
 #include "common/program/ladder.h"
 #include "common/testing/compiler.h"
@@ -18,6 +19,10 @@ namespace {
 
 /// Says where a kernel crashed, or what it was still at when its time was up.
 const fs::path kWatch = "build/host/common/exercises/watch.o";
+
+/// A program may print 16 MB, in blocks of 512 bytes.
+constexpr const char *kLimitOutput = "ulimit -f 32768; ";
+constexpr const char *kTooMuch = "more than 16 MB are printed";
 
 /// The first error of a compiler, at the line of the source that caused it: an error within a template
 /// of common/ names that line beside it.
@@ -43,27 +48,6 @@ std::string first_error(const std::string &said, const fs::path &source) {
 
 // --- how a run ends ------------------------------------------------------------------------------
 
-struct Ending {
-  const char *word, *said;  // and what the emulator says then
-};
-const Ending kEndings[] = {
-    {"race", " races in "},
-    {"nobody-wrote", "memory that nobody wrote"},
-    {"not-landed", "may still be writing"},
-    {"still-read", "may still be reading"},
-    {"deadlock", "wait for ever"},
-    {"too-early", "of what the launch before may still be using"},
-    {"out-of-bounds", "out of bounds"},
-    {"out-of-bounds", "outside of every allocation"},
-    {"out-of-bounds", "past the end of"},
-    {"out-of-bounds", "of a tensor that has"},
-    {"out-of-bounds", "elements, and the tile has"},
-    {"no-fence", "no wgmma_fence"},
-    {"no-fence", "no fence_proxy_async"},
-    {"misaligned", "not a multiple of"},
-    {"refused", "refused"},
-};
-
 /// The lines of a program's source that these addresses are in, innermost first.
 std::vector<unsigned> lines_at(const Build &what, const std::string &addresses) {
   const Finished finished =
@@ -86,12 +70,14 @@ void explain_watch(const Build &what, const std::string &said, Outcome &outcome)
     const std::string kind = line.substr(7, addresses - 7);
     const std::vector<unsigned> lines =
         lines_at(what, addresses == std::string::npos ? "" : line.substr(addresses));
-    if (outcome.word.empty()) outcome.word = kind == "endless" ? "endless" : "crash";
+    if (outcome.word.empty()) outcome.word = kind.starts_with("crash") ? "crash" : "endless";
     if (!lines.empty()) outcome.line = lines[0];
     const std::string at =
         lines.empty() ? "" : what.source.filename().string() + ":" + std::to_string(lines[0]);
-    if (kind == "endless")
-      outcome.said = "no end after " + std::string(environment("EXERCISE_SECONDS", "10")) + " s" +
+    if (kind == "output")
+      outcome.said = (at.empty() ? "" : at + ": ") + kTooMuch;
+    else if (outcome.word == "endless")
+      outcome.said = "no end after " + kind.substr(kind.find(' ') + 1) + " s" +
                      (at.empty() ? "" : "; a thread is at " + at + " still, and the others wait");
     else
       outcome.said = (at.empty() ? "the kernel" : at + ": it") + " crashes" +
@@ -107,14 +93,11 @@ Outcome explain(const Build &what, const Finished &finished) {
   static const std::string emulator = "emulator: ";
   for (const std::string &line : lines_of(finished.err)) {
     if (!line.starts_with(emulator)) continue;
-    outcome.word = "other";
     outcome.said = line.substr(emulator.size());
-    for (const Ending &ending : kEndings)
-      if (outcome.said.find(ending.said) != std::string::npos) {
-        outcome.word = ending.word;
-        break;
-      }
-    // "2.cu:80: block (0,0,0) ..."
+    outcome.word = "other";
+    for (const std::string &word : ending_words())
+      if (outcome.said.find("[" + word + "] ") != std::string::npos) outcome.word = word;
+    // "2.cu:80: [race] block (0,0,0) ..."
     const std::string name = what.source.filename().string() + ":";
     if (outcome.said.starts_with(name))
       outcome.line = static_cast<unsigned>(std::atoi(outcome.said.c_str() + name.size()));
@@ -122,6 +105,7 @@ Outcome explain(const Build &what, const Finished &finished) {
   }
   explain_watch(what, finished.err, outcome);
   if (!outcome.word.empty()) return outcome;
+  if (finished.status == 126) return {"endless", kTooMuch, 0, {}};
   for (const std::string &line : lines_of(finished.out)) {
     if (line.ends_with(": passed") && outcome.word.empty()) outcome.word = "passed";
     if (line.ends_with(": WRONG") && !outcome.said.starts_with("WRONG"))
@@ -142,9 +126,12 @@ Outcome explain(const Build &what, const Finished &finished) {
 const std::vector<std::string> &ending_words() {
   static const std::vector<std::string> words = [] {
     std::vector<std::string> all = {"passed", "wrong", "not-finite"};
-    for (const Ending &ending : kEndings)
-      if (std::find(all.begin(), all.end(), ending.word) == all.end()) all.push_back(ending.word);
-    all.insert(all.end(), {"endless", "crash", "other"});
+    using emulator::Fault;
+    for (int fault = 0; fault <= static_cast<int>(Fault::kException); fault++) {
+      const std::string tag = emulator::tag_of(static_cast<Fault>(fault));
+      all.push_back(tag.substr(1, tag.size() - 2));
+    }
+    all.insert(all.end(), {"refused", "endless", "crash", "other"});
     return all;
   }();
   return words;
@@ -183,20 +170,40 @@ std::string build(const Build &what) {
 }
 
 Outcome run(const Build &what, const std::string &options, bool counts) {
-  const fs::path csv = what.program.string() + ".csv";
+  const fs::path csv = what.program.string() + ".csv", problem = what.program.string() + ".row.csv";
   fs::remove(csv);
-  const Finished finished =
-      run_command(shell_word(fs::absolute(what.program)) + " --device cpu " + options +
-                  (counts ? " --profile-csv " + shell_word(csv) : " --check-only"));
+  fs::remove(problem);
+  const Finished finished = run_command(
+      kLimitOutput + shell_word(fs::absolute(what.program)) + " --device cpu " + options +
+      (counts ? " --profile-csv " + shell_word(csv) + " --csv " + shell_word(problem)
+              : " --check-only"));
   Outcome outcome = explain(what, finished);
-  bool header = true;
+  // The options may hold commas: what stands behind them is counted from the end.
+  if (const auto rows = lines_of(read_text(problem)); rows.size() == 2) {
+    const docs::Strings names = docs::split(rows[0], ","), values = docs::split(rows[1], ",");
+    const auto value_of = [&](const std::string &name) {
+      const auto at = std::find(names.begin(), names.end(), name);
+      const auto from_end = static_cast<std::size_t>(names.end() - at);
+      const bool behind = at > std::find(names.begin(), names.end(), "options");
+      return std::atof(
+          values.at(behind ? values.size() - from_end : names.size() - from_end).c_str());
+    };
+    outcome.head_dim = value_of("head_dim");
+    outcome.operations = value_of("operations");
+    outcome.kv_bytes = value_of("kv_bytes");
+    if (rows[1].find("lengths=") == std::string::npos)
+      outcome.o_bytes =
+          2 * value_of("batch") * value_of("heads") * value_of("seqlen") * outcome.head_dim;
+  }
+  const std::string here = what.source.filename().string() + ":";
   for (const std::string &row : lines_of(read_text(csv))) {
-    // step,source,batch,...,line,"counter",value; the options may hold commas, the counter, too.
+    // step,source,batch,...,2.cu:80,"counter",value; the options may hold commas, the counter, too. Totals have line 0.
     const std::size_t last = row.rfind("\","), first = row.rfind("\"", last - 1);
-    // The line is "attention.cu:80", or 0 of the whole run.
-    const std::size_t line = row.find_last_of(",:", first - 2) + 1;
-    if (!std::exchange(header, false))
-      outcome.counts[static_cast<unsigned>(std::atoi(row.c_str() + line))]
+    if (last == std::string::npos) continue;  // the header
+    const std::string place = row.substr(row.rfind(',', first - 2) + 1);
+    const bool is_here = place.starts_with(here);
+    if (is_here || place.starts_with("0,"))
+      outcome.counts[static_cast<unsigned>(std::atoi(place.c_str() + (is_here ? here.size() : 0)))]
                     [row.substr(first + 1, last - first - 1)] += std::atof(row.c_str() + last + 2);
   }
   return outcome;

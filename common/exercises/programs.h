@@ -27,6 +27,9 @@ struct Outcome {
   unsigned line = 0;  // of the source, that this names; 0 without
   // Counts by line of the source, 0 for the totals, and by the counter's name.
   std::map<unsigned, std::map<std::string, double>> counts;
+  // With counts, columns of the results that describe the problem.
+  double head_dim = 0, operations = 0, kv_bytes = 0;
+  double o_bytes = 0;  // 0 where the sequences are of several lengths
 };
 
 /// Runs a program with these options, for at most EXERCISE_SECONDS; with counts, if they are wanted.

@@ -4,7 +4,7 @@
 // them.
 //
 // EXERCISE_SECONDS  how long a program may compute, default 10: of CPU time, so that other work on the
-//                   machine does not count
+//                   machine does not count. It ends after six times as long in any case, as it may sleep
 #include <dirent.h>
 #include <execinfo.h>
 #include <signal.h>
@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -21,6 +22,7 @@
 namespace {
 
 std::atomic<int> threads_to_tell = 0;
+char end_of_time[32];  // "endless 10", when the time is up
 
 /// "watch: WORD 0x4012a4 0x4011b0", innermost first, by one system call.
 void tell(const char *word) {
@@ -35,22 +37,36 @@ void tell(const char *word) {
   if (write(STDERR_FILENO, text, static_cast<std::size_t>(length)) < 0) _exit(126);
 }
 
+/// The limit on the size of a file, which programs.cpp sets for what a program prints.
+void on_too_much(int) {
+  signal(SIGXFSZ,
+         SIG_IGN);  // where standard error itself is full, tell() fails and ends the program
+  tell("output");
+  _exit(126);
+}
+
 void on_crash(int signal) {
   tell(signal == SIGFPE ? "crash-division" : signal == SIGSEGV ? "crash-memory" : "crash");
   _exit(125);
 }
 
 void on_end_of_time(int) {
-  tell("endless");
+  tell(end_of_time);
   threads_to_tell--;
 }
 
 /// When the time is up, every thread but this one tells where it is, and the program ends.
 void wait_for_end_of_time() {
   const char *seconds = std::getenv("EXERCISE_SECONDS");
-  const double clocks = (seconds ? std::atof(seconds) : 10) * CLOCKS_PER_SEC;
-  while (static_cast<double>(std::clock()) < clocks)
+  const double most = seconds ? std::atof(seconds) : 10;
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration<double>(6 * most);
+  bool late = false;
+  while (!late && static_cast<double>(std::clock()) < most * CLOCKS_PER_SEC) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    late = Clock::now() >= end;
+  }
+  std::snprintf(end_of_time, sizeof end_of_time, "endless %g", late ? 6 * most : most);
   const auto self = syscall(SYS_gettid);
   if (DIR *tasks = opendir("/proc/self/task")) {
     while (const dirent *task = readdir(tasks))
@@ -76,6 +92,8 @@ struct Watch {
       sigaction(signal, &action, nullptr);
     action.sa_handler = on_end_of_time;
     sigaction(SIGUSR1, &action, nullptr);
+    action.sa_handler = on_too_much;
+    sigaction(SIGXFSZ, &action, nullptr);
     std::thread(wait_for_end_of_time).detach();
   }
 } watch;
