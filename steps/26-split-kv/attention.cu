@@ -31,7 +31,7 @@ struct SharedStorage {
 };
 
 /// Where a key and its value begin: pointers, as numbers, which lanes can shuffle.
-struct Place {
+struct KeyPlace {
   std::int64_t K, V;
 };
 
@@ -43,7 +43,7 @@ __device__ Matrix<T> row_at(std::int64_t place) {
 
 /// The place of a sequence's key: in its page, if there are pages. From new_from on beside the cache.
 template <int d>
-__device__ Place place_of(const Problem &p, int b, int kv_h, int key, int new_from) {
+__device__ KeyPlace place_of(const Problem &p, int b, int kv_h, int key, int new_from) {
   const auto place = [=](auto *tensor, const Strides &strides, int block, int row) {
     const auto head = head_of<const half, d>(tensor, strides, block, kv_h, row, 1);
     return reinterpret_cast<std::int64_t>(head.data);
@@ -68,8 +68,8 @@ template <int d>
 __device__ void append(const Problem &p, int b, int kv_h, int seqlen_k) {
   const int new_from = seqlen_k - p.seqlen_new;
   for (int i = threadIdx.x * 8; i < p.seqlen_new * d; i += blockDim.x * 8) {
-    const Place from = place_of<d>(p, b, kv_h, new_from + i / d, new_from);
-    const Place to = place_of<d>(p, b, kv_h, new_from + i / d, seqlen_k);
+    const KeyPlace from = place_of<d>(p, b, kv_h, new_from + i / d, new_from);
+    const KeyPlace to = place_of<d>(p, b, kv_h, new_from + i / d, seqlen_k);
     store<8>(row_at<d, half>(to.K)(0, i % d), load<8>(row_at<d>(from.K)(0, i % d)));
     store<8>(row_at<d, half>(to.V)(0, i % d), load<8>(row_at<d>(from.V)(0, i % d)));
   }
@@ -78,7 +78,7 @@ __device__ void append(const Problem &p, int b, int kv_h, int seqlen_k) {
 /// Starts the copies of a warp's tile of K and V: lane i knows the place of key i. Only the first
 /// `there` are there. Zeros arrive for the others: they are masked, but a weight of 0 times NaN is NaN.
 template <int keys, int d, class KV>
-__device__ void load_keys(KV &tile, const Place &place, int there) {
+__device__ void load_keys(KV &tile, const KeyPlace &place, int there) {
   constexpr int lanes = d / 8;  // per row, 16 bytes each
   const int first = threadIdx.x % 32 / lanes, col = threadIdx.x % lanes * 8;
 #pragma unroll
@@ -157,9 +157,9 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   int next = keys_begin + warp * keys;  // the first key of the tile to load
   const auto find_next = [&] {
     const int key = next + lane % keys;
-    return key < seqlen_k ? place_of<d>(p, b, kv_h, key, seqlen_k - p.seqlen_new) : Place{};
+    return key < seqlen_k ? place_of<d>(p, b, kv_h, key, seqlen_k - p.seqlen_new) : KeyPlace{};
   };
-  Place place = find_next();
+  KeyPlace place = find_next();
   const auto load_next = [&](int to) {
     if (next < keys_end) load_keys<keys, d>(stage[to], place, seqlen_k - next);
     cp_async_commit();

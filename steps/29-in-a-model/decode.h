@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(num_warps * 32) decode(const Problem p, float 
   // The place of a key is looked up a tile before its copies begin: a page table is slow, too.
   Stage<T, d> *const stage = smem.warp[warp].stage;
   int next = t;  // the tile to load
-  Place place{};
+  KeyPlace place{};
   const auto find_next = [&] {
     const int key = key_of(next) + lane % keys;
     if (next >= last || key >= seqlen_k) return;

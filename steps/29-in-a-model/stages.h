@@ -17,7 +17,7 @@ struct Stage {
 };
 
 /// Where a key and its value begin: pointers, as numbers that lanes can shuffle.
-struct Place {
+struct KeyPlace {
   std::int64_t K, V;
 };
 
@@ -29,7 +29,7 @@ __device__ Matrix<const T> row_at(std::int64_t place) {
 /// Starts the copies of a warp's tile: lane i knows where key i is. Those from `there` on are not;
 /// zeros arrive, for they are masked, but 0 times NaN is NaN.
 template <class T, int d>
-__device__ void load_stage(Stage<T, d> &stage, const Place &place, int there) {
+__device__ void load_stage(Stage<T, d> &stage, const KeyPlace &place, int there) {
   constexpr int lanes = d / 8 & -(d / 8);  // per row, 16 bytes each
   const int first = threadIdx.x % 32 / lanes, col = threadIdx.x % lanes * 8;
 #pragma unroll

@@ -18,6 +18,8 @@ constexpr int Br = consumers * 64;      // rows of Q in a tile
 constexpr int Bc = 128;                 // rows of K and V in a tile
 constexpr int stages = 2;               // of K and of V: one is filled while the other is read
 constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
+// The named barriers, one for each warpgroup; 0 is that of __syncthreads.
+constexpr int first_turn = 1;
 
 template <class T, int d>
 struct SharedStorage {
@@ -100,9 +102,9 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
     FragmentA p[Bc / 16];
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, alpha[2];
     // Ping-pong: a warpgroup's products start when the other's are done.
-    const auto my_turn = [&] { named_barrier_sync(1 + warpgroup, consumers * 128); };
+    const auto my_turn = [&] { named_barrier_sync(first_turn + warpgroup, consumers * 128); };
     const auto next_turn = [&] {
-      named_barrier_arrive(1 + (warpgroup + 1) % consumers, consumers * 128);
+      named_barrier_arrive(first_turn + (warpgroup + 1) % consumers, consumers * 128);
     };
     if (warpgroup == consumers - 1) next_turn();
 

@@ -123,8 +123,8 @@ TEST_CASE("turns keep the products of two warpgroups apart, and without them not
   std::filesystem::create_directories(kFolder);
   std::string source = read_text("steps/34-ping-pong/attention.cu");
   for (const std::string call :
-       {"named_barrier_sync(1 + warpgroup, consumers * 128);",
-        "named_barrier_arrive(1 + (warpgroup + 1) % consumers, consumers * 128);"}) {
+       {"named_barrier_sync(first_turn + warpgroup, consumers * 128);",
+        "named_barrier_arrive(first_turn + (warpgroup + 1) % consumers, consumers * 128);"}) {
     const std::size_t at = source.find(call);
     REQUIRE(at != std::string::npos);
     source.erase(at, call.size());

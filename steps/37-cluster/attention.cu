@@ -20,6 +20,8 @@ constexpr int Br = consumers * 64;  // rows of Q in a tile
 constexpr int Bc = 128;             // rows of K and V in a tile
 constexpr int stages = 2;           // of K and of V: one is filled while the other is read
 constexpr int cluster = 2;          // blocks that share K and V
+// The named barriers, one for each warpgroup; 0 is that of __syncthreads.
+constexpr int first_turn = 1, first_stored = first_turn + consumers;
 
 template <class T, int d>
 struct SharedStorage {
@@ -123,9 +125,9 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       wgmma_commit();
     };
     // Ping-pong (step 34): a warpgroup's products start when the other's have been started.
-    const auto my_turn = [&] { named_barrier_sync(1 + warpgroup, consumers * 128); };
+    const auto my_turn = [&] { named_barrier_sync(first_turn + warpgroup, consumers * 128); };
     const auto next_turn = [&] {
-      named_barrier_arrive(1 + (warpgroup + 1) % consumers, consumers * 128);
+      named_barrier_arrive(first_turn + (warpgroup + 1) % consumers, consumers * 128);
     };
     if (warpgroup == consumers - 1) next_turn();
 
@@ -182,7 +184,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
                      cvt_rn_x2<T>(o(i + 4) * l[0], o(i + 5) * l[0]),
                      cvt_rn_x2<T>(o(i + 6) * l[1], o(i + 7) * l[1])});
       fence_proxy_async();
-      named_barrier_sync(1 + consumers + warpgroup, 128);  // all of O is there, for the copy engine
+      named_barrier_sync(first_stored + warpgroup, 128);  // all of O is there, for the copy engine
       if (threadIdx.x % 128 == 0) {
         tma_store(map_O, at.row + warpgroup * 64, at.head, at.b, Q.tile[used.stage]);
         tma_store_commit();

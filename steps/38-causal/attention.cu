@@ -62,6 +62,8 @@ __global__ void __launch_bounds__((warpgroups<d> + 1) * 128, 1)
               const __grid_constant__ TensorMap map_V, const __grid_constant__ TensorMap map_O,
               Order order, unsigned *counter, float scale_log2) {
   constexpr int consumers = warpgroups<d>;
+  // The named barriers, one for each warpgroup; 0 is that of __syncthreads.
+  constexpr int first_turn = 1, first_stored = first_turn + consumers;
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warpgroup = warp_index() / 4, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
@@ -129,8 +131,10 @@ __global__ void __launch_bounds__((warpgroups<d> + 1) * 128, 1)
       wgmma_commit();
     };
     // Ping-pong (step 34): a warpgroup's products start when those of the one before have been started.
-    const auto my_turn = [&] { named_barrier_sync(1 + warpgroup, 2 * 128); };
-    const auto next_turn = [&] { named_barrier_arrive(1 + (warpgroup + 1) % consumers, 2 * 128); };
+    const auto my_turn = [&] { named_barrier_sync(first_turn + warpgroup, 2 * 128); };
+    const auto next_turn = [&] {
+      named_barrier_arrive(first_turn + (warpgroup + 1) % consumers, 2 * 128);
+    };
     if (warpgroup == consumers - 1) next_turn();
 
     const auto wait_for_q = [&] {
@@ -200,7 +204,7 @@ __global__ void __launch_bounds__((warpgroups<d> + 1) * 128, 1)
                      cvt_rn_x2<T>(o(i + 4) * l[0], o(i + 5) * l[0]),
                      cvt_rn_x2<T>(o(i + 6) * l[1], o(i + 7) * l[1])});
       fence_proxy_async();
-      named_barrier_sync(1 + consumers + warpgroup, 128);  // all of O is there, for the copy engine
+      named_barrier_sync(first_stored + warpgroup, 128);  // all of O is there, for the copy engine
       if (threadIdx.x % 128 == 0) {
         if (first_row < order.seqlen)  // the last tile may have fewer rows
           tma_store(map_O, first_row, at.head, at.b, Q.tile[used.stage]);

@@ -23,6 +23,8 @@ constexpr int d = 128;              // a row fills the 128 bytes of a swizzle at
 constexpr int stages = 3;           // of K and of V
 constexpr int before_v = 128;       // bytes of the workspace before V^T: the counter's
 constexpr float rise = 4;           // P's largest is 2^4 to 2^8; e4m3 ends at 448
+// The named barriers, one for each warpgroup; 0 is that of __syncthreads.
+constexpr int first_free = 1, first_stored = first_free + consumers;
 
 struct SharedStorage {
   Ring<TmaTile<64, d, e4m3>, 2> Q[consumers];
@@ -209,7 +211,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
         ring_release(smem.V, v);
       }
 
-      named_barrier_sync(1 + warpgroup, 128);  // O's place is free, and what came with Q read
+      named_barrier_sync(first_free + warpgroup, 128);  // O's place is free, what came with Q read
       ring_release(Q, q);
       for (int r = 0; r < 2; r++) {
         for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
@@ -224,7 +226,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
                      cvt_rn_x2<bf16>(o(i + 4) * l[0], o(i + 5) * l[0]),
                      cvt_rn_x2<bf16>(o(i + 6) * l[1], o(i + 7) * l[1])});
       fence_proxy_async();
-      named_barrier_sync(1 + consumers + warpgroup, 128);  // all of O is there, for the copy engine
+      named_barrier_sync(first_stored + warpgroup, 128);  // all of O is there, for the copy engine
       if (threadIdx.x % 128 == 0) {
         if (first_row < order.seqlen) tma_store(map_O, first_row, at.head, at.b, O);
         tma_store_commit();
