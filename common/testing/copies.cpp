@@ -75,7 +75,8 @@ void compile_together(const fs::path &folder, const std::vector<Copy *> &copies,
   const fs::path program = folder / copies[0]->name;
   const std::string unit = program.string() + ".together.cpp";
   std::ofstream(unit) << unit_of(copies, folder);
-  const Compiler &compiler = compiler_for(number_of(*copies[0]));
+  const std::string step = number_of(*copies[0]);
+  const Compiler &compiler = compiler_for(step);
   const Finished finished =
       run_command(compiler.command + " " + shell_word(unit) + " " + compiler.common.string() + " " +
                   with + " -o " + shell_word(program));
