@@ -186,6 +186,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   }
 
   const auto gO = head_of<half, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
+  cp_async_wait<0>();  // a tile that sees no key has not waited for Q
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++) {
     for (int r = 0; r < 2; r++) {

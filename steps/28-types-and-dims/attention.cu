@@ -181,6 +181,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling
     }
   }
 
+  cp_async_wait<0>();  // a tile that sees no key has not waited for Q
   const auto gO = head_of<T, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++)

@@ -176,6 +176,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
 
   // Not before the loop: its address would take registers there.
   const auto gO = head_of<T, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
+  cp_async_wait<0>();  // a tile that sees no key has not waited for Q
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++) {
     for (int r = 0; r < 2; r++) {
