@@ -28,8 +28,8 @@ one() {
   if STEPS_PREFIX=$prefix STEPS_ONLY=$2 "$tests" --test-case="$cases" >"$log" 2>&1; then
     echo "$2, $1: right, $((SECONDS - begin)) s$(grep '^SKIP' "$log" | sort -u | sed 's/^/; /' | tr -d '\n')"
   else
-    echo "FAIL ANY_PROBLEM=$ANY_PROBLEM STEPS_DEVICE=gpu STEPS_PREFIX='$prefix' STEPS_ONLY=$2 $tests --test-case='$cases'"
-    sed 's/^/\t/' "$log"
+    # At once: other checks print beside this one.
+    printf '%s\n' "FAIL ANY_PROBLEM=$ANY_PROBLEM STEPS_DEVICE=gpu STEPS_PREFIX='$prefix' STEPS_ONLY=$2 $tests --test-case='$cases'" "$(sed 's/^/\t/' "$log")"
     return 1
   fi
 }

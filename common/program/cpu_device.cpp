@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
-#include <thread>
 
 #include "common/emulator/runtime.h"
 
@@ -19,10 +18,7 @@ class Emulator : public Device {
     for (void *memory : allocated_) emulator::release(memory);
   }
 
-  std::string name() const override {
-    const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-    return "emulator, " + std::to_string(cores) + (cores == 1 ? " core" : " cores");
-  }
+  std::string name() const override { return "emulator"; }
   bool is_gpu() const override { return false; }
   const Step &step() const override { return cpu_step; }
 
