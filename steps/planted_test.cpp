@@ -259,6 +259,9 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
   if (step.help.takes_option("--splits") && !many)
     options = "--seqlen 4 --seqlen-k 1500 --splits 3";
   std::vector<std::string> shapes = {options};
+  // A tile that sees no key.
+  if (step.help.tile == 1 && step.help.takes_option("--causal"))
+    shapes.push_back("--seqlen 200 --seqlen-k 3 --causal");
   if (step.mutants.step >= "36") shapes = {kPersistent, kPersistentShort, "--seqlen 1024"};
   if (step.help.tile > 128) shapes = {kPersistent};
   for (const int seed : {1, 2}) {  // one head: a barrier is of one block

@@ -296,7 +296,7 @@ TEST_CASE("what a run says: device, shape, check, counts") {
   const Finished run = run_command("./step-02 --device cpu --batch 1 --heads 3 --seqlen 128");
   CHECK(run.status == 0);
   CHECK(run.err == "");
-  CHECK(run.out.starts_with("02-loop-inverted on emulator, "));
+  CHECK(run.out.starts_with("02-loop-inverted on emulator\n"));
   CHECK(contains(run.out, "shape    batch 1, heads 3, seqlen 128, head dim 64, normal inputs\n"));
   CHECK(contains(run.out, "check    384 of 384 rows: error "));
   CHECK(contains(run.out, ": passed\n"));
@@ -314,10 +314,10 @@ TEST_CASE("what a run says: device, shape, check, counts") {
 TEST_CASE("without --device it runs where it can, and says where") {
   const Finished run = run_command("./step-02 --check-only --heads 1 --seqlen 128");
   CHECK(run.status == 0);
-  CHECK(contains(run.out, " on emulator, ") == !has_gpu());
+  CHECK(contains(run.out, " on emulator") == !has_gpu());
   CHECK(contains(run.out, " (no GPU: ") == !has_gpu());
   // Only the emulator counts.
-  CHECK(contains(run_command("./step-02 --profile --heads 1 --seqlen 128").out, " on emulator, "));
+  CHECK(contains(run_command("./step-02 --profile --heads 1 --seqlen 128").out, " on emulator"));
 }
 
 TEST_CASE("the same seed gives the same run, another seed other inputs") {
