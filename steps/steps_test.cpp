@@ -39,16 +39,20 @@ std::vector<std::string> runs_with(const std::string &option) {
         "--seqlen 200 --seqlen-k 3", "--seqlen 127 --seqlen-k 257",
         "--seqlen 63 --seqlen-k 65 --causal", "--seqlen 65 --seqlen-k 63 --causal",
         "--seqlen 129 --seqlen-k 64 --causal", "--seqlen 3 --seqlen-k 200 --causal",
-        "--seqlen 200 --seqlen-k 3 --causal", "--seqlen 127 --seqlen-k 257 --causal"}},
+        "--seqlen 200 --seqlen-k 3 --causal", "--seqlen 127 --seqlen-k 257 --causal",
+        "--seqlen 128 --seqlen-k 129 --causal", "--seqlen 64 --seqlen-k 126 --causal"}},
       {"--kv-heads",
        {"--heads 6 --kv-heads 2", "--heads 6 --kv-heads 1 --causal",
         "--heads 8 --kv-heads 1 --seqlen 1 --seqlen-k 130", "--heads 3 --kv-heads 3"}},
       {"--window",
        {"--window 1", "--window 64", "--window 100 --causal", "--window 2147483647",
-        "--window 65 --seqlen 3 --seqlen-k 200", "--window 7 --seqlen 200 --seqlen-k 3"}},
+        "--window 65 --seqlen 3 --seqlen-k 200", "--window 7 --seqlen 200 --seqlen-k 3",
+        "--window 127 --seqlen 300", "--window 66 --seqlen 200",
+        "--window 50 --seqlen 16 --seqlen-k 100"}},
       {"--sinks",
        {"--window 5 --sinks 1", "--window 70 --sinks 3 --causal", "--window 64 --sinks 65",
-        "--window 1 --sinks 2147483647", "--window 20 --sinks 4 --seqlen 3 --seqlen-k 200"}},
+        "--window 1 --sinks 2147483647", "--window 20 --sinks 4 --seqlen 3 --seqlen-k 200",
+        "--window 5 --sinks 63 --seqlen 200"}},
       {"--type",
        {"--type bf16", "--type bf16 --inputs rising", "--type bf16 --inputs ends",
         "--type bf16 --causal"}},
@@ -61,6 +65,7 @@ std::vector<std::string> runs_with(const std::string &option) {
       {"--page-size",
        {"--page-size 16", "--page-size 24 --causal", "--page-size 256",
         "--page-size 64 --seqlen 1 --seqlen-k 130 --heads 4 --kv-heads 2",
+        "--page-size 16 --seqlen 1 --seqlen-k 128", "--page-size 8 --seqlen 1 --seqlen-k 120",
         "--page-size 16 --layout packed --batch 3 --lengths 1:130,5:5,20:0 --seqlen 20 "
         "--seqlen-k 130"}},
       {"--lengths",
@@ -80,6 +85,7 @@ std::vector<std::string> runs_with(const std::string &option) {
       {"--splits",
        {"--splits 1", "--splits 2", "--splits 7", "--splits auto",
         "--splits 3 --seqlen 1 --seqlen-k 300 --heads 8 --kv-heads 2",
+        "--splits 2 --batch 65 --heads 64 --seqlen 1 --seqlen-k 300",
         "--splits 4 --batch 3 --seqlen 2 --seqlen-k 150 --lengths 1:150,2:0,0:7"}}};
   const auto found = all.find(option);
   return found == all.end() ? std::vector<std::string>{} : found->second;
@@ -133,6 +139,8 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
       for (const int seqlen : {1, 2, 15, 16, 17, 63, 64, 127, 128, 129, 191, 193})
         runs.push_back({seqlen, 1, 1, head_dim, "normal", 2});
     if (gpu) runs.push_back({16 * tile, 2, 3, head_dim, "normal", 4});
+    if (step.takes_option("--window"))  // that ends within a tile of each head dim
+      runs.push_back({300, 1, 1, head_dim, "normal", 1, "--window 200"});
     if (step.takes_option("--splits"))  // more blocks than a GPU has multiprocessors
       runs.push_back({1, 75, 2, head_dim, "normal", 1, "--seqlen-k 140 --splits 1"});
     for (const std::string &option : step.takes) {
