@@ -32,7 +32,7 @@ const char *const kPersistent = "--heads 9 --seqlen 256";
 const char *const kPersistentShort = "--heads 20 --seqlen 128";
 
 // Where some are enough: steps, and of each of these bugs and calls.
-constexpr std::size_t kSomeSteps = 12, kSomeBugs = 4, kSomeCalls = 1;
+constexpr std::size_t kSomeSteps = 8, kSomeBugs = 4, kSomeCalls = 1;
 
 /// The steps whose copies are run.
 std::vector<std::string> steps() {

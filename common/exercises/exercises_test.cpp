@@ -160,7 +160,7 @@ TEST_SUITE_BEGIN("exercises");
 TEST_CASE(
     "exercises: the start fails, the answer passes, and wrong answers are told what is wrong") {
   std::vector<Exercise> exercises = all_exercises();
-  draw(exercises, 6);
+  draw(exercises, 3);
   // Before the judges would, one by one. What does not compile is left for them.
   std::vector<Copy> copies;
   for (const Exercise &exercise : exercises)

@@ -263,7 +263,7 @@ TEST_CASE("a bug in the kernel of all problems is found out") {
   const std::string source = read_text(kSource);
   std::vector<Copy> copies;
   std::vector<Plant> plants(std::begin(kPlants), std::end(kPlants));
-  draw(plants, 10);
+  draw(plants, 5);
   for (const Plant &plant : plants) {
     copies.push_back({"any-problem", plant.name, replaced(source, plant.find, plant.replace)});
     REQUIRE_MESSAGE(!copies.back().source.empty(), "the kernel does not hold '", plant.find, "'");
