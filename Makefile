@@ -32,7 +32,7 @@ ANY_PROBLEM := common/program/any-problem
 # not. LADDER has NAME:NEEDS:ARCH,ARCH of each.
 read_header = awk -v arch="$(ARCH)" -f common/program/ladder.awk
 LADDER := $(shell mkdir -p build && $(read_header) $(SOURCES) common/measure/ceilings.cu \
-	steps/38-causal/racecheck.cu $(ANY_PROBLEM)/attention.cu \
+	steps/39-tile-counter/racecheck.cu $(ANY_PROBLEM)/attention.cu \
 	>build/ladder.csv.$$PPID && { cmp -s build/ladder.csv.$$PPID build/ladder.csv || \
 	mv build/ladder.csv.$$PPID build/ladder.csv; }; rm -f build/ladder.csv.$$PPID; \
 	awk -F'"' '{ gsub(" ", ",", $$12); print $$2 ":" $$4 ":" $$12 }' build/ladder.csv)
@@ -85,7 +85,7 @@ $(call needs,plot,matplotlib: sudo apt-get install python3-matplotlib,$(PYTHON) 
 #?   make step-15-padded         builds a variant of a step: steps/15-early-k/variants/padded.patch
 #?   make                        builds every step
 #?   make diff-02                shows what step 02 changes in the step that it builds on
-#?   make libattention.so        builds step 29 as a library: steps/29-in-a-model/attention.h
+#?   make libattention.so        builds step 50 as a library: steps/50-in-a-model/attention.h
 #?   make client && ./client     builds a program that calls the library, and runs it: a model's block, token by token
 #?   make clean                  removes everything that was built
 #?
@@ -194,7 +194,7 @@ $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && $(NVCC) --version >$@.$$PPID || { rm $@.$$PPID; exit 2; }
 	@echo $(call quoted,$(CUDA)) >$@.$$PPID
 	$(changed)
-include common/kernel/kernel.mk common/testing/tests.mk steps/29-in-a-model/library.mk common/exercises/exercises.mk
+include common/kernel/kernel.mk common/testing/tests.mk steps/50-in-a-model/library.mk common/exercises/exercises.mk
 -include $(shell find build/host $(BUILD) -path "*/without-*" -prune -o -name '*.d' -print 2>/dev/null)
 
 #?
@@ -225,7 +225,7 @@ test: tests ; @CXX="$(CXX)" TESTS_SOME=1 build/host/bin/tests $(chosen_tests)
 test-all: tests ; @CXX="$(CXX)" build/host/bin/tests $(chosen_tests)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
 	$(call says,$@) $(call link,$(NVCC) -Xcompiler -pthread $^)
-# What racecheck can follow of steps 38 and 39.
+# What racecheck can follow of steps 39 and 41.
 FOLLOWED := $(filter %-each-arrives,$(filter-out $(EMULATED_VARIANTS),$(VARIANTS)))
 check-gpu: $(call on_gpu,tests $(BUILD)/bin/any-problem $(FOLLOWED))
 	@ANY_PROBLEM=$(BUILD)/bin/any-problem $(call measure,check-gpu.sh) build/host/bin/tests $(NUMBERS)
@@ -245,7 +245,7 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 #?                               counts these steps and problems alone
 #?   make ceilings               measures what this GPU can do at most
 #?   make power                  measures power and clock while the steps run
-#?   make racecheck              shows what compute-sanitizer's racecheck sees of step 38's barriers
+#?   make racecheck              shows what compute-sanitizer's racecheck sees of step 39's barriers
 #?   make regs                   lists registers, shared memory, occupancy and spills of each kernel (needs nvcc alone)
 #?   make sass-15                lists the machine code of step 15 and its loops (needs nvcc alone)
 #?   make bench-emulator         times the emulator, checking only and counting
@@ -253,10 +253,10 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR_GPU)" PYTHON="$(PYTHON)" \
 	BUILD="$(BUILD)" MAKEFLAGS="$(filter-out -j% --jobserver%,$(MAKEFLAGS))" common/measure/$(1)
 # Part IV, the steps from 30 on, has results of its own, which begin at step 15.
-bench bench-models: $(call on_gpu,$(filter-out step-3%,$(PROGRAMS)))
-	@$(call measure,$@.sh) $(filter-out 3%,$(GPU_STEPS))
-bench-hopper: $(call on_gpu,$(filter step-15 step-3%,$(PROGRAMS)))
-	@$(call measure,$@.sh) $(filter 15-% 3%,$(GPU_STEPS))
+bench bench-models: $(call on_gpu,$(filter-out step-3% step-4%,$(PROGRAMS)))
+	@$(call measure,$@.sh) $(filter-out 3% 4%,$(GPU_STEPS))
+bench-hopper: $(call on_gpu,$(filter step-15 step-3% step-4%,$(PROGRAMS)))
+	@$(call measure,$@.sh) $(filter 15-% 3% 4%,$(GPU_STEPS))
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
 counters: all
@@ -265,7 +265,7 @@ counters: all
 $(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
 	$(call says,$@) $(call link,$(NVCC) $^)
 ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceilings)) ; @$(call measure,ceilings.sh)
-$(BUILD)/bin/racecheck: $(BUILD)/steps/38-causal/racecheck.o
+$(BUILD)/bin/racecheck: $(BUILD)/steps/39-tile-counter/racecheck.o
 	$(call says,$@) $(call link,$(NVCC) $^)
 racecheck: $(if $(filter racecheck,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/racecheck))
 	@$(call measure,racecheck.sh)

@@ -8,7 +8,7 @@ from style import pyplot
 
 NAMES = {
     "20-causal": style.BLUE,
-    "29-in-a-model": style.SKY,
+    "50-in-a-model": style.SKY,
     "flash-attention-2": style.RED,
     "flash-attention-3-bf16": style.ORANGE,
     "cudnn": style.PINK,

@@ -9,7 +9,7 @@ from style import pyplot
 BATCHES = (1, 16)
 L2 = 50e6  # bytes: what an H100's or H200's L2 cache holds
 PEERS = {"flash-attention-2": style.RED, "flash-attention-3-bf16": style.ORANGE, "cudnn": style.PINK}
-# Of step 26's variants those that answer otherwise who adds up the parts; the others change a size.
+# Of step 27's variants those that answer otherwise who adds up the parts; the others change a size.
 STRATEGIES = ("cluster", "three-phases", "turnstile", "two-kernels")
 COLOURS = [style.BLUE, style.SKY, style.GREEN, "#6A51A3", style.GREY, "#8C6D31", style.BLACK]
 
@@ -30,7 +30,7 @@ def lines_of(rows, batch):
 
 
 def label(name):
-    """26-split-kv:cluster is 26: cluster."""
+    """27-split-kv:cluster is 26: cluster."""
     number, _, variant = name.partition(":")
     return f"{number[:2]}: {variant}" if variant else name
 
@@ -38,7 +38,7 @@ def label(name):
 def main():
     arguments = style.gpu_parser(__doc__).parse_args()
     rows = style.read_measured(arguments.results / f"{arguments.gpu}-models.csv", "bench-models")
-    variants = arguments.results / f"{arguments.gpu}-variants-26.csv"
+    variants = arguments.results / f"{arguments.gpu}-variants-27.csv"
     if variants.is_file():
         rows += style.read(variants)
     panels = [(batch, lines) for batch in BATCHES if (lines := lines_of(rows, batch))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which tiles step 27 visits with a window and sinks, and which warps mask them."""
+"""Which tiles step 28 visits with a window and sinks, and which warps mask them."""
 
 import style
 from style import pyplot
@@ -67,7 +67,7 @@ def main():
                                 label=label) for colour, label in labels]
     handles.append(pyplot.Line2D([], [], color=style.BLUE, linewidth=2.2, label="visible"))
     axes.legend(handles=handles, loc="upper right", fontsize=13.5)
-    figure.suptitle(f"27-window: a window of {WINDOW} keys and {SINKS} sinks", x=0.1, y=0.975, ha="left",
+    figure.suptitle(f"28-window: a window of {WINDOW} keys and {SINKS} sinks", x=0.1, y=0.975, ha="left",
                     fontsize=18, fontweight="bold")
     figure.text(0.1, 0.905, f"{N} queries and keys. Of one Q tile, the order of the visits: down to "
                 "the window's first tile,\nthen on with the sinks.", fontsize=13, linespacing=1.4)

@@ -5,7 +5,7 @@
 //
 // BOUND_RUNS  runs of each step from 10 on, whose P is rounded at the most scales; the others get a
 //             quarter of them. Default 8, or 1 where some are enough; `make check-bound` makes it 2000
-// STEPS_ONLY  how the names of the steps begin that are run: 39, or 3 for Part IV
+// STEPS_ONLY  how the names of the steps begin that are run: 39, or 3 for steps 30 to 39
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -241,7 +241,7 @@ TEST_CASE("counters: cp.async of rows of global memory costs what ncu counts on 
   // Rows of 64 bytes.
   const int of_shift_4[] = {8, 16, 8, 16};
   for (int first = 0; first < 4; first++) CHECK(copy(4, 256, first) == Cost{of_shift_4[first], 4});
-  // Rows of a sector each, or of two halves: step 28 at d = 80 has a pitch of 160.
+  // Rows of a sector each, or of two halves: step 29 at d = 80 has a pitch of 160.
   for (int pitch : {64, 128, 160, 256}) {
     CHECK(copy(2, pitch, 0) == Cost{16, 4});
     CHECK(copy(2, pitch, 1) == Cost{32, 4});

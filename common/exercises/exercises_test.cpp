@@ -3,7 +3,7 @@
 // passes it, and wrong answers fail with words that name what is wrong. And what a reader sees of the
 // commands, with work that does not compile, end, or do what a GPU allows.
 //
-// STEPS_ONLY  how the names of the steps begin whose exercises are judged: 06, or 3 for Part IV
+// STEPS_ONLY  how the names of the steps begin whose exercises are judged: 06, or 3 for 30 to 39
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -255,7 +255,7 @@ TEST_CASE("exercises: a file is read as it says, or refused by line") {
 }
 
 TEST_CASE("exercises: a source holds the headers that an exercise names, each once") {
-  Exercise exercise{"29-in-a-model", 1, "Find", "T", "", {}, {}, ""};
+  Exercise exercise{"50-in-a-model", 1, "Find", "T", "", {}, {}, ""};
   const auto source = [&](const std::string &headers) {
     exercise.statements = {{"with", headers, "", ""}};
     return source_of_step(exercise);
@@ -271,7 +271,7 @@ TEST_CASE("exercises: a source holds the headers that an exercise names, each on
   CHECK(times(all, "struct Pages {") == 1);  // of rows.h, which two others include
   const std::string some = source("prefill.h");
   CHECK(times(some, "#include \"steps/") == 2);
-  CHECK(times(some, "#include \"steps/29-in-a-model/tiles.h\"") == 1);
+  CHECK(times(some, "#include \"steps/50-in-a-model/tiles.h\"") == 1);
   CHECK_THROWS_WITH(source("tiles.h"), doctest::Contains("with tiles.h: "));
 }
 

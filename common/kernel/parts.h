@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What parts of the keys give a row, how they add up, and how many there should be, as steps 25 and 26 have it,
-// for step 29.
+// What parts of the keys give a row, how they add up, and how many there should be, as steps 26 and 27 have it,
+// for step 50.
 #pragma once
 
 #include <cfloat>

@@ -48,7 +48,7 @@ struct Problem {
   // cu_seqlens[b] + i of a tensor that has no batch (strides.batch is 0). [batch + 1], the lengths
   // added up; null if they do not. The lengths are given then, too.
   const int *cu_seqlens_q, *cu_seqlens_k;
-  int total_k;  // rows of such a K and V, for step 29; 0 if not known
+  int total_k;  // rows of such a K and V, for step 50; 0 if not known
   // Where K and V are cut into pages: row i of batch element b is row i % page_size of page
   // page_table[b, i / page_size], and K_strides.batch leads from a page to the next. A sequence's
   // entries beyond its last key are -1.
@@ -59,7 +59,7 @@ struct Problem {
   // their rows, and their queries see them. Null if K and V have all.
   const void *K_new, *V_new;
   int seqlen_new;
-  // And for a caller of step 29 as a library: in any order, and of each sequence as many as it
+  // And for a caller of step 50 as a library: in any order, and of each sequence as many as it
   // says.
   Strides K_new_strides, V_new_strides;
   const int *lengths_new, *cu_seqlens_new;  // as lengths_k and cu_seqlens_k

@@ -6,7 +6,7 @@
 set -euo pipefail
 
 # check-gpu.sh --under TOOL PROGRAM OPTION...: a program under a tool. racecheck does not follow a barrier of the
-# readers and then one arrival for all (chapter 38): of steps that release a word so it checks a variant.
+# readers and then one arrival for all (chapter 39): of steps that release a word so it checks a variant.
 if [ "$1" = --under ]; then
   tool=$2 program=$3
   [ "$tool" != racecheck ] || [ ! -x "$program-each-arrives" ] || program+=-each-arrives
@@ -63,7 +63,7 @@ failed=0 done=0 all=$((1 + ${#steps[@]} * (1 + ${#tools[@]})))
 done || failed=1
 for program in step-*-each-arrives; do
   [[ " ${tools[*]} " != *" racecheck "* ]] || [ ! -x "$program" ] ||
-    echo "left out: racecheck of ${program%-each-arrives}, which reports hazards that are none (chapter 38);" \
+    echo "left out: racecheck of ${program%-each-arrives}, which reports hazards that are none (chapter 39);" \
       "it ran on $program"
 done
 exit $failed

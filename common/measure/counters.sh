@@ -29,42 +29,42 @@ problems="
 23 --kv-heads 1 --batch 1 --heads 2 --seqlen 257 --head-dim 128
 24 --rope halves --causal --batch 1 --heads 2 --seqlen 320 --head-dim 64
 24 --rope neighbours --batch 1 --heads 2 --seqlen 257 --head-dim 128
-25 --kv-heads 2 --seqlen-k 1000 --batch 1 --heads 16 --seqlen 1 --head-dim 128
-25 --kv-heads 2 --seqlen-k 517 --append 1 --batch 2 --heads 8 --seqlen 1 --head-dim 64
-26 --kv-heads 2 --seqlen-k 1000 --splits 4 --batch 1 --heads 16 --seqlen 1 --head-dim 128
-26 --kv-heads 2 --seqlen-k 517 --splits 3 --batch 2 --heads 8 --seqlen 1 --head-dim 64
-26 --kv-heads 2 --seqlen-k 133 --batch 67 --heads 4 --seqlen 1 --head-dim 128
-27 --window 100 --batch 1 --heads 2 --seqlen 512 --head-dim 64
-27 --window 200 --sinks 4 --batch 1 --heads 2 --seqlen 517 --head-dim 128
-28 --type bf16 --batch 1 --heads 2 --seqlen 257 --head-dim 80
-28 --batch 1 --heads 2 --seqlen 257 --head-dim 256
-29 --causal --kv-heads 2 --rope halves --batch 1 --heads 4 --seqlen 259 --head-dim 128
-29 --kv-heads 2 --seqlen-k 517 --batch 1 --heads 16 --seqlen 1 --head-dim 128
+26 --kv-heads 2 --seqlen-k 1000 --batch 1 --heads 16 --seqlen 1 --head-dim 128
+26 --kv-heads 2 --seqlen-k 517 --append 1 --batch 2 --heads 8 --seqlen 1 --head-dim 64
+27 --kv-heads 2 --seqlen-k 1000 --splits 4 --batch 1 --heads 16 --seqlen 1 --head-dim 128
+27 --kv-heads 2 --seqlen-k 517 --splits 3 --batch 2 --heads 8 --seqlen 1 --head-dim 64
+27 --kv-heads 2 --seqlen-k 133 --batch 67 --heads 4 --seqlen 1 --head-dim 128
+28 --window 100 --batch 1 --heads 2 --seqlen 512 --head-dim 64
+28 --window 200 --sinks 4 --batch 1 --heads 2 --seqlen 517 --head-dim 128
+29 --type bf16 --batch 1 --heads 2 --seqlen 257 --head-dim 80
+29 --batch 1 --heads 2 --seqlen 257 --head-dim 256
+50 --causal --kv-heads 2 --rope halves --batch 1 --heads 4 --seqlen 259 --head-dim 128
+50 --kv-heads 2 --seqlen-k 517 --batch 1 --heads 16 --seqlen 1 --head-dim 128
 24 --rope halves --batch 1 --heads 3 --seqlen 291 --head-dim 128
-25 --kv-heads 1 --seqlen-k 1301 --batch 1 --heads 5 --seqlen 1 --head-dim 128
-26 --kv-heads 1 --seqlen-k 3331 --batch 3 --heads 7 --seqlen 1 --head-dim 128
-28 --type bf16 --batch 1 --heads 1 --seqlen 175 --head-dim 192
-28 --batch 1 --heads 2 --seqlen 353 --head-dim 96
-29 --kv-heads 1 --seqlen-k 3331 --batch 3 --heads 7 --seqlen 1 --head-dim 128
-29 --causal --batch 1 --heads 3 --seqlen 203 --head-dim 64
-29 --batch 1 --heads 2 --seqlen 331 --head-dim 192
+26 --kv-heads 1 --seqlen-k 1301 --batch 1 --heads 5 --seqlen 1 --head-dim 128
+27 --kv-heads 1 --seqlen-k 3331 --batch 3 --heads 7 --seqlen 1 --head-dim 128
+29 --type bf16 --batch 1 --heads 1 --seqlen 175 --head-dim 192
+29 --batch 1 --heads 2 --seqlen 353 --head-dim 96
+50 --kv-heads 1 --seqlen-k 3331 --batch 3 --heads 7 --seqlen 1 --head-dim 128
+50 --causal --batch 1 --heads 3 --seqlen 203 --head-dim 64
+50 --batch 1 --heads 2 --seqlen 331 --head-dim 192
 36 --type bf16 --batch 5 --heads 33 --seqlen 256 --head-dim 64
 37 --type bf16 --batch 5 --heads 33 --seqlen 256 --head-dim 64
-38 --type bf16 --batch 5 --heads 33 --seqlen 256 --head-dim 64
-39 --causal --batch 7 --heads 21 --seqlen 384 --head-dim 128
-38 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
-38 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
-39 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
-39 --batch 2 --heads 1 --seqlen 384 --head-dim 128
+39 --type bf16 --batch 5 --heads 33 --seqlen 256 --head-dim 64
+41 --causal --batch 7 --heads 21 --seqlen 384 --head-dim 128
+39 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
+39 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
+41 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
+41 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 "
 large_problems="
 20 --causal $large
 23 --kv-heads 2 $large
 24 --rope halves $large
-26 --kv-heads 8 --seqlen-k 16384 --batch 16 --heads 64 --seqlen 1 --head-dim 128
-38 --causal $large
-39 $large
+27 --kv-heads 8 --seqlen-k 16384 --batch 16 --heads 64 --seqlen 1 --head-dim 128
 39 --causal $large
+41 $large
+41 --causal $large
 "
 
 # counted STEP: the options of each problem that is counted. (No output is no failure.)
@@ -85,9 +85,9 @@ header="step,source,batch,heads,seqlen,head_dim,options,line,counter,value"
 
 # The lines whose counts truth.awk needs: a name, the file, and the text that one line of it contains.
 places="
-store_part 26-split-kv/attention.cu store<4>(parts(row, col)
-store_rotated_1 29-in-a-model/decode.h store<8>(smem.Q(row, col), left)
-store_rotated_2 29-in-a-model/tiles.h store<8>(tile(i, col), left)
+store_part 27-split-kv/attention.cu store<4>(parts(row, col)
+store_rotated_1 50-in-a-model/decode.h store<8>(smem.Q(row, col), left)
+store_rotated_2 50-in-a-model/tiles.h store<8>(tile(i, col), left)
 "
 while read -r name file text; do
   [ -n "$name" ] || continue

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# make racecheck: what compute-sanitizer's racecheck reports of steps/38-causal/racecheck.cu, in each of its
+# make racecheck: what compute-sanitizer's racecheck reports of steps/39-tile-counter/racecheck.cu, in each of its
 # modes, right and wrong: hazards, and how many of its numbers came out wrong.
 set -euo pipefail
 . common/measure/shell.sh

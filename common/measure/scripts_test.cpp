@@ -183,14 +183,14 @@ TEST_CASE("truth: what nvcc makes of a source of Part III") {
                   "21-ragged", 64, "cp.async wavefronts", 4000, 3973,
                   "seqlen-k=419") == "1: -27 NOT EXPLAINED");  // the committed number and no other
   // 9 blocks of 8 warps at head dim 192: 12 loads of Q in each of the 5 iterations that are not the first.
-  const std::string dims = tiles("28-types-and-dims", "warps 8");
-  CHECK(explained(dims + count("28-types-and-dims", "emulator", 192, "votes", 9 * 8 * 6),
-                  "28-types-and-dims", 192, "ldmatrix", 1000,
+  const std::string dims = tiles("29-types-and-dims", "warps 8");
+  CHECK(explained(dims + count("29-types-and-dims", "emulator", 192, "votes", 9 * 8 * 6),
+                  "29-types-and-dims", 192, "ldmatrix", 1000,
                   1000 + 12 * 9 * 8 * 5) == "0: 4320 switched off");
   // At 96, of 9 blocks: 5 tiles of V before the last with 48 requests each, and of both last tiles, 33 rows, 48.
-  CHECK(explained(dims, "28-types-and-dims", 96, "cp.async wavefronts", 9000, 9000 - 9 * 48 * 7,
+  CHECK(explained(dims, "29-types-and-dims", 96, "cp.async wavefronts", 9000, 9000 - 9 * 48 * 7,
                   "seqlen-k=353") == "0: half lines of data with P0");
-  CHECK(explained(dims, "28-types-and-dims", 96, "cp.async wavefronts", 9000, 9001 - 9 * 48 * 7,
+  CHECK(explained(dims, "29-types-and-dims", 96, "cp.async wavefronts", 9000, 9001 - 9 * 48 * 7,
                   "seqlen-k=353") == "1: half lines of data with P0; 1 NOT EXPLAINED");
   // Of 384 queries the first 256 see none of 100 keys.
   CHECK(explained(ragged, "21-ragged", 64, "cp.async requests", 1000, 1048,
@@ -201,39 +201,39 @@ TEST_CASE("truth: what nvcc makes of a source of Part III") {
   // Blocks of 8 warps. Of 256 rows of Q, 64 copies at head dim 64, each warp has some; of 20, five copies,
   // five warps. The queries of 3 heads are 60 tiles of 20 rows, those of a group of 3 are 58.
   const auto cache = [&](int rows, int barriers, const std::string &options) {
-    return "tile 25-kv-cache rows " + std::to_string(rows) + "\n" +
-           count("25-kv-cache", "emulator", 64, "block barriers", barriers, options);
+    return "tile 26-pages rows " + std::to_string(rows) + "\n" +
+           count("26-pages", "emulator", 64, "block barriers", barriers, options);
   };
-  CHECK(explained(cache(256, 6 * 8 * 2, ""), "25-kv-cache", 64, "shared load requests", 100, 244) ==
+  CHECK(explained(cache(256, 6 * 8 * 2, ""), "26-pages", 64, "shared load requests", 100, 244) ==
         "0: 144 switched off");
-  CHECK(explained(cache(20, 60 * 8 * 2, ""), "25-kv-cache", 64, "shared load requests", 100,
+  CHECK(explained(cache(20, 60 * 8 * 2, ""), "26-pages", 64, "shared load requests", 100,
                   1000) == "0: 900 switched off");
-  CHECK(explained(cache(20, 58 * 8 * 2, "kv-heads=1"), "25-kv-cache", 64, "shared load requests",
+  CHECK(explained(cache(20, 58 * 8 * 2, "kv-heads=1"), "26-pages", 64, "shared load requests",
                   100, 970, "kv-heads=1") == "0: 870 switched off");
   const std::string split =
-      "tile 26-split-kv rows 256\n" +
-      count("26-split-kv", "emulator", 64, "block barriers", 4 * 8 * 4) +
-      count("26-split-kv", "emulator", 64, "atomics", 4) +
-      count("26-split-kv", "emulator", 64, "global store requests", 8, "", "store_part") +
-      count("26-split-kv", "emulator", 64, "global store sectors", 99, "", "store_part");
-  CHECK(explained(split, "26-split-kv", 64, "shared load requests", 100, 228) ==
+      "tile 27-split-kv rows 256\n" +
+      count("27-split-kv", "emulator", 64, "block barriers", 4 * 8 * 4) +
+      count("27-split-kv", "emulator", 64, "atomics", 4) +
+      count("27-split-kv", "emulator", 64, "global store requests", 8, "", "store_part") +
+      count("27-split-kv", "emulator", 64, "global store sectors", 99, "", "store_part");
+  CHECK(explained(split, "27-split-kv", 64, "shared load requests", 100, 228) ==
         "0: 128 switched off");
-  CHECK(explained(split, "26-split-kv", 64, "global store requests", 10, 34) ==
+  CHECK(explained(split, "27-split-kv", 64, "global store requests", 10, 34) ==
         "0: a part's 16 bytes in four stores");
-  CHECK(explained(split, "26-split-kv", 64, "global store sectors", 120, 417) ==
+  CHECK(explained(split, "27-split-kv", 64, "global store sectors", 120, 417) ==
         "0: a part's 16 bytes in four stores");
-  CHECK(explained(split, "26-split-kv", 64, "global bytes written", 3840, 13344) ==
+  CHECK(explained(split, "27-split-kv", 64, "global bytes written", 3840, 13344) ==
         "0: a part's 16 bytes in four stores");
   // 4 blocks with two fences each; Q is put into shared memory at two places.
   const std::string model =
-      tiles("29-in-a-model") + count("29-in-a-model", "emulator", 64, "atomics", 4) +
-      count("29-in-a-model", "emulator", 64, "shared store requests", 5, "", "store_rotated_1") +
-      count("29-in-a-model", "emulator", 64, "shared store requests", 2, "", "store_rotated_2");
-  CHECK(explained(model, "29-in-a-model", 64, "shared load requests", 100, 132) ==
+      tiles("50-in-a-model") + count("50-in-a-model", "emulator", 64, "atomics", 4) +
+      count("50-in-a-model", "emulator", 64, "shared store requests", 5, "", "store_rotated_1") +
+      count("50-in-a-model", "emulator", 64, "shared store requests", 2, "", "store_rotated_2");
+  CHECK(explained(model, "50-in-a-model", 64, "shared load requests", 100, 132) ==
         "0: 32 switched off");
-  CHECK(explained(model, "29-in-a-model", 64, "shared store requests", 10, 31) ==
+  CHECK(explained(model, "50-in-a-model", 64, "shared store requests", 10, 31) ==
         "0: 16 bytes of Q in four stores");
-  CHECK(explained(model, "29-in-a-model", 64, "shared store wavefronts", 40, 124) ==
+  CHECK(explained(model, "50-in-a-model", 64, "shared store wavefronts", 40, 124) ==
         "0: 16 bytes of Q in four stores");
   // Of each sequence and head 3 blocks: of 384, 129 and no rows 3, 2 and none do not leave.
   const std::string strides = tiles("22-strides", "warps 4");

@@ -16,26 +16,26 @@
 # 2. In step 12 at head dim 128 the next fragment's ldmatrix has a predicate, which is off once in
 # each iteration of each warp.
 # 3. Before the copies of a tile, ptxas puts three loads that are switched off for good (`make sass-24`:
-# @!PT LDS), before a fence four (`make sass-26`). ncu counts them as requests. (Of steps without any other load
+# @!PT LDS), before a fence four (`make sass-27`). ncu counts them as requests. (Of steps without any other load
 # ncu.awk leaves them out.) In step 24 a warp comes by two such places per tile of K, and votes once, and by one
-# before Q's copies. That is the only one in steps 25 and 26, of each warp that copies: of as many as Q has 256
-# elements, or of all. In steps 26 and 29 one warp of a block passes two fences, if there are splits: the warp that
+# before Q's copies. That is the only one in steps 26 and 27, of each warp that copies: of as many as Q has 256
+# elements, or of all. In steps 27 and 50 one warp of a block passes two fences, if there are splits: the warp that
 # counts the block, by an atomic.
 # 4. In step 22 a block whose sequence has no row for it leaves, and nvcc puts the load of the keys' number
 # after that.
-# 5. In step 26 the 16 bytes of a part that a lane stores are not in neighbouring registers: nvcc makes it four
-# stores of 4 bytes (`make sass-26`: STG.E), each of which touches all the sectors. So it is in step 29 where Q is
-# put into shared memory, rotated or not (`make sass-29`: STS): four wavefronts for each 4 bytes of lanes that
+# 5. In step 27 the 16 bytes of a part that a lane stores are not in neighbouring registers: nvcc makes it four
+# stores of 4 bytes (`make sass-27`: STG.E), each of which touches all the sectors. So it is in step 50 where Q is
+# put into shared memory, rotated or not (`make sass-50`: STS): four wavefronts for each 4 bytes of lanes that
 # 16 bytes apart.
-# 6. In steps 28 and 29 at head dim 192 Q's ldmatrix have a predicate that is on in the first iteration alone
-# (`make sass-28`: @!P3 LDSM): a warp votes once in each iteration, and 12 are switched off in the others.
-# 7. In step 28 at head dim 32 the copies of the next K have a predicate as in rule 1, P1.
+# 6. In steps 29 and 50 at head dim 192 Q's ldmatrix have a predicate that is on in the first iteration alone
+# (`make sass-29`: @!P3 LDSM): a warp votes once in each iteration, and 12 are switched off in the others.
+# 7. In step 29 at head dim 32 the copies of the next K have a predicate as in rule 1, P1.
 # 8. A ragged tile of Q, K or V has one request for each 128 bytes of a row in which some lanes bring data and
 # others zeros, or none if a request ends where the tile does. ncu's metric counts the wavefronts of both, but
 # only the zeros' where the predicate that tells them apart is P0 (TRUTH.md). ptxas decides which predicate a tile's
 # last rows have: so the difference is the lines of data in these requests of Q, of K or V, of both, or of all
 # three, and no other number. truth.open has the number for the committed problems.
-# 9. In step 28 at head dim 96 the first 32 rows of each tile of V and of the last of K have P0. A request has
+# 9. In step 29 at head dim 96 the first 32 rows of each tile of V and of the last of K have P0. A request has
 # half a line, 64 bytes, of each of 8 rows: 8 wavefronts, counted as 4.
 BEGIN { FS = "," }
 
@@ -99,15 +99,15 @@ function beside_zeros(problem, less,  part, step, d, keys, Br, Bc, rows, of_q, o
   split(problem, part, "|")
   step = part[1]
   d = part[5]
-  if (step !~ /^2[1-9]-/ || d % 64 || part[6] ~ /lengths=/ || less <= 0) return 0
+  if (step !~ /^(2[1-9]|50)-/ || d % 64 || part[6] ~ /lengths=/ || less <= 0) return 0
   keys = option(part[6], "seqlen-k", part[4])
-  # The rows of a request: 8 lanes have 128 bytes of a row in prompts of steps 28 and 29, else all of it.
-  rows = step ~ /^2[89]-/ && !decodes(step, part[4]) ? 4 : 256 / d
+  # The rows of a request: 8 lanes have 128 bytes of a row in prompts of steps 29 and 50, else all of it.
+  rows = step ~ /^(29|50)-/ && !decodes(step, part[4]) ? 4 : 256 / d
   if (decodes(step, part[4])) {
     of_k = row_tiles(step, part[2], part[3], part[4], part[6]) * (keys % 16 % rows)
   } else {
     Br = of_tile(step, "Br")
-    Bc = step ~ /^2[89]-/ && d == 256 ? 96 : of_tile(step, "Bc")
+    Bc = step ~ /^(29|50)-/ && d == 256 ? 96 : of_tile(step, "Bc")
     tiles = int((part[4] + Br - 1) / Br)
     of_q = part[2] * part[3] * (part[4] % Br % rows)
     for (i = 0; i < tiles; i++)
@@ -119,7 +119,7 @@ function beside_zeros(problem, less,  part, step, d, keys, Br, Bc, rows, of_q, o
 }
 
 # Whether a step's blocks are of rows of a cache, 16 keys a tile.
-function decodes(step, seqlen) { return step ~ /^2[56]-/ || (step ~ /^29-/ && seqlen <= 16) }
+function decodes(step, seqlen) { return step ~ /^2[5-7]-/ || (step ~ /^50-/ && seqlen <= 16) }
 
 # The first key that no row of a tile of queries sees.
 function end_of_keys(seqlen, keys, options, i, Br,  end) {
@@ -169,16 +169,16 @@ function explained(problem, counter,  part, step, d, all, unseeing, off, copies,
   step = part[1]
   d = part[5]
   reason = "switched off"
-  if (step !~ /^(1[1-6]|2[0-9])-/) return 0
+  if (step !~ /^(1[1-6]|2[0-9]|50)-/) return 0
   if (!decodes(step, part[4])) {
     all = blocks(step, part[2], part[3], part[4])
     unseeing = without_keys(step, part[2], part[3], part[4], part[6])
   }
-  if (step ~ /^2[89]-/ && d == 192 && counter ~ /^(ldmatrix|shared load requests)$/ && !decodes(step, part[4]))
+  if (step ~ /^(29|50)-/ && d == 192 && counter ~ /^(ldmatrix|shared load requests)$/ && !decodes(step, part[4]))
     return 12 * (count[problem "|votes", "emulator"] - 8 * (all - unseeing))
-  if (step ~ /^28-/ && d == 32 && counter == "cp.async requests")
+  if (step ~ /^29-/ && d == 32 && counter == "cp.async requests")
     return (all - unseeing) * of_tile(step, "Bc") * d / 8 / 32
-  if (step ~ /^28-/ && d == 96 && counter ~ /^(cp.async wavefronts|shared wavefronts, ideal)$/ &&
+  if (step ~ /^29-/ && d == 96 && counter ~ /^(cp.async wavefronts|shared wavefronts, ideal)$/ &&
       part[6] !~ /lengths|window/) {
     reason = "half lines of data with P0"
     return -half_lines(part, counter ~ /ideal/)
@@ -196,8 +196,8 @@ function explained(problem, counter,  part, step, d, all, unseeing, off, copies,
   }
   if (counter == "shared load requests") {
     if (step ~ /^24-/) return 3 * (2 * count[problem "|votes", "emulator"] + all * of_tile(step, "warps"))
-    if (step ~ /^29-/) return 2 * 4 * count[problem "|atomics", "emulator"]
-    if (step ~ /^2[56]-/) {
+    if (step ~ /^50-/) return 2 * 4 * count[problem "|atomics", "emulator"]
+    if (step ~ /^2[5-7]-/) {
       copies = d * of_tile(step, "rows") / 256
       splits = count[problem "|atomics", "emulator"] + 0  # of all tiles; none where a tile has but one
       there = splits ? splits : row_tiles(step, part[2], part[3], part[4], part[6])
@@ -210,12 +210,12 @@ function explained(problem, counter,  part, step, d, all, unseeing, off, copies,
     reason = "not loaded by blocks that leave"
     return -left(step, part[3], part[4], part[6]) * of_tile(step, "warps") * (counter ~ /bytes/ ? 32 : 1)
   }
-  if (step ~ /^26-/ && counter ~ /^global (store (requests|sectors)|bytes written)$/) {
+  if (step ~ /^27-/ && counter ~ /^global (store (requests|sectors)|bytes written)$/) {
     reason = "a part's 16 bytes in four stores"
     stores = of_line[problem, "store_part", counter ~ /requests/ ? counter : "global store sectors"]
     return 3 * stores * (counter ~ /bytes/ ? 32 : 1)
   }
-  if (step ~ /^29-/ && counter ~ /^shared store (requests|wavefronts)$/) {
+  if (step ~ /^50-/ && counter ~ /^shared store (requests|wavefronts)$/) {
     reason = "16 bytes of Q in four stores"
     for (place = 1; place <= 2; place++)
       stores += of_line[problem, "store_rotated_" place, "shared store requests"]

@@ -6,7 +6,7 @@
 set -euo pipefail
 status=0 compared=
 tiling='Tiling{128, 64, 4, 2}'  # at head dims up to 128; at 192, too, Br is 128 and Bc is 64
-for step in 28-types-and-dims 29-in-a-model; do
+for step in 29-types-and-dims 50-in-a-model; do
   grep -qF "$tiling" steps/$step/*.{cu,h} 2>/dev/null || {
     echo "make truth: step $step has no '$tiling'" >&2
     exit 2
@@ -23,7 +23,7 @@ for file; do
     for source in steps/*/attention.cu; do
       sed -nE "s/^constexpr int (Br|Bc|rows|warps|num_warps) = ([0-9]+)[,;].*/tile $(basename "$(dirname "$source")") \1 \2/p" "$source"
     done | sed 's/ num_warps / warps /'
-    sed -n 's/^constexpr int rows = \([0-9]*\);.*/tile 29-in-a-model rows \1/p' steps/29-in-a-model/decode.h
+    sed -n 's/^constexpr int rows = \([0-9]*\);.*/tile 50-in-a-model rows \1/p' steps/50-in-a-model/decode.h
   } | awk -f common/measure/truth.awk -v all="${ALL:-}" - \
     $([[ $file != plots/results/* ]] || echo plots/results/emulator-counters.csv) "$file" || status=$?
 done

@@ -31,7 +31,7 @@ case $n in
   22) also_checked=--causal measured=("--causal --batch 8" "--causal --batch 8 --layout bnhd" "--causal --seqlen 1024") ;;
   23) also_checked="--kv-heads 1" measured=("--batch 4 --heads 64 --kv-heads 8" "--batch 4 --heads 64" "--causal --batch 8") ;;
   24) also_checked="--rope halves" measured=("--causal --batch 8 --rope halves" "--causal --seqlen 512 --rope halves") ;;
-  25 | 26)
+  26 | 27)
     checked=("--batch 2 --heads 8 --kv-heads 1 --seqlen 1 --seqlen-k 515 --head-dim 64"
       "--batch 1 --heads 8 --kv-heads 2 --seqlen 1 --seqlen-k 1030 --head-dim 128")
     measured=()
@@ -40,18 +40,18 @@ case $n in
       measured+=("--batch $batch --seqlen-k $keys $decode")
     done
     ;;
-  27)
+  28)
     also_checked="--window 100"
     measured=("--batch 2 --seqlen 16384 --window 1024" "--batch 2 --seqlen 16384 --window 256")
     ;;
-  28)
+  29)
     checked=("--batch 1 --heads 2 --seqlen 500 --head-dim "{64,192,256})
     measured=("--batch 4 --head-dim "{64,192,256})
     ;;
-  29) also_checked=--causal measured=("--causal --batch 8") ;;
+  50) also_checked=--causal measured=("--causal --batch 8") ;;
   36) measured=("" "--seqlen 1024" "--head-dim 64") ;;
-  38) also_checked=--causal measured=("--causal" "--causal --seqlen 1024" "--head-dim 64" "--causal --head-dim 64") ;;
-  39) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
+  39) also_checked=--causal measured=("--causal" "--causal --seqlen 1024" "--head-dim 64" "--causal --head-dim 64") ;;
+  41) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
 esac
 
 for program in "${programs[@]}"; do

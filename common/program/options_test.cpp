@@ -28,7 +28,7 @@ const Step kTakesAll = {.name = "23-strides",
                         .launch = nullptr,
                         .head_dims = {32, 80, 256}};
 
-const Step kFp8 = {.name = "39-fp8",
+const Step kFp8 = {.name = "41-handover",
                    .needs = "sm_90a",
                    .takes = "--causal --type fp8",
                    .tile = 128,
@@ -341,8 +341,8 @@ TEST_CASE("options: a word that is not on the list is refused with the list") {
   CHECK(error_of({"--type", "fp8"}, kTakesAll) ==
         "--type fp8: must be fp16 or bf16; no step accepts it yet");
   CHECK(who_takes(
-            {{"23-strides", "sm_80", "", kTakesAll.takes}, {"39-fp8", "sm_90a", "", kFp8.takes}},
-            "fp8") == "step 39 accepts it");
+            {{"23-strides", "sm_80", "", kTakesAll.takes}, {"41-handover", "sm_90a", "", kFp8.takes}},
+            "fp8") == "step 41 accepts it");
   CHECK(error_of({"--type", "fp32"}, kTakesAll) == "--type fp32: must be fp16 or bf16");
   CHECK(error_of({"--type", "fp16"}, kFp8) == "--type fp16: must be fp8");
   CHECK(error_of({"--layout", "thd"}, kTakesAll) ==
@@ -471,7 +471,7 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
 }
 
 TEST_CASE("options: a step in fp8 takes no other type") {
-  CHECK(contains(help_text("./step-39", kFp8),
+  CHECK(contains(help_text("./step-41", kFp8),
                  "\n  --type fp8             of the elements of Q, K and V: e4m3,"));
   CHECK(contains(describe_text(kFp8), "\ntypes fp8\n"));
   CHECK(contains(describe_text(kFp8), "\ntakes --causal --type fp8\n"));
@@ -483,7 +483,7 @@ TEST_CASE("options: a step that decodes has one query per head by default, and a
   CHECK(contains(describe_text(decodes),
                  "\ngpu batch=16 heads=64 seqlen=1 head-dim=256 seqlen-k=65536 kv-heads=8\n"
                  "emulator batch=1 heads=8 seqlen=1 head-dim=32 seqlen-k=256 kv-heads=2\n"));
-  const std::string help = help_text("./step-25", decodes);
+  const std::string help = help_text("./step-26", decodes);
   CHECK(contains(help, "\n  --seqlen N             default 1 on the emulator, 1 on a GPU\n"));
   CHECK(contains(help, "of K and V; default: --seqlen; without it 256 and 65536\n"));
   CHECK(contains(help, "of K and V; default: --heads; without it 2 and 8\n"));

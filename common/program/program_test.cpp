@@ -168,8 +168,8 @@ TEST_CASE("a bad argument: exit status 2, one line, no file") {
       {"04", "--seqlen 96", {"--seqlen 96: must be a multiple of 64"}},
       {"02", "--heads 65536", {"--heads 65536: must be a whole number from 1 to 65535"}},
       {"02", "--batch 256 --heads 256", {"--heads 256: their product must be at most 65535"}},
-      {"26", "--splits 268435456", {"--splits 268435456: must be auto or a whole number from 1"}},
-      {"29", "--page-size 2147483647", {"--page-size 2147483647: must be a whole number from 1"}},
+      {"27", "--splits 268435456", {"--splits 268435456: must be auto or a whole number from 1"}},
+      {"50", "--page-size 2147483647", {"--page-size 2147483647: must be a whole number from 1"}},
       {"02", "--seqlen 67108864", {"--seqlen 67108864: must be at most 67108863"}},
       {"02", "--causal", {"--causal: this step does not accept it; "}},
       {"15", "--type bf16", {"--type: this step does not accept it; "}},
@@ -260,7 +260,7 @@ TEST_CASE("memory that runs out under way: exit status 3, one line") {
 TEST_CASE("sizes that nobody has memory for are named, whichever they are") {
   for (const std::string sizes : {"--page-size 1073741824", "--batch 1 --seqlen-k 1073741824",
                                   "--lengths 1:1073741824 --layout packed"})
-    check_refused("./step-29 --device cpu --head-dim 64 " + sizes, 3,
+    check_refused("./step-50 --device cpu --head-dim 64 " + sizes, 3,
                   {"out of memory: --head-dim 64 " + sizes.substr(0, sizes.find(" --layout"))});
 }
 

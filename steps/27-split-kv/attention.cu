@@ -1,0 +1,332 @@
+// Step 27: split KV. The keys of a sequence are shared among blocks; the last to finish adds up.
+// SPDX-License-Identifier: MIT
+// Needs       sm_80: cp.async, mma.m16n8k16
+// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --page-size, --append, --splits
+// Before      step 26: a block has all keys of a sequence and a head of K and V.
+// Bottleneck  Bytes under way: of batch 1 and 8 key heads 8 SMs of 132 work.
+// Change      The loop over keys is cut into splits, a block for each. A block leaves its part in
+//             memory and counts itself; the last one of a tile adds up the parts.
+// Prediction  The bandwidth of a full GPU at any batch: 131,072 keys of 8 heads are 112 us at 4.8
+//             TB/s, and some 8 us to begin and to end: 4.5 TB/s. 1024 keys: 5 to 7 us of latency.
+#include "common/kernel/heads.h"
+#include "common/kernel/kernel.h"
+#include "common/kernel/swizzle.h"
+
+namespace {
+
+constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
+constexpr int keys = 16, stages = 3;    // of K and V: in a warp's tile, and the tiles that it has
+constexpr float no_maximum = -FLT_MAX;  // of no keys: finite, for -inf - -inf is NaN
+
+template <int d, int num_warps>
+struct SharedStorage {
+  union {
+    struct {
+      SharedTile<keys, d> K, V;
+    } stage[stages];
+    Tile<float, rows, d + 8> part;  // of O; columns d and d + 1 are m and l
+  } warp[num_warps];
+  SharedTile<rows, d> Q;
+  Tile<bool, 1, 8> is_last;
+};
+
+/// Where a key and its value begin: pointers, as numbers, which lanes can shuffle.
+struct KeyPlace {
+  std::int64_t K, V;
+};
+
+/// The d elements at a place.
+template <int d, class T = const half>
+__device__ Matrix<T> row_at(std::int64_t place) {
+  return {reinterpret_cast<T *>(place), 1, d};
+}
+
+/// The place of a sequence's key: in its page, if there are pages. From new_from on beside the cache.
+template <int d>
+__device__ KeyPlace place_of(const Problem &p, int b, int kv_h, int key, int new_from) {
+  const auto place = [=](auto *tensor, const Strides &strides, int block, int row) {
+    const auto head = head_of<const half, d>(tensor, strides, block, kv_h, row, 1);
+    return reinterpret_cast<std::int64_t>(head.data);
+  };
+  if (key >= new_from) {
+    const std::int64_t of_head = std::int64_t{p.seqlen_new} * d;
+    const Strides dense{of_head * p.kv_heads, of_head, d};
+    return {place(p.K_new, dense, b, key - new_from), place(p.V_new, dense, b, key - new_from)};
+  }
+  int block = b, row = key + of_batch(p.cu_seqlens_k, p, b, 0);
+  if (p.page_table) {
+    const int pages = (p.seqlen_k + p.page_size - 1) / p.page_size;
+    block = Matrix<const int>{p.page_table, p.batch, pages}(b, key / p.page_size);
+    row = key % p.page_size;
+  }
+  return {place(p.K, p.K_strides, block, row), place(p.V, p.V_strides, block, row)};
+}
+
+/// Stores the new keys of a sequence and their values in the cache, by all threads of a block. A
+/// launch that does so reads them beside the cache.
+template <int d>
+__device__ void append(const Problem &p, int b, int kv_h, int seqlen_k) {
+  const int new_from = seqlen_k - p.seqlen_new;
+  for (int i = threadIdx.x * 8; i < p.seqlen_new * d; i += blockDim.x * 8) {
+    const KeyPlace from = place_of<d>(p, b, kv_h, new_from + i / d, new_from);
+    const KeyPlace to = place_of<d>(p, b, kv_h, new_from + i / d, seqlen_k);
+    store<8>(row_at<d, half>(to.K)(0, i % d), load<8>(row_at<d>(from.K)(0, i % d)));
+    store<8>(row_at<d, half>(to.V)(0, i % d), load<8>(row_at<d>(from.V)(0, i % d)));
+  }
+}
+
+/// Starts the copies of a warp's tile of K and V: lane i knows the place of key i. Only the first
+/// `there` are there. Zeros arrive for the others: they are masked, but a weight of 0 times NaN is NaN.
+template <int keys, int d, class KV>
+__device__ void load_keys(KV &tile, const KeyPlace &place, int there) {
+  constexpr int lanes = d / 8;  // per row, 16 bytes each
+  const int first = threadIdx.x % 32 / lanes, col = threadIdx.x % lanes * 8;
+#pragma unroll
+  for (int i = 0; i < keys; i += 32 / lanes) {
+    const std::int64_t K = __shfl_sync(kAllLanes, place.K, first + i);
+    const std::int64_t V = __shfl_sync(kAllLanes, place.V, first + i);
+    cp_async_16_or_zeros(tile.K(first + i, col), row_at<d>(K)(0, col), first + i < there);
+    cp_async_16_or_zeros(tile.V(first + i, col), row_at<d>(V)(0, col), first + i < there);
+  }
+}
+
+/// What some of the keys give a row: l and 4 columns of O, relative to m.
+struct Part {
+  float m = no_maximum, l = 0;
+  Vector<float, 4> O = {};
+
+  __device__ void add(const Part &other) {
+    const float m_new = fmaxf(m, other.m);
+    const float alpha = ex2(m - m_new), beta = ex2(other.m - m_new);
+    m = m_new;
+    l = alpha * l + beta * other.l;
+    for (int e = 0; e < 4; e++) O[e] = alpha * O[e] + beta * other.O[e];
+  }
+};
+
+/// A part in a matrix: O is its columns 0 to d - 1, m and l are columns d and d + 1.
+template <int d, class View>
+__device__ Part part_at(View &parts, int row, int col) {
+  const Vector<float, 2> m_and_l = load<2>(parts(row, d));
+  return {m_and_l[0], m_and_l[1], load<4>(parts(row, col))};
+}
+
+/// The sum of the parts that a block's warps hold.
+template <int d, class Warps>
+__device__ Part sum_of_warps(Warps &warps, int row, int col) {
+  Part sum;
+  for (auto &warp : warps) sum.add(part_at<d>(warp.part, row, col));
+  return sum;
+}
+
+template <int d, class View>
+__device__ void store_part(View &parts, int row, int col, const Part &part) {
+  store<4>(parts(row, col), part.O);
+  store<2>(parts(row, d), Vector<float, 2>{part.m, part.l});  // the same from all lanes of a row
+}
+
+template <int d, int num_warps, int threads = num_warps * 32>
+__global__ void __launch_bounds__(threads) attention(Problem p, int splits, float scale_log2) {
+  auto &smem = shared_storage<SharedStorage<d, num_warps>>();
+  const int warp = warp_index(), lane = threadIdx.x % 32;
+  const int split = blockIdx.x % splits, kv_h = blockIdx.y, b = blockIdx.z;
+  const int first_row = blockIdx.x / splits * rows;
+  const int seqlen_q = of_batch(p.lengths_q, p, b, p.seqlen_q);
+  const int seqlen_k = of_batch(p.lengths_k, p, b, p.seqlen_k);
+  const int q_start = of_batch(p.cu_seqlens_q, p, b, 0);
+  // Row r of the group's heads is query r / group of its head r % group.
+  const int group = p.heads / p.kv_heads, rows_there = min(rows, seqlen_q * group - first_row);
+  const auto row_of = [=]<class T>(T *tensor, const Strides &strides, int row) {
+    const int head = kv_h * group + (first_row + row) % group;
+    return head_of<T, d>(tensor, strides, b, head, q_start + (first_row + row) / group, 1);
+  };
+  const auto keys_seen = [=](int row) {  // by a row of the tile: key 0 and so many in all
+    return p.causal ? (first_row + row) / group + 1 + seqlen_k - seqlen_q : seqlen_k;
+  };
+  // Of the tiles of keys that any row sees, each split has as many as another, or one more.
+  const int tiles = rows_there > 0 ? max(0, keys_seen(rows_there - 1) + keys - 1) / keys : 0;
+  const int keys_begin = (tiles / splits * split + min(split, tiles % splits)) * keys;
+  const int keys_end = keys_begin + (tiles / splits + (split < tiles % splits)) * keys;
+
+  for (int i = threadIdx.x * 8; i < rows * d; i += threads * 8)
+    cp_async_16_or_zeros(smem.Q(i / d, i % d),
+                         row_of(static_cast<const half *>(p.Q), p.Q_strides, i / d)(0, i % d),
+                         i / d < rows_there);
+  // A key's place is looked up a tile before its copy begins: the page table is memory, too.
+  auto *const stage = smem.warp[warp].stage;
+  int next = keys_begin + warp * keys;  // the first key of the tile to load
+  const auto find_next = [&] {
+    const int key = next + lane % keys;
+    return key < seqlen_k ? place_of<d>(p, b, kv_h, key, seqlen_k - p.seqlen_new) : KeyPlace{};
+  };
+  KeyPlace place = find_next();
+  const auto load_next = [&](int to) {
+    if (next < keys_end) load_keys<keys, d>(stage[to], place, seqlen_k - next);
+    cp_async_commit();
+    next += num_warps * keys;
+    place = find_next();
+  };
+  for (int i = 0; i < stages - 1; i++) load_next(i);
+  if (blockIdx.x == 0) append<d>(p, b, kv_h, seqlen_k);
+
+  cp_async_wait<stages - 2>();
+  __syncthreads();  // Q is there for all warps
+  const int lane_row = lane % 16, lane_col = lane / 16 * 8;
+  const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
+  FragmentA q[d / 16];
+#pragma unroll
+  for (int col = 0; col < d; col += 16) q[col / 16] = ldmatrix_x4(smem.Q(lane_row, col + lane_col));
+
+  FragmentC o[d / 8] = {};
+  float l[2] = {}, m[2] = {no_maximum, no_maximum};
+  for (int j = keys_begin + warp * keys, now = 0; j < keys_end; j += num_warps * keys) {
+    cp_async_wait<stages - 2>();
+    __syncwarp();  // the tile is there for all lanes, and the one before it has been read by all
+    load_next(now == 0 ? stages - 1 : now - 1);
+    FragmentC s[keys / 8] = {};
+#pragma unroll
+    for (int col = 0; col < d; col += 16)
+      for (int key = 0; key < keys; key += 16) {
+        const auto k = ldmatrix_x4(stage[now].K(key + lane_key, col + lane_key_col));
+        mma(s[key / 8], q[col / 16], {k[0], k[1]});
+        mma(s[key / 8 + 1], q[col / 16], {k[2], k[3]});
+      }
+    if (j + keys > keys_seen(0))
+      for (int key = 0; key < keys; key += 8)
+        for (int e = 0; e < 4; e++)
+          if (j + key + lane % 4 * 2 + e % 2 >= keys_seen(lane / 4 + e / 2 * 8))
+            s[key / 8][e] = -INFINITY;
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {  // not lazily, as step 14 has it: instructions do not matter
+      float m_new = -INFINITY;
+      for (FragmentC &x : s) m_new = fmaxf(m_new, fmaxf(x[2 * r], x[2 * r + 1]));
+      for (int mask = 1; mask < 4; mask *= 2)
+        m_new = fmaxf(m_new, __shfl_xor_sync(kAllLanes, m_new, mask));
+      m_new = fmaxf(m[r], m_new * scale_log2);
+      const float alpha = ex2(m[r] - m_new);
+      m[r] = m_new;
+      l[r] *= alpha;
+      for (FragmentC &x : o)
+        for (int e = 2 * r; e < 2 * r + 2; e++) x[e] *= alpha;
+      for (FragmentC &x : s)
+        for (int e = 2 * r; e < 2 * r + 2; e++) l[r] += x[e] = ex2(fmaf(x[e], scale_log2, -m[r]));
+    }
+
+#pragma unroll
+    for (int key = 0; key < keys; key += 16) {
+      const FragmentC &left = s[key / 8], &right = s[key / 8 + 1];
+      const FragmentA weights = {cvt_rn_f16x2(left[0], left[1]), cvt_rn_f16x2(left[2], left[3]),
+                                 cvt_rn_f16x2(right[0], right[1]),
+                                 cvt_rn_f16x2(right[2], right[3])};
+      for (int col = 0; col < d; col += 16) {
+        const auto v = ldmatrix_x4_trans(stage[now].V(key + lane_row, col + lane_col));
+        mma(o[col / 8], weights, {v[0], v[1]});
+        mma(o[col / 8 + 1], weights, {v[2], v[3]});
+      }
+    }
+    now = now == stages - 1 ? 0 : now + 1;
+  }
+  __syncwarp();  // the last V has been read by all lanes; the part lies over it
+  for (int r = 0; r < 2; r++) {
+    auto &part = smem.warp[warp].part;
+    const int row = lane / 4 + 8 * r;
+    for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
+    if (lane % 4 == 0) store<2>(part(row, d), Vector<float, 2>{m[r], l[r]});
+    for (int col = 0; col < d; col += 8)
+      store<2>(part(row, col + lane % 4 * 2),
+               Vector<float, 2>{o[col / 8][2 * r], o[col / 8][2 * r + 1]});
+  }
+  __syncthreads();  // the parts of all warps are there
+  // The workspace of the tile: a part for each split, and the number of those that are missing.
+  const std::int64_t tile = (b * p.kv_heads + kv_h) * (gridDim.x / splits) + blockIdx.x / splits;
+  float *const workspace = static_cast<float *>(p.workspace) + tile * (splits * rows + 1) * (d + 4);
+  const Matrix<float> parts{workspace, splits * rows, d + 4};
+  const Matrix<unsigned> missing{reinterpret_cast<unsigned *>(workspace + splits * rows * (d + 4)),
+                                 1, 1};
+  if (splits > 1) {
+    for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4)
+      store_part<d>(parts, split * rows + i / d, i % d, sum_of_warps<d>(smem.warp, i / d, i % d));
+    __syncthreads();  // the part is there, for this block
+    if (threadIdx.x == 0) {
+      __threadfence();  // and for every block that finds it counted
+      smem.is_last(0, 0) = atomic_dec(missing(0, 0), splits - 1) == 1;
+      __threadfence();  // and if it is the last, the parts of all others are there for it
+    }
+    __syncthreads();
+    if (!smem.is_last(0, 0)) return;
+  }
+  for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
+    Part sum = splits == 1 ? sum_of_warps<d>(smem.warp, i / d, i % d) : Part{};
+#pragma unroll 8
+    for (int j = 0; j < splits && splits > 1; j++)
+      sum.add(part_at<d>(parts, j * rows + i / d, i % d));
+    Vector<half, 4> O;  // of a row that saw no key it is 0
+    for (int e = 0; e < 4; e++) O[e] = __float2half(sum.l > 0 ? sum.O[e] / sum.l : 0);
+    store<4>(row_of(static_cast<half *>(p.O), p.O_strides, i / d)(0, i % d), O);
+  }
+}
+
+/// Tiles of Q's rows in the whole problem.
+std::int64_t row_tiles(const Problem &p) {
+  const int rows_of_group = p.seqlen_q * (p.heads / p.kv_heads);
+  return std::int64_t{p.batch} * p.kv_heads * ((rows_of_group + rows - 1) / rows);
+}
+
+/// How many blocks the GPU runs at once: of 8 warps, or of half as many until one fits it.
+template <int d, int num_warps = 8>
+int wave() {
+  using Storage = SharedStorage<d, num_warps>;
+  if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
+    if (!fits_a_block<Storage>()) return wave<d, num_warps / 2>();
+  return resident_blocks<Storage>(attention<d, num_warps>, num_warps * 32);
+}
+
+/// The number of splits of each of so many tiles of rows: the fewest whose blocks fill the last of their
+/// waves as well as any number does, within 5%. A wave is as many blocks as the GPU runs at once.
+int fewest_splits(std::int64_t tiles, int wave, int most) {
+  int fewest = 1;
+  float best_filled = 0;  // of all waves
+  for (int splits = 1; splits <= min(most, 128); splits++) {
+    const std::int64_t blocks = tiles * splits;
+    const float filled = float(blocks) / ((blocks + wave - 1) / wave * wave);
+    if (filled > 1.05f * best_filled) fewest = splits, best_filled = filled;
+  }
+  return fewest;
+}
+
+int num_splits(const Problem &p) {
+  const int blocks = p.head_dim == 64 ? wave<64>() : wave<128>();
+  return p.splits ? p.splits : fewest_splits(row_tiles(p), blocks, p.seqlen_k / (8 * keys));
+}
+
+/// Launches blocks of 8 warps, or of half as many where two share an SM and until one fits this GPU: at head
+/// dim 128, 8 warps need 196 KB of shared memory, 4 need 100 and 2 need 52.
+template <int d, int num_warps = 8>
+void run(const Problem &p, bool share_SMs) {
+  using Storage = SharedStorage<d, num_warps>;
+  if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
+    if (share_SMs || !fits_a_block<Storage>()) return run<d, num_warps / 2>(p, false);
+  const int splits = num_splits(p), of_head = row_tiles(p) / (p.kv_heads * p.batch);
+  launch<Storage>(attention<d, num_warps>, dim3(of_head * splits, p.kv_heads, p.batch),
+                  dim3(num_warps * 32), p, splits, log2_e / sqrtf(d));
+}
+
+}  // namespace
+
+EXPORT_STEP({
+    .tile = 1,
+    .default_batch = 16,
+    .launch =
+        [](const Problem &p) {
+          // At head dim 128 a block of 8 warps has an SM for itself. If not all run at once, two of
+          // 4 warps share it: one reads while the other begins or ends.
+          const bool share_SMs = row_tiles(p) * num_splits(p) > wave<128>();
+          p.head_dim == 64 ? run<64>(p, false) : run<128>(p, share_SMs);
+        },
+    .workspace_bytes =
+        [](const Problem &p) {
+          return sizeof(float) * row_tiles(p) * (num_splits(p) * rows + 1) * (p.head_dim + 4);
+        },
+    .decodes = true,
+});

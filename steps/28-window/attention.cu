@@ -1,0 +1,219 @@
+// Step 28: windows. A query sees the last W keys up to its own position, and the first S: the sinks.
+// SPDX-License-Identifier: MIT
+// Needs       sm_80: cp.async, mma.m16n8k16
+// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window, --sinks
+// Before      step 23: a query sees all keys, or those up to its own position.
+// Bottleneck  Work: with a window the visible pairs grow with N W, the computed ones with N N / 2.
+// Change      The loop over K and V ends at the window's first tile, or goes on from there with the
+//             tiles of the sinks. A warp masks the tiles that such an edge crosses.
+// Prediction  A Q tile visits W / 64 + 2 tiles of keys, W / 64 would be without waste: time grows with
+//             W + 128, and 11% of the work is wasted at W = 1024. At N = 16384 it takes 15% of the time
+//             that --causal takes. Without a window as fast as step 23: a comparison more per tile.
+#include "common/kernel/heads.h"
+#include "common/kernel/kernel.h"
+#include "common/kernel/order.h"
+#include "common/kernel/swizzle.h"
+
+namespace {
+
+constexpr int Br = 128;  // rows of Q in a tile
+constexpr int Bc = 64;   // rows of K and V in a tile
+constexpr int num_warps = 4;
+constexpr int m_tiles = Br / num_warps / 16;  // a warp's rows, in units of mma's 16
+constexpr float rescale_threshold = 8;        // P is at most 2^8 then: far from fp16's 65504
+constexpr float no_maximum = -FLT_MAX;        // of no keys: finite, for -inf - -inf is NaN
+
+template <int d>
+struct SharedStorage {
+  SharedTile<Br, d> Q;
+  SharedTile<Bc, d> K, V;
+};
+
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
+/// may go on after the matrix' last row, the rows that are not there become zeros.
+template <int Rows, int d, bool ragged = false>
+__device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const half> &matrix,
+                          int first_row) {
+  // Eight threads copy 128 bytes of a row, then the next 128: of these addresses one is computed.
+  const int row = threadIdx.x / 8, col = threadIdx.x % 8 * 8;
+  const auto part = matrix.from(first_row + row, col);
+#pragma unroll
+  for (int i = 0; i < Rows; i += num_warps * 32 / 8)
+    for (int c = 0; c < d; c += 64)
+      cp_async_16_or_zeros(tile(row + i, col + c), part(i, c), !ragged || i < part.rows);
+}
+
+template <int d>
+__global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, blocks per SM
+    attention(const Problem problem, float scale_log2) {
+  auto &smem = shared_storage<SharedStorage<d>>();
+  const int warp = warp_index(), lane = threadIdx.x % 32;
+  // Blocks start in the order of their index, x first: at first the last rows, with the most keys.
+  const int head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
+  const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
+  const int b = head / problem.heads, h = head % problem.heads;
+  if (b >= problem.batch) return;
+  const int seqlen_q = uniform(of_batch(problem.lengths_q, problem, b, problem.seqlen_q));
+  const int seqlen_k = uniform(of_batch(problem.lengths_k, problem, b, problem.seqlen_k));
+  if (first_row >= seqlen_q) return;  // the sequence is shorter than the longest
+  // Query i sees the keys before i + query_0_sees: the last query stands at the last key.
+  const int query_0_sees = problem.causal || problem.window ? seqlen_k - seqlen_q + 1 : seqlen_k;
+  const int keys_end = min(seqlen_k, first_row + Br - 1 + query_0_sees);  // of all rows of the tile
+  const int last = (keys_end + Bc - 1) / Bc * Bc - Bc;  // the last tile; negative if there is none
+  // Of those keys it sees the last so many, and the sinks: all, if there is no window.
+  const int window = problem.window ? min(problem.window, seqlen_k) : seqlen_q + seqlen_k;
+  // The first tile of the first row's window, and the last tile of the sinks: negative without.
+  const int window_first = max(0, first_row + query_0_sees - window) / Bc * Bc;
+  const int sinks_last = (min(problem.sinks, seqlen_k) + Bc - 1) / Bc * Bc - Bc;
+  const int kv_h = h / (problem.heads / problem.kv_heads);  // the group's head of K and V
+  const int q_start = uniform(of_batch(problem.cu_seqlens_q, problem, b, 0));  // if packed
+  const int k_start = uniform(of_batch(problem.cu_seqlens_k, problem, b, 0));
+  const auto gQ = head_of<const half, d>(problem.Q, problem.Q_strides, b, h, q_start, seqlen_q);
+  const auto gK = head_of<const half, d>(problem.K, problem.K_strides, b, kv_h, k_start, seqlen_k);
+  const auto gV = head_of<const half, d>(problem.V, problem.V_strides, b, kv_h, k_start, seqlen_k);
+
+  // ldmatrix.x4 of a 16 x 16 block: lane i names row i % 16 of its left or its right half.
+  const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
+  // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
+  const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
+  // All rows of the warp see the keys before all_see that are sinks or from in_all_windows on.
+  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);
+  const int in_all_windows = first_row + warp_row + m_tiles * 16 - 1 + query_0_sees - window;
+
+  load_tile<Br, d, true>(smem.Q, gQ, first_row);
+  if (last >= 0) load_tile<Bc, d, true>(smem.K, gK, last);
+  cp_async_commit();
+
+  // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
+  FragmentC o[m_tiles][d / 8] = {};
+  float l[m_tiles][2] = {}, m[m_tiles][2];
+  for (int mt = 0; mt < m_tiles; mt++) m[mt][0] = m[mt][1] = no_maximum;
+
+  for (int j = last, next; j >= 0; j = next) {
+    next = j == window_first ? min(j - Bc, sinks_last) : j - Bc;  // from the window to the sinks
+    cp_async_wait<0>();
+    __syncthreads();  // Q and K are there for all warps, and the previous V has been read by all
+
+    // S = Q K^T. mma wants K^T column by column: that is K row by row, as it lies.
+    FragmentC s[m_tiles][Bc / 8] = {};
+#pragma unroll
+    for (int col = 0; col < d; col += 16) {
+      FragmentA q[m_tiles];
+      for (int mt = 0; mt < m_tiles; mt++)
+        q[mt] = ldmatrix_x4(smem.Q(warp_row + mt * 16 + lane_row, col + lane_col));
+      for (int key = 0; key < Bc; key += 16) {
+        const Vector<std::uint32_t, 4> k = ldmatrix_x4(smem.K(key + lane_key, col + lane_key_col));
+        for (int mt = 0; mt < m_tiles; mt++) {
+          mma(s[mt][key / 8], q[mt], {k[0], k[1]});
+          mma(s[mt][key / 8 + 1], q[mt], {k[2], k[3]});
+        }
+      }
+      if (col == 0) {  // the first ldmatrix are ahead: now V, on its way behind the rest of Q K^T
+        load_tile<Bc, d, true>(smem.V, gV, j);  // missing rows are 0: 0 times NaN is NaN
+        cp_async_commit();
+      }
+    }
+
+    cp_async_wait<0>();
+    __syncthreads();  // V is there for all warps, and K has been read by all
+
+    if (j + Bc > all_see || (j < in_all_windows && j + Bc > problem.sinks)) {
+#pragma unroll
+      for (int mt = 0; mt < m_tiles; mt++)
+        for (int key = 0; key < Bc; key += 8)
+          for (int e = 0; e < 4; e++) {
+            const int row = first_row + warp_row + mt * 16 + lane / 4 + e / 2 * 8;
+            const int sees = row + query_0_sees, k = j + key + lane % 4 * 2 + e % 2;
+            if (k >= min(seqlen_k, sees) || (k < sees - window && k >= problem.sinks))
+              s[mt][key / 8][e] = -INFINITY;
+          }
+    }
+
+    // Online softmax, lazily: m may stay below the maximum, by at most the threshold. P and l are
+    // relative to m, whatever it is, and O / l is not.
+    bool must_rescale = false;
+    float m_lane[m_tiles][2];  // of this lane's scores
+    for (int mt = 0; mt < m_tiles; mt++)
+      for (int r = 0; r < 2; r++) {
+        m_lane[mt][r] = -INFINITY;
+        for (FragmentC &x : s[mt])
+          m_lane[mt][r] = fmaxf(m_lane[mt][r], fmaxf(x[2 * r], x[2 * r + 1]));
+        must_rescale |= m_lane[mt][r] * scale_log2 > m[mt][r] + rescale_threshold;
+      }
+    if (next >= 0) load_tile<Bc, d>(smem.K, gK, next);
+    cp_async_commit();  // the next K is on its way behind the exponentials and P V
+    if (__any_sync(kAllLanes, must_rescale)) {
+#pragma unroll
+      for (int mt = 0; mt < m_tiles; mt++)
+        for (int r = 0; r < 2; r++) {
+          float m_new = m_lane[mt][r];
+          for (int mask = 1; mask < 4; mask *= 2)
+            m_new = fmaxf(m_new, __shfl_xor_sync(kAllLanes, m_new, mask));
+          m_new = fmaxf(m[mt][r], m_new * scale_log2);
+          const float alpha = ex2(m[mt][r] - m_new);  // 0 after no_maximum
+          m[mt][r] = m_new;
+          l[mt][r] *= alpha;
+          for (FragmentC &x : o[mt])
+            for (int e = 2 * r; e < 2 * r + 2; e++) x[e] *= alpha;
+        }
+    }
+#pragma unroll
+    for (int mt = 0; mt < m_tiles; mt++) {
+      for (int r = 0; r < 2; r++)
+        for (FragmentC &x : s[mt])
+          for (int e = 2 * r; e < 2 * r + 2; e++)
+            l[mt][r] += x[e] = ex2(fmaf(x[e], scale_log2, -m[mt][r]));
+    }
+
+    // O += P V. Two neighbouring C fragments of S, rounded to fp16, are an A fragment of P.
+#pragma unroll
+    for (int key = 0; key < Bc; key += 16) {
+      FragmentA p[m_tiles];
+      for (int mt = 0; mt < m_tiles; mt++) {
+        const FragmentC &left = s[mt][key / 8], &right = s[mt][key / 8 + 1];
+        p[mt] = {cvt_rn_f16x2(left[0], left[1]), cvt_rn_f16x2(left[2], left[3]),
+                 cvt_rn_f16x2(right[0], right[1]), cvt_rn_f16x2(right[2], right[3])};
+      }
+      for (int col = 0; col < d; col += 16) {
+        const Vector<std::uint32_t, 4> v =
+            ldmatrix_x4_trans(smem.V(key + lane_row, col + lane_col));
+        for (int mt = 0; mt < m_tiles; mt++) {
+          mma(o[mt][col / 8], p[mt], {v[0], v[1]});
+          mma(o[mt][col / 8 + 1], p[mt], {v[2], v[3]});
+        }
+      }
+    }
+  }
+
+  const auto gO = head_of<half, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
+  cp_async_wait<0>();  // a tile that sees no key has not waited for Q
+#pragma unroll
+  for (int mt = 0; mt < m_tiles; mt++) {
+    for (int r = 0; r < 2; r++) {
+      for (int mask = 1; mask < 4; mask *= 2)
+        l[mt][r] += __shfl_xor_sync(kAllLanes, l[mt][r], mask);
+      if (l[mt][r] == 0) l[mt][r] = 1;  // the row saw no key, and O is 0
+      const int row = first_row + (threadIdx.x / 32 * m_tiles + mt) * 16 + lane / 4 + 8 * r;
+      if (row >= seqlen_q) continue;
+      for (int col = 0; col < d; col += 8) {
+        const float *x = &o[mt][col / 8][2 * r];
+        store<2>(gO(row, col + lane % 4 * 2),
+                 Vector<half, 2>{__float2half(x[0] / l[mt][r]), __float2half(x[1] / l[mt][r])});
+      }
+    }
+  }
+}
+
+template <int d>
+void run(const Problem &p) {
+  launch<SharedStorage<d>>(attention<d>, grid_by_heads(p, Br), dim3(num_warps * 32), p,
+                           log2_e / sqrtf(d));
+}
+
+}  // namespace
+
+EXPORT_STEP({
+    .tile = 1,
+    .default_batch = 16,
+    .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
+});

@@ -1,0 +1,224 @@
+// Step 29: types and dims. bf16 beside fp16, and head dims from 32 to 256.
+// SPDX-License-Identifier: MIT
+// Needs       sm_80: cp.async, mma.m16n8k16
+// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --type
+// Before      step 23: fp16, and head dims 64 and 128.
+// Bottleneck  Registers, from d = 192 on: O of a warp's 32 rows takes d of a thread's 255.
+// Change      Type and d are template parameters. From 192 on a warp has 16 rows; at 192 Q stays in
+//             registers. The swizzle takes rows that are no multiple of 128 bytes.
+// Prediction  bf16 as fast as fp16; d = 128 as step 23. At 256, where a fragment of K or V feeds one
+//             m tile and shared memory is busy for 2.17 clocks per mma, not 1.25: 347 TFLOP/s.
+#include "common/kernel/heads.h"
+#include "common/kernel/kernel.h"
+#include "common/kernel/order.h"
+#include "common/kernel/swizzle.h"
+
+namespace {
+
+struct Tiling {
+  int Br, Bc, num_warps, blocks_per_SM;  // rows of Q in a tile, rows of K and V, ...
+};
+template <int d>
+constexpr Tiling tiling = d <= 128 ? Tiling{128, 64, 4, 2} : Tiling{128, d == 192 ? 64 : 96, 8, 1};
+constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
+constexpr float no_maximum = -FLT_MAX;  // of no keys: finite, for -inf - -inf is NaN
+
+template <class T, int d, int Bc = tiling<d>.Bc>
+struct SharedStorage {
+  SharedTile<tiling<d>.Br, d, T> Q;
+  SharedTile<Bc, d, T> K, V;
+};
+
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
+/// may go on after the matrix' last row, the rows that are not there become zeros.
+template <bool ragged = false, class T, int Rows, int d>
+__device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
+                          int first_row) {
+  // Eight threads, or as many as divide d, copy 128 bytes of a row, then the next: one address.
+  constexpr int threads = d % 64 == 0 ? 8 : d % 32 == 0 ? 4 : 2;
+  const int row = threadIdx.x / threads, col = threadIdx.x % threads * 8;
+  const auto part = matrix.from(first_row + row, col);
+#pragma unroll
+  for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads)
+    for (int c = 0; c < d; c += threads * 8)
+      cp_async_16_or_zeros(tile(row + i, col + c), part(i, c), !ragged || i < part.rows);
+}
+
+template <class T, int d, int Bc>
+__global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling<d>.blocks_per_SM)
+    attention(const Problem problem, float scale_log2) {  // at 32 nvcc takes 170 registers untold
+  constexpr int Br = tiling<d>.Br;
+  constexpr int m_tiles = Br / tiling<d>.num_warps / 16;  // a warp's rows, in units of mma's 16
+  auto &smem = shared_storage<SharedStorage<T, d, Bc>>();
+  const int warp = warp_index(), lane = threadIdx.x % 32;
+  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
+  const int head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
+  const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
+  const int b = head / problem.heads, h = head % problem.heads;
+  if (b >= problem.batch) return;
+  const int seqlen_q = uniform(of_batch(problem.lengths_q, problem, b, problem.seqlen_q));
+  const int seqlen_k = uniform(of_batch(problem.lengths_k, problem, b, problem.seqlen_k));
+  if (first_row >= seqlen_q) return;  // the sequence is shorter than the longest
+  // Query i sees the keys before i + query_0_sees: the last query stands at the last key.
+  const int query_0_sees = problem.causal ? seqlen_k - seqlen_q + 1 : seqlen_k;
+  const int keys_end = min(seqlen_k, first_row + Br - 1 + query_0_sees);  // of all rows of the tile
+  const int last = (keys_end + Bc - 1) / Bc * Bc - Bc;  // the last tile; negative if there is none
+  const int kv_h = h / (problem.heads / problem.kv_heads);  // the group's head of K and V
+  const int q_start = uniform(of_batch(problem.cu_seqlens_q, problem, b, 0));  // if packed
+  const int k_start = uniform(of_batch(problem.cu_seqlens_k, problem, b, 0));
+  const auto gQ = head_of<const T, d>(problem.Q, problem.Q_strides, b, h, q_start, seqlen_q);
+  const auto gK = head_of<const T, d>(problem.K, problem.K_strides, b, kv_h, k_start, seqlen_k);
+  const auto gV = head_of<const T, d>(problem.V, problem.V_strides, b, kv_h, k_start, seqlen_k);
+
+  // ldmatrix.x4 of a 16 x 16 block: lane i names row i % 16 of its left or its right half.
+  const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
+  // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
+  const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
+  const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // of the warp's rows
+
+  load_tile<true>(smem.Q, gQ, first_row);
+  if (last >= 0) load_tile<true>(smem.K, gK, last);
+  cp_async_commit();
+
+  // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
+  FragmentC o[m_tiles][d / 8] = {};
+  float l[m_tiles][2] = {}, m[m_tiles][2];
+  for (int mt = 0; mt < m_tiles; mt++) m[mt][0] = m[mt][1] = no_maximum;
+  constexpr bool q_stays = d == 192;  // in registers, which have room
+  FragmentA q[m_tiles][d / 16];
+
+  for (int j = last; j >= 0; j -= Bc) {
+    cp_async_wait<0>();
+    __syncthreads();  // Q and K are there for all warps, and the previous V has been read by all
+
+    // S = Q K^T. mma wants K^T column by column: that is K row by row, as it lies.
+    FragmentC s[m_tiles][Bc / 8] = {};
+#pragma unroll
+    for (int col = 0; col < d; col += 16) {
+      for (int mt = 0; mt < m_tiles; mt++)
+        if (!q_stays || j == last)
+          q[mt][col / 16] = ldmatrix_x4(smem.Q(warp_row + mt * 16 + lane_row, col + lane_col));
+      for (int key = 0; key < Bc; key += 16) {
+        const Vector<std::uint32_t, 4> k = ldmatrix_x4(smem.K(key + lane_key, col + lane_key_col));
+        for (int mt = 0; mt < m_tiles; mt++) {
+          mma<T>(s[mt][key / 8], q[mt][col / 16], {k[0], k[1]});
+          mma<T>(s[mt][key / 8 + 1], q[mt][col / 16], {k[2], k[3]});
+        }
+      }
+      if (col == 0) {  // the first ldmatrix are ahead: now V, on its way behind the rest of Q K^T
+        load_tile<true>(smem.V, gV, j);  // missing rows are 0: 0 times NaN is NaN
+        cp_async_commit();
+      }
+    }
+
+    cp_async_wait<0>();
+    __syncthreads();  // V is there for all warps, and K has been read by all
+
+    if (j + Bc > all_see) {
+#pragma unroll
+      for (int mt = 0; mt < m_tiles; mt++)
+        for (int key = 0; key < Bc; key += 8)
+          for (int e = 0; e < 4; e++) {
+            const int row = first_row + warp_row + mt * 16 + lane / 4 + e / 2 * 8;
+            if (j + key + lane % 4 * 2 + e % 2 >= min(seqlen_k, row + query_0_sees))
+              s[mt][key / 8][e] = -INFINITY;
+          }
+    }
+
+    // Online softmax, lazily: m may stay below the maximum, by at most the threshold. P and l are
+    // relative to m, whatever it is, and O / l is not.
+    bool must_rescale = false;
+    float m_lane[m_tiles][2];  // of this lane's scores
+    for (int mt = 0; mt < m_tiles; mt++)
+      for (int r = 0; r < 2; r++) {
+        m_lane[mt][r] = -INFINITY;
+        for (FragmentC &x : s[mt])
+          m_lane[mt][r] = fmaxf(m_lane[mt][r], fmaxf(x[2 * r], x[2 * r + 1]));
+        must_rescale |= m_lane[mt][r] * scale_log2 > m[mt][r] + rescale_threshold;
+      }
+    if (j > 0) load_tile(smem.K, gK, j - Bc);
+    cp_async_commit();  // the next K is on its way behind the exponentials and P V
+    if (__any_sync(kAllLanes, must_rescale)) {
+#pragma unroll
+      for (int mt = 0; mt < m_tiles; mt++)
+        for (int r = 0; r < 2; r++) {
+          float m_new = m_lane[mt][r];
+          for (int mask = 1; mask < 4; mask *= 2)
+            m_new = fmaxf(m_new, __shfl_xor_sync(kAllLanes, m_new, mask));
+          m_new = fmaxf(m[mt][r], m_new * scale_log2);
+          const float alpha = ex2(m[mt][r] - m_new);  // 0 after no_maximum
+          m[mt][r] = m_new;
+          l[mt][r] *= alpha;
+          for (FragmentC &x : o[mt])
+            for (int e = 2 * r; e < 2 * r + 2; e++) x[e] *= alpha;
+        }
+    }
+#pragma unroll
+    for (int mt = 0; mt < m_tiles; mt++) {
+      for (int r = 0; r < 2; r++)
+        for (FragmentC &x : s[mt])
+          for (int e = 2 * r; e < 2 * r + 2; e++)
+            l[mt][r] += x[e] = ex2(fmaf(x[e], scale_log2, -m[mt][r]));
+    }
+
+    // O += P V. Two neighbouring C fragments of S, rounded to T, are an A fragment of P.
+#pragma unroll
+    for (int key = 0; key < Bc; key += 16) {
+      FragmentA p[m_tiles];
+      for (int mt = 0; mt < m_tiles; mt++) {
+        const FragmentC &left = s[mt][key / 8], &right = s[mt][key / 8 + 1];
+        p[mt] = {cvt_rn_x2<T>(left[0], left[1]), cvt_rn_x2<T>(left[2], left[3]),
+                 cvt_rn_x2<T>(right[0], right[1]), cvt_rn_x2<T>(right[2], right[3])};
+      }
+      for (int col = 0; col < d; col += 16) {
+        const Vector<std::uint32_t, 4> v =
+            ldmatrix_x4_trans(smem.V(key + lane_row, col + lane_col));
+        for (int mt = 0; mt < m_tiles; mt++) {
+          mma<T>(o[mt][col / 8], p[mt], {v[0], v[1]});
+          mma<T>(o[mt][col / 8 + 1], p[mt], {v[2], v[3]});
+        }
+      }
+    }
+  }
+
+  cp_async_wait<0>();  // a tile that sees no key has not waited for Q
+  const auto gO = head_of<T, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
+#pragma unroll
+  for (int mt = 0; mt < m_tiles; mt++)
+    for (int r = 0; r < 2; r++) {
+      for (int mask = 1; mask < 4; mask *= 2)
+        l[mt][r] += __shfl_xor_sync(kAllLanes, l[mt][r], mask);
+      if (l[mt][r] == 0) l[mt][r] = 1;  // the row saw no key, and O is 0
+      const int row = first_row + (threadIdx.x / 32 * m_tiles + mt) * 16 + lane / 4 + 8 * r;
+      if (row >= seqlen_q) continue;
+      for (int col = 0; col < d; col += 8) {
+        const float *x = &o[mt][col / 8][2 * r];
+        store<2>(gO(row, col + lane % 4 * 2),
+                 Vector<T, 2>{from_float<T>(x[0] / l[mt][r]), from_float<T>(x[1] / l[mt][r])});
+      }
+    }
+}
+
+/// At 256, tiles of 96 keys need 160 KB of shared memory. Tiles of 32, for a GPU that has less, need 96.
+template <class T, int d, int Bc = tiling<d>.Bc>
+void run(const Problem &p) {
+  using Storage = SharedStorage<T, d, Bc>;
+  if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
+    if (!fits_a_block<Storage>()) return run<T, d, 32>(p);
+  launch<Storage>(attention<T, d, Bc>, grid_by_heads(p, tiling<d>.Br),
+                  dim3(tiling<d>.num_warps * 32), p, log2_e / sqrtf(d));
+}
+
+template <int... d>
+void run_one_of(const Problem &p) {
+  ((p.head_dim != d ? void() : p.type == Type::kBf16 ? run<bf16, d>(p) : run<half, d>(p)), ...);
+}
+
+}  // namespace
+
+EXPORT_STEP({
+    .tile = 1,
+    .default_batch = 16,
+    .launch = run_one_of<32, 64, 80, 96, 128, 192, 256>,
+    .head_dims = {32, 64, 80, 96, 128, 192, 256},
+});

@@ -1,0 +1,106 @@
+// Step 50: in a model. All that steps 20 to 29 can do, behind one call that a model can make.
+// SPDX-License-Identifier: MIT
+// Needs       sm_80: cp.async, mma.m16n8k16
+// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window, --sinks, --type, --page-size, --append, --rope, --splits
+// Before      step 29: each step of this part has one idea, and of the others what its idea needs.
+// Bottleneck  A model wants all of them in one call: a prompt, then tokens, in pages, rotated, in bf16.
+// Change      Three kernels: prefill for prompts, decode for new tokens, and one that stores and rotates
+//             new keys before them. Type, head dim, pages and, at 128, no rotation and no window are
+//             template parameters, the rest is asked at run time. A C interface (attention.h) stands in
+//             front of this file's launch.
+// Prediction  Prompts: 4% more instructions per tile than step 28, and 4% more time at most; at 128,
+//             plain, step 29's time; with pages a loop a quarter longer. New tokens: the time of step
+//             26, and 2 us where there are keys to store.
+#include "steps/50-in-a-model/decode.h"
+#include "steps/50-in-a-model/prefill.h"
+
+namespace {
+
+/// Whether the kernel for new tokens reads K and V less often: once for each 16 rows of a group's
+/// queries. The one for prompts reads them for each head of the group and each 128 of its queries.
+bool decodes(const Problem &p) {
+  return p.seqlen_q <= 16;
+}
+
+/// Tiles of 16 rows of Q, of the heads that share a head of K and V, in the whole problem.
+int row_tiles(const Problem &p) {
+  return (p.seqlen_q * (p.heads / p.kv_heads) + decoding::rows - 1) / decoding::rows * p.batch *
+         p.kv_heads;
+}
+
+/// How many blocks of as many warps as fit the GPU runs at once.
+template <class T, int d>
+int wave() {
+  return decoding::with_warps<T, d>(false, [](auto num_warps) {
+    return resident_blocks<decoding::SharedStorage<T, d, num_warps>>(
+        decoding::decode<T, d, num_warps>, num_warps * 32);
+  });
+}
+
+template <class T, int d>
+int num_splits(const Problem &p) {
+  if (row_tiles(p) > decoding::max_counters) return 1;
+  if (p.splits) return p.splits;
+  const std::int64_t seen =
+      p.window ? min(std::int64_t{p.window} + p.sinks, std::int64_t{p.seqlen_k}) : p.seqlen_k;
+  return fewest_splits(row_tiles(p), wave<T, d>(),
+                       seen / (decoding::most_warps<d> * decoding::keys));
+}
+
+// The workspace: how many parts each row tile of decode lacks; the parts; then the rotated keys. The
+// counters are always first and nothing else is there, for they must be 0 when a call begins. Each
+// leaves them so.
+constexpr std::size_t counters_bytes = sizeof(unsigned) * decoding::max_counters;
+
+template <class T, int d>
+std::size_t parts_bytes(const Problem &p) {
+  const int splits = decodes(p) ? num_splits<T, d>(p) : 1;
+  if (splits == 1) return 0;
+  return sizeof(float) * row_tiles(p) * splits * decoding::rows * (d + 4);
+}
+
+template <class T, int d>
+void run(const Problem &problem) {
+  char *const workspace = static_cast<char *>(problem.workspace);
+  const Problem p = prepare<T, d>(problem, workspace + counters_bytes + parts_bytes<T, d>(problem));
+  if (decodes(p)) {
+    const int splits = num_splits<T, d>(p);
+    // Of blocks that follow each other on an SM one reads while the other begins or ends.
+    const bool share_SMs = std::int64_t{row_tiles(p)} * splits > wave<T, d>();
+    decoding::with_warps<T, d>(share_SMs, [&](auto num_warps) {
+      launch_on<decoding::SharedStorage<T, d, num_warps>>(
+          p.stream, decoding::decode<T, d, num_warps>,
+          dim3(row_tiles(p) / (p.batch * p.kv_heads), splits, p.batch * p.kv_heads),
+          dim3(num_warps * 32), p, log2_e / sqrtf(d));
+    });
+  } else if (p.page_table)
+    launch_prefill<T, d, true>(p);
+  else
+    launch_prefill<T, d, false>(p);
+}
+
+/// Runs the kernels of the problem's type and head dim; or asks for their workspace.
+template <int... d>
+void launch(const Problem &p) {
+  ((p.head_dim != d ? void() : p.type == Type::kBf16 ? run<bf16, d>(p) : run<half, d>(p)), ...);
+}
+template <int... d>
+std::size_t workspace_bytes(const Problem &p) {
+  const auto parts = [&](auto of_bf16, auto of_fp16) {
+    return p.type == Type::kBf16 ? of_bf16(p) : of_fp16(p);
+  };
+  const std::size_t bytes =
+      rotated_bytes(p) +
+      ((p.head_dim == d ? parts(parts_bytes<bf16, d>, parts_bytes<half, d>) : 0) + ...);
+  return bytes ? counters_bytes + bytes : 0;
+}
+
+}  // namespace
+
+EXPORT_STEP({
+    .tile = 1,
+    .default_batch = 16,
+    .launch = launch<32, 64, 80, 96, 128, 192, 256>,
+    .workspace_bytes = workspace_bytes<32, 64, 80, 96, 128, 192, 256>,
+    .head_dims = {64, 32, 80, 96, 128, 192, 256},
+});

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: MIT
+// The library's calls: they check what they are given, make it the Problem that step 50 takes, and
+// turn what is thrown into a status and a message. As a step, compiled for the GPU or the emulator.
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <new>
+
+#include "common/kernel/kernel.h"
+#include "steps/50-in-a-model/check.h"
+
+#ifndef __CUDACC__
+#include "common/emulator/memory.h"
+#endif
+
+extern const Step BACKEND_STEP;
+
+namespace {
+
+thread_local std::string last_message;
+
+/// Threads of a program may call at the same time. The kernels of one call follow each other in their stream,
+/// since those of another that shares the workspace must not come between. The emulator does one call at
+/// a time.
+std::mutex one_call;
+
+/// A CUDA error that has been reported is not the next launch's.
+void forget_error() {
+#ifdef __CUDACC__
+  cudaGetLastError();
+#endif
+}
+
+/// Does what a call is for, and says how it went: nothing is thrown across a C interface.
+template <class F>
+int call(F f) {
+  const auto failed = [](attention_status status, const char *message) {
+    last_message = message;
+    forget_error();
+    return status;
+  };
+  try {
+#ifndef __CUDACC__
+    const std::lock_guard lock(one_call);
+#endif
+    f();
+    return ATTENTION_OK;
+  } catch (const Failure &failure) {
+    return failed(failure.status, failure.what());
+  } catch (const ShapeError &error) {
+    return failed(ATTENTION_DEVICE, error.what());
+  } catch (const std::bad_alloc &) {
+    return failed(ATTENTION_MEMORY, "out of memory");
+  } catch (const std::exception &error) {
+    return failed(ATTENTION_FAILED, error.what());
+  }
+}
+
+const attention_problem &given(const attention_problem *problem) {
+  if (!problem) throw Failure(ATTENTION_NULL_POINTER, "problem: it is NULL");
+  return *problem;
+}
+
+/// Whether there is anything to copy.
+bool is_copy(const void *device, const void *host, std::size_t bytes) {
+  if (bytes == 0) return false;
+  if (!device) throw Failure(ATTENTION_NULL_POINTER, "device: it is NULL");
+  if (!host) throw Failure(ATTENTION_NULL_POINTER, "host: it is NULL");
+  return true;
+}
+
+Problem problem_of(const attention_problem &p) {
+  const auto strides = [](const attention_tensor &tensor, const attention_array &cu_seqlens) {
+    return Strides{cu_seqlens.device ? 0 : tensor.batch_stride, tensor.head_stride,
+                   tensor.row_stride};
+  };
+  Problem problem{};
+  problem.Q = p.Q.data;
+  problem.K = p.K.data;
+  problem.V = p.V.data;
+  problem.O = p.O.data;
+  problem.workspace = p.workspace;
+  problem.stream = p.stream;
+  problem.Q_strides = strides(p.Q, p.cu_seqlens_q);
+  problem.K_strides = strides(p.K, p.cu_seqlens_k);
+  problem.V_strides = strides(p.V, p.cu_seqlens_k);
+  problem.O_strides = strides(p.O, p.cu_seqlens_q);
+  problem.type = p.type == ATTENTION_BF16 ? Type::kBf16 : Type::kFp16;
+  problem.batch = p.batch;
+  problem.heads = p.heads;
+  problem.kv_heads = p.kv_heads;
+  problem.seqlen_q = p.seqlen_q;
+  problem.seqlen_k = p.seqlen_k;
+  problem.head_dim = p.head_dim;
+  problem.causal = p.causal != 0;
+  problem.window = p.window == ATTENTION_NO_WINDOW ? 0 : p.window;
+  problem.sinks = p.sinks;
+  problem.lengths_q = p.lengths_q.device;
+  problem.lengths_k = p.lengths_k.device;
+  problem.cu_seqlens_q = p.cu_seqlens_q.device;
+  problem.cu_seqlens_k = p.cu_seqlens_k.device;
+  problem.total_k = p.cu_seqlens_k.device ? p.total_k : 0;
+  problem.page_table = p.page_table.device;
+  problem.page_size = p.page_size;
+  problem.K_new = p.K_new.data;
+  problem.V_new = p.V_new.data;
+  if (p.K_new.data) {  // as many as there are queries
+    problem.seqlen_new = p.seqlen_q;
+    problem.K_new_strides = strides(p.K_new, p.cu_seqlens_q);
+    problem.V_new_strides = strides(p.V_new, p.cu_seqlens_q);
+    problem.lengths_new = p.lengths_q.device;
+    problem.cu_seqlens_new = p.cu_seqlens_q.device;
+  }
+  problem.rope = static_cast<Rope>(p.rope);
+  problem.rope_cos = p.rope_cos;
+  problem.rope_sin = p.rope_sin;
+  return problem;
+}
+
+std::size_t workspace_bytes(const attention_problem &p) {
+  check_sizes(p, BACKEND_STEP.head_dims);
+  return BACKEND_STEP.workspace_bytes ? BACKEND_STEP.workspace_bytes(problem_of(p)) : 0;
+}
+
+#ifdef __CUDACC__
+
+void copy(void *to, const void *from, std::size_t bytes, cudaMemcpyKind kind) {
+  cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  cuda_check(cudaMemcpy(to, from, bytes, kind), "cudaMemcpy");
+}
+void upload(void *to, const void *from, std::size_t bytes) {
+  copy(to, from, bytes, cudaMemcpyHostToDevice);
+}
+void download(void *to, const void *from, std::size_t bytes) {
+  copy(to, from, bytes, cudaMemcpyDeviceToHost);
+}
+void *allocate(std::size_t bytes) {
+  void *memory;
+  const cudaError_t error = cudaMalloc(&memory, bytes);
+  if (error == cudaErrorMemoryAllocation) throw std::bad_alloc();
+  cuda_check(error, "cudaMalloc");
+  return memory;
+}
+void release(void *memory) {
+  cuda_check(cudaFree(memory), "cudaFree");
+}
+void launch(const Problem &problem, std::size_t) {
+  const std::lock_guard lock(one_call);
+  BACKEND_STEP.launch(problem);
+}
+
+__global__ void nothing() {}
+
+std::string device_name() {
+  int device = 0;
+  cudaDeviceProp properties;
+  cudaFuncAttributes attributes;  // the kernels were compiled with the same flags
+  const auto check = [](cudaError_t error) {
+    if (error != cudaSuccess) throw Failure(ATTENTION_DEVICE, cudaGetErrorString(error));
+  };
+  check(cudaGetDevice(&device));
+  check(cudaGetDeviceProperties(&properties, device));
+  check(cudaFuncGetAttributes(&attributes, nothing));
+  return properties.name;
+}
+
+#else
+
+void check_device(const void *device, std::size_t bytes) {
+  const emulator::Allocation *const all = emulator::find_allocation(device);
+  if (!all ||
+      bytes > std::size_t(all->memory + all->bytes - static_cast<const std::byte *>(device)))
+    throw Failure(ATTENTION_FAILED, "device: " + std::to_string(bytes) +
+                                        " bytes from there are not "
+                                        "within what attention_allocate returned");
+}
+void upload(void *to, const void *from, std::size_t bytes) {
+  check_device(to, bytes);
+  std::memcpy(to, from, bytes);
+}
+void download(void *to, const void *from, std::size_t bytes) {
+  check_device(from, bytes);
+  std::memcpy(to, from, bytes);
+}
+void *allocate(std::size_t bytes) {
+  return emulator::allocate(bytes);
+}
+void release(void *memory) {
+  const emulator::Allocation *const all = emulator::find_allocation(memory);
+  if (memory && (!all || all->memory != memory))
+    throw Failure(ATTENTION_FAILED,
+                  "memory: attention_allocate did not return this pointer, or it was released");
+  emulator::release(memory);
+}
+/// A kernel that fails may have counted some of its parts: the counters become 0 again. (On a GPU such a
+/// kernel ends all that the process does there.)
+void launch(const Problem &problem, std::size_t workspace_bytes) {
+  try {
+    BACKEND_STEP.launch(problem);
+  } catch (...) {
+    if (workspace_bytes > 0 && emulator::find_allocation(problem.workspace))
+      std::memset(problem.workspace, 0, workspace_bytes);
+    throw;
+  }
+}
+std::string device_name() {
+  return "emulator";
+}
+
+#endif
+
+}  // namespace
+
+int attention_workspace_bytes(const attention_problem *problem, std::size_t *bytes) {
+  return call([&] {
+    if (!bytes) throw Failure(ATTENTION_NULL_POINTER, "bytes: it is NULL");
+    *bytes = workspace_bytes(given(problem));
+  });
+}
+
+int attention_forward(const attention_problem *problem) {
+  return call([&] {
+    const attention_problem &p = given(problem);
+    const std::size_t needed = workspace_bytes(p);
+    check_tensors(p, needed);
+    launch(problem_of(p), needed);
+  });
+}
+
+const char *attention_message(void) {
+  return last_message.c_str();
+}
+
+int attention_device(char *name, std::size_t bytes) {
+  return call([&] {
+    if (!name) throw Failure(ATTENTION_NULL_POINTER, "name: it is NULL");
+    std::snprintf(name, bytes, "%s", device_name().c_str());
+  });
+}
+
+int attention_allocate(void **memory, std::size_t bytes) {
+  return call([&] {
+    if (!memory) throw Failure(ATTENTION_NULL_POINTER, "memory: it is NULL");
+    *memory = allocate(bytes);
+  });
+}
+int attention_release(void *memory) {
+  return call([&] { release(memory); });
+}
+int attention_upload(void *device, const void *host, std::size_t bytes) {
+  return call([&] {
+    if (is_copy(device, host, bytes)) upload(device, host, bytes);
+  });
+}
+int attention_download(void *host, const void *device, std::size_t bytes) {
+  return call([&] {
+    if (is_copy(device, host, bytes)) download(host, device, bytes);
+  });
+}

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: MIT
+# Step 50 as a library, and what calls it; the Makefile includes this. The library is built for the
+# emulator, which the tests call, and with nvcc for the GPU. (The object is the program's, too. Without
+# debug information its 60 kernels compile in two thirds of the time.)
+.PHONY: libattention.so client check-torch
+LIBRARY := steps/50-in-a-model
+MAP = --version-script=$(LIBRARY)/exports.map
+of_library = $(addprefix $(1)/$(LIBRARY)/,attention.o library.o)
+$(call of_library,build/host) build/host/$(LIBRARY)/check.o: private HOST += -g0
+build/host/%.o: %.cu build/host/flags
+	$(call says,$<) $(call compile,$(HOST) -x c++ -c $<)
+build/host/bin/libattention.so: $(call of_library,build/host) build/host/$(LIBRARY)/check.o \
+		$(EMULATOR)
+	$(call says,libattention.so for the emulator) $(call link,$(CXX) -shared -pthread -Wl$(comma)$(MAP) $^)
+$(BUILD)/bin/libattention.so: $(call of_library,$(BUILD)) build/host/$(LIBRARY)/check.o
+	$(call says,libattention.so for $(ARCH)) $(call link,$(NVCC) -shared -Xlinker $(MAP) $^)
+libattention.so: $(if $(FOR_GPU),$(if $(filter step-50,$(EMULATED)),build/host,$(BUILD)),build/host)/bin/libattention.so
+	@ln -sf $< $@
+build/host/bin/client: $(call objects,$(LIBRARY)/client.cpp) $(REFERENCE)
+	$(call says,$@) $(call link,$(CXX) -pthread $^ -ldl)
+client: build/host/bin/client libattention.so
+	@ln -sf $< $@
+check-torch: $(call on_gpu,libattention.so)
+	@$(PYTHON) $(LIBRARY)/check_torch.py
