@@ -210,7 +210,7 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/50-in-a-model/libr
 build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp \
 		steps/*/*_test.cpp common/testing/*.cpp) $(PAGES) $(EXERCISES)) $(EMULATOR) $(REFERENCE) $(OPTIONS)
 	$(call says,the tests) $(call link,$(CXX) -pthread $^)
-DOCUMENTS := README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
+DOCUMENTS := README.md plots/README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
 QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[-a-z0-9]+) .*|\1|p' $(DOCUMENTS)))
 build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp common/testing/process.cpp)
 	$(call says,$@) $(call link,$(CXX) -pthread $^)
@@ -277,7 +277,7 @@ bench-emulator: all ; @common/measure/bench-emulator.sh $(NUMBERS)
 
 #?
 #? Write
-#?   make docs                   writes the measured numbers into README.md and the chapters
+#?   make docs                   writes the measured numbers into the pages
 #?   make plot                   draws the figures from plots/results; those of your own GPU go to build/plots
 #?   make compile_commands.json  writes what clangd needs, to complete and check in an editor
 #?   make format                 formats all C++ and CUDA sources
