@@ -69,7 +69,7 @@ $(foreach g,$(filter-out $(NUMBERS:%=step-%) $(VARIANTS),$(call goals,step-%)),$
 	$(or $(call variants_of,$(word 2,$(subst -, ,$(g)))),none)))
 $(foreach g,$(call goals,variants-%),$(if $(call variants_of,$(g:variants-%=%)),,\
 	$(call refuse,$(g),step $(g:variants-%=%) has no variants)))
-on_a_gpu := $(call goals,check-gpu check-deadlock bench bench-models bench-hopper ceilings power racecheck)
+on_a_gpu := $(call goals,check-gpu check-deadlock bench bench-models bench-hopper ceilings cycles sustained racecheck)
 $(if $(GPU),,$(foreach g,$(on_a_gpu),$(call refuse,$(g),there is no GPU here (nvidia-smi finds none))))
 $(if $(NVCC),,$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),\
 	$(call refuse,$(g),nvcc is not on the PATH; NVCC=/path/to/nvcc says where it is)))
@@ -137,13 +137,13 @@ OPTIONS := build/host/common/program/all.o
 # What a step's object is linked with, for the emulator alone and for a GPU as well.
 EMULATOR_ALONE := $(EMULATOR) $(REFERENCE) $(OPTIONS) \
 	$(call objects,common/program/cpu_device.cpp common/program/program.cpp common/program/no_gpu.cpp)
-PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o \
+PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(BUILD)/common/program/sm_clock.o \
 	$(filter-out %/no_gpu.o,$(EMULATOR_ALONE)),$(EMULATOR_ALONE))
 .DELETE_ON_ERROR:
 .SECONDARY:
 .SECONDEXPANSION:
 .PHONY: all help clean tests test test-all check-gpu check-deadlock check-bound check-docs truth bench \
-	bench-models bench-hopper counters ceilings racecheck power regs bench-emulator docs plot format FORCE \
+	bench-models bench-hopper counters ceilings racecheck cycles sustained regs bench-emulator docs plot format FORCE \
 	$(PROGRAMS) $(EMULATED) $(VARIANTS)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
 $(PROGRAMS) $(filter-out $(EMULATED_VARIANTS),$(VARIANTS)): %: $(BUILD)/bin/%
@@ -239,29 +239,34 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 #?   make bench                  times every step and PyTorch's attention on this GPU, in alternating rounds
 #?   make bench-models           times the problems of Part III
 #?   make bench-hopper           times Part IV, and FlashAttention-3 where fa3-fwd is installed
-#?   make variants-15            times step 15 and its variants; without a GPU, checks and counts them
+#?   make variants-15            alternates step 15 and its variants; without a GPU, checks and counts them
+#?   make cycles                 SM clocks, time, clock rate and power of each step and variant; STEPS="05 06" adds these
+#?                               to the file, SHAPES="--batch 4; --causal" measures at these problems
+#?   make sustained              the speed that lasts: each kernel and its peers alone for three seconds, with clock rate
+#?                               and power; STEPS= and SHAPES= as above
 #?   make counters               counts on the emulator and, with a GPU and ncu, measures the same
 #?   make counters STEPS="05 36" SHAPES="--batch 3 --heads 1; --causal"
 #?                               counts these steps and problems alone
 #?   make ceilings               measures what this GPU can do at most
-#?   make power                  measures power and clock while the steps run
 #?   make racecheck              shows what compute-sanitizer's racecheck sees of step 39's barriers
 #?   make regs                   lists registers, shared memory, occupancy and spills of each kernel (needs nvcc alone)
 #?   make sass-15                lists the machine code of step 15 and its loops (needs nvcc alone)
 #?   make bench-emulator         times the emulator, checking only and counting
 # (A make in a script has no part in this make's jobs, and builds for a GPU only where this one does.)
 measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR_GPU)" PYTHON="$(PYTHON)" \
-	BUILD="$(BUILD)" MAKEFLAGS="$(filter-out -j% --jobserver%,$(MAKEFLAGS))" common/measure/$(1)
+	BUILD="$(BUILD)" SHAPES="$(SHAPES)" MAKEFLAGS="$(filter-out -j% --jobserver%,$(MAKEFLAGS))" common/measure/$(1)
+$(BUILD)/sm_clock.so: $(BUILD)/common/program/sm_clock.o
+	$(call says,$@) $(call link,$(NVCC) -shared $^)
 # Part IV, the steps from 30 on, has results of its own, which begin at step 15.
-bench bench-models: $(call on_gpu,$(filter-out step-3% step-4%,$(PROGRAMS)))
+bench bench-models: $(call on_gpu,$(filter-out step-3% step-4%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter-out 3% 4%,$(GPU_STEPS))
-bench-hopper: $(call on_gpu,$(filter step-15 step-3% step-4%,$(PROGRAMS)))
+bench-hopper: $(call on_gpu,$(filter step-15 step-3% step-4%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 15-% 3% 4%,$(GPU_STEPS))
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
 counters: all
 	$(if $(SHAPES),,$(if $(filter-out $(STEPS),$(ALL)),$(error STEPS needs SHAPES="OPTIONS; OPTIONS" here)))
-	@SHAPES="$(SHAPES)" $(call measure,counters.sh) $(STEPS)
+	@$(call measure,counters.sh) $(STEPS)
 $(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
 	$(call says,$@) $(call link,$(NVCC) $^)
 ceilings: $(if $(filter ceilings,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/ceilings)) ; @$(call measure,ceilings.sh)
@@ -269,8 +274,10 @@ $(BUILD)/bin/racecheck: $(BUILD)/steps/39-tile-counter/racecheck.o
 	$(call says,$@) $(call link,$(NVCC) $^)
 racecheck: $(if $(filter racecheck,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/racecheck))
 	@$(call measure,racecheck.sh)
-power: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(filter %-clock,$(VARIANTS)))
-	@$(call measure,power.sh) $(GPU_STEPS)
+cycles: $(call on_gpu,$(PROGRAMS) $(filter-out $(TRIES) $(EMULATED_VARIANTS),$(VARIANTS)))
+	@$(call measure,cycles.sh) $(GPU_STEPS)
+sustained: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(BUILD)/sm_clock.so)
+	@$(call measure,sustained.sh) $(GPU_STEPS)
 regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE ; @$(call measure,sass.sh) $*
 bench-emulator: all ; @common/measure/bench-emulator.sh $(NUMBERS)

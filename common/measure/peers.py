@@ -13,18 +13,20 @@ crossings.) 'matmul-fp16' and 'matmul-bf16' are an 8192 x 8192 x 8192 product: t
 
 For each line that it reads it measures the problem of the CSV file's last row, and answers with a line. A
 step's row says all of its problem, and the peers' rows say it in the same words. Where the line says
-'plain' it measures the peers of the plain problem, where it says 'matmul' the products.
+'plain' it measures the peers of the plain problem, where it says 'matmul' the products. 'alone NAME REST WARM_UP
+RECORDED' is one peer after some seconds of rest, and launches for seconds that are not recorded and that are.
 
-Times are taken as the steps' programs take them: each launch between two events, all queued before the
+Times and SM clocks are taken as the steps' programs take them: each launch between two events, all queued before the
 first is waited for; launches of less than a millisecond behind a kernel that holds the GPU until all are
 queued, of a tenth of one ten at a time. A peer begins on a GPU that has been idle, as a step does, whose
 program draws its inputs and checks the answer first: after a busy GPU, power holds the clock down sooner.
 Each launch reads what the one before has read: what fits in the L2 cache, such as a short KV cache, comes
-from there, for steps and peers alike.
+from there, for steps and peers alike. 'flash-attn-4' is the wheel of this name: its kernels for Hopper.
 """
 
 import argparse
 import csv
+import ctypes
 import statistics
 import sys
 import time
@@ -40,6 +42,10 @@ try:
     import fa3_fwd_interface as fa3
 except (ImportError, OSError, RuntimeError):  # not there, or made for another PyTorch
     fa3 = None
+try:
+    from flash_attn.cute import flash_attn_func as cute
+except (ImportError, OSError, RuntimeError):
+    cute = None
 
 
 class NotMade(RuntimeError):
@@ -205,6 +211,16 @@ def flash_attention_3_fp8(p):
                                        k_descale=of_k, v_descale=of_v)
 
 
+def flash_attn_4(p):
+    if not cute:
+        raise NotMade("flash-attn-4 is not installed")
+    p.takes_only("causal", "seqlen-k", "kv-heads")
+    if p.said.get("layout") == "packed":
+        raise NotMade("packed")
+    q, k, v = (x.transpose(1, 2) for x in p.tensors(p.dtype))  # [batch, seqlen, heads, head_dim]
+    return lambda: cute(q, k, v, causal="causal" in p.said)
+
+
 def efficient(p):
     if p.head_dim in (64, 128):
         raise NotMade("head dims 64 and 128 are the others'")
@@ -218,7 +234,7 @@ PEERS = {
 }
 OF_PLAIN = {"pytorch-materialised": materialised}
 OF_MODELS = {"flash-attention-3-bf16": flash_attention_3,
-             "flash-attention-3-fp8": flash_attention_3_fp8, "efficient": efficient}
+             "flash-attention-3-fp8": flash_attention_3_fp8, "flash-attn-4": flash_attn_4, "efficient": efficient}
 
 
 def matmul(p):
@@ -226,41 +242,66 @@ def matmul(p):
     return lambda: x @ y
 
 
-def between_events(run, count, each):
-    """The milliseconds of `each` launches between two events, `count` times."""
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
-    for begin, end in events:  # no waiting in between: Python stays ahead of the GPU
+def elapsed_clocks(readings, count, each):
+    """The SM clocks of a launch from `readings` [count + EMPTY + 1, SMs], as gpu_device.cu has them."""
+    seen = (readings > 0).all(dim=0)
+    clocks = (readings[1:, seen] - readings[:-1, seen]).double().mean(dim=1).tolist()
+    empty = statistics.median(clocks[count:])
+    return [(c - empty) / each for c in clocks[:count]]
+
+
+EMPTY = 5  # readings with no launch between them
+
+
+def between_events(run, count, each, read=None):
+    """The milliseconds of a launch, `count` times the mean of `each`, and the SM clocks if `read` reads them."""
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count + EMPTY)]
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    readings = torch.zeros(count + EMPTY + 1, sms, dtype=torch.int64, device="cuda")
+    rows = [ctypes.c_void_p(readings.data_ptr() + 8 * sms * i) for i in range(count + EMPTY + 1)]
+    read = read or (lambda row, sms: None)
+    read(rows[0], sms)
+    for i, (begin, end) in enumerate(events):  # no waiting in between: Python stays ahead of the GPU
         begin.record()
-        for _ in range(each):
+        for _ in range(each if i < count else 0):
             run()
         end.record()
+        read(rows[i + 1], sms)
     torch.cuda.synchronize()
-    return [begin.elapsed_time(end) for begin, end in events]
+    return ([begin.elapsed_time(end) / each for begin, end in events[:count]],
+            elapsed_clocks(readings, count, each) if readings.any() else [])
 
 
-def milliseconds(run, iters):
-    """Of a launch, `iters` times, after three that are not timed."""
+def alone(run, read, rest, warm_up, recorded):
+    """As between_events, of launches that follow a rest and a warm-up: all in seconds."""
+    first = statistics.median(between_events(run, 3, 1)[0]) / 1000
+    time.sleep(rest)
+    between_events(run, max(1, int(warm_up / first)), 1, read)
+    return between_events(run, max(1, int(recorded / first)), 1, read)
+
+
+def timed(run, read, iters):
+    """As between_events, `iters` times, after three launches that are not timed."""
     for _ in range(3):
         run()
     hold = 80_000_000  # cycles, 40 ms: Python takes up to 100 us for a call
     torch.cuda._sleep(hold // 40)
-    first = between_events(run, 1, 1)[0]
+    first = between_events(run, 1, 1)[0][0]
     if first < 1:
         torch.cuda._sleep(hold)
     each = 10 if first < 0.1 else 1
-    return [ms / each for ms in between_events(run, iters, each)]
+    return between_events(run, iters, each, read)
 
 
-def measure(problem, peers, iters):
-    """The peers' rows; says why one has none."""
+def measure(problem, peers, time_of):
+    """The peers' rows, by time_of(run, problem); says why one has none."""
     rows = []
     for name, of in peers.items():
         shape = (problem.batch, problem.heads, problem.seqlen, problem.head_dim)
         what = f"{name} at {shape} {problem.options}"
         try:
             run = of(problem)
-            time.sleep(1 if problem.operations > 1e12 else 0.25)  # short launches meet no limit
-            times = milliseconds(run, iters)
+            times, clocks = time_of(run, problem)
         except NotMade:
             continue
         except (RuntimeError, TypeError, AttributeError, AssertionError, ValueError) as error:
@@ -275,16 +316,17 @@ def measure(problem, peers, iters):
                      "head_dim": problem.head_dim, "options": problem.options,
                      "operations": f"{problem.operations:.0f}", "kv_bytes": problem.kv_bytes,
                      "median_ms": f"{median:.6g}", "min_ms": f"{min(times):.6g}",
+                     "sm_clocks": f"{statistics.median(clocks):.6g}" if clocks else "",
                      "tflops": f"{tflops:.6g}"})
         print(f"{what}: {median:.4g} ms, {tflops:.4g} TFLOP/s", file=sys.stderr, flush=True)
     return rows
 
 
-def measure_matmul(iters):
+def measure_matmul(time_of):
     """The rows of the matrix product, the ceiling, in both types."""
     return [row for options, name in (("", "matmul-fp16"), ("type=bf16", "matmul-bf16"))
             for row in measure(Problem(1, 1, 8192, 8192, options, 2 * 8192**3, ""), {name: matmul},
-                               iters)]
+                               time_of)]
 
 
 def last_problem(path):
@@ -300,19 +342,31 @@ def last_problem(path):
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--csv", required=True, help="the file of the steps' rows, to append to")
+    p.add_argument("--clocks", help="the shared library of sm_clock.cu; without it sm_clocks is empty")
     p.add_argument("--iters", type=int, default=20, help="default: %(default)s")
     a = p.parse_args()
     if not torch.cuda.is_available():
         sys.exit("peers.py: SKIP: no GPU")
     torch.set_grad_enabled(False)
+    read = ctypes.CDLL(a.clocks).read_sm_clocks if a.clocks else None
+
+    def by_default(run, p):
+        time.sleep(1 if p.operations > 1e12 else 0.25)  # short launches meet no limit
+        return timed(run, read, a.iters)
+
     for line in sys.stdin:
         problem, columns = last_problem(a.csv)
-        if line.strip() == "matmul":
-            rows = measure_matmul(a.iters)
-        elif line.strip() == "plain":
-            rows = measure(problem, PEERS | OF_PLAIN, a.iters)
+        what, *words = line.split() or [""]
+        if what == "matmul":
+            rows = measure_matmul(by_default)
+        elif what == "plain":
+            rows = measure(problem, PEERS | OF_PLAIN, by_default)
+        elif what == "alone":
+            name, seconds = words[0], [float(word) for word in words[1:]]
+            rows = measure(problem, {name: (PEERS | OF_MODELS)[name]},
+                           lambda run, _: alone(run, read, *seconds))
         else:
-            rows = measure(problem, OF_MODELS | PEERS, a.iters)  # FlashAttention-3 next to the step
+            rows = measure(problem, OF_MODELS | PEERS, by_default)  # FlashAttention-3 next to the step
         with open(a.csv, "a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, columns, restval="", lineterminator="\n").writerows(rows)
         print("measured", flush=True)

@@ -258,12 +258,185 @@ TEST_CASE("truth: all counts, with and without ncu") {
 }
 
 TEST_CASE("scripts: what measures says so where there is nothing to measure with") {
-  for (const std::string script : {"bench", "bench-models", "bench-hopper", "ceilings", "power"}) {
+  for (const std::string script :
+       {"bench", "bench-models", "bench-hopper", "ceilings", "cycles", "sustained"}) {
     const Finished finished = run_command("GPU= NVCC= common/measure/" + script + ".sh 00-x");
     CHECK(finished.status == 3);
     CHECK(finished.out == "");
     CHECK(finished.err == "make " + script + ": no GPU here\n");
   }
+}
+
+namespace {
+
+/// A folder in which rounds.py measures programs that say what a test wants: each row's milliseconds, in turn, and as
+/// many million clocks.
+struct Rounds {
+  const fs::path folder = fs::temp_directory_path() / ("rounds." + std::to_string(getpid()));
+
+  Rounds() {
+    fs::create_directories(folder / "build");
+    stub("nvidia-smi",
+         "echo 600.5, 1980; [ $# = 4 ] || while sleep 0.01; do echo 600.5, 1980; done");
+  }
+  Rounds(const Rounds &) = delete;
+  Rounds &operator=(const Rounds &) = delete;
+  ~Rounds() { fs::remove_all(folder); }
+
+  void stub(const std::string &name, const std::string &text) const {
+    std::ofstream(folder / name) << "#!/bin/sh\n" << text << "\n";
+    fs::permissions(folder / name, fs::perms::owner_all);
+  }
+  /// A program whose first time, which is not recorded, and then times are these.
+  void program(const std::string &name, const std::string &step, const std::string &ms,
+               const std::string &end = "exit 0") const {
+    stub(name, "for word; do csv=$word; done; echo 'check    right'; set -- " + ms +
+                   "\nwhile read n; do\nsleep 0.04; [ -e $csv ] || echo "
+                   "step,device,batch,heads,seqlen,head_dim,options," +
+                   "operations,kv_bytes,median_ms,min_ms,sm_clocks,tflops,rms_error >$csv\n" +
+                   "echo '" + step + ",GPU,1,1,64,64,,1e9,1,'$1,$1,${1}e6,1,1e-6 >>$csv\n" +
+                   "echo \"$0 $n\" >>order; shift; echo 'speed    1'; done; " + end);
+  }
+  Finished run(const std::string &plan, const std::string &arguments) const {
+    fs::remove(folder / "order");
+    return run_command(
+        "d=$PWD; cd " + shell_word(folder.string()) + " && printf %b '" + plan +
+        "' | PATH=$PWD:$PATH SUSTAINED='0 0.02 0.04' python3 $d/common/measure/rounds.py " +
+        arguments);
+  }
+  std::string text(const std::string &name) const { return read_text(folder / name); }
+};
+
+}  // namespace
+
+TEST_CASE("rounds: programs alternate, and what the control's noise hides is level") {
+  if (run_command("python3 --version").status != 0) return void(std::puts("SKIP: no python3"));
+  const Rounds r;
+  // The control is up to 2% off; 'noise' is 1% faster in every round, 'unsteady' is mostly.
+  r.program("step-97", "97-before", "20 20 20 20");
+  r.program("step-98", "98-idea", "100 10 10.1 10");
+  r.program("step-98-fast", "98-idea:fast", "4 5 5 5");
+  r.program("step-98-noise", "98-idea:noise", "9 9.9 9.999 9.9");
+  r.program("step-98-unsteady", "98-idea:unsteady", "9 8 12 8");
+  r.stub("step-98-large", "echo too large >&2; exit 3");
+  const std::string all =
+      "./step-97 ./step-98 ./step-98-fast ./step-98-noise ./step-98-unsteady ./step-98-large ";
+  const auto compare = [&](const std::string &control) {
+    r.program("control/step-98", "98-idea", control);
+    return r.run("--causal|" + all + "control/step-98\\n", "variants --rounds 3 --step 98 out.csv");
+  };
+  fs::create_directories(r.folder / "control");
+  const Finished finished = compare("10 10.2 10.1 10");
+  CHECK(finished.status == 0);
+  CHECK(finished.err.find("[7 of 7, ") != std::string::npos);
+  CHECK(finished.err.find("step-98-large --causal: left out\n") != std::string::npos);
+  const std::vector<std::string> lines = lines_of(finished.out);
+  REQUIRE(lines.size() == 9);
+  CHECK(lines[0] == "1 1 64 64 ");
+  CHECK(lines[2] == "  97-before         20    0.5× (0.5 to 0.505)  20000000  0.5× (0.5 to 0.505)");
+  const std::vector<std::string> rows = lines_of(r.text("out.csv"));
+  REQUIRE(rows.size() == 7);
+  const auto row = [&](const std::string &step) {
+    for (const std::string &line : rows)
+      if (line.starts_with(step + ",")) return line;
+    return std::string();
+  };
+  // The first launch is not recorded; each launch count follows from it.
+  CHECK(row("98-idea").starts_with(
+      "98-idea,GPU,1,1,64,64,,1e9,1,3,10,10,0.1,10000000,10000000,10100000,1000,1980,600.5,"));
+  CHECK(row("98-idea").ends_with(",,1,1,,1,1,1×,1×"));
+  CHECK(row("98-idea:fast").find(",2,2,2.02,2,2,2.02,2× (2 to 2.02),2× (2 to 2.02)") !=
+        std::string::npos);
+  CHECK(row("98-idea:noise").find(",,1.0101,1.0101,,1.0101,1.0101,level,level") !=
+        std::string::npos);
+  CHECK(row("98-idea:unsteady").ends_with(",level,level"));
+  CHECK(row("98-idea:control").ends_with(",\"level, to 2%\",\"level, to 2%\""));
+  std::string order;
+  for (const std::string &line : lines_of(r.text("order")))
+    order += line.substr(line.find("step-")) + "; ";
+  const std::string forth =
+      "step-97 10; step-98 2; step-98-fast 20; step-98-noise 20; step-98-unsteady 20; step-98 20; ";
+  CHECK(order.find(forth +
+                   "step-98 20; step-98-unsteady 20; step-98-noise 20; step-98-fast 20; step-98 2; "
+                   "step-97 10; " +
+                   forth) != std::string::npos);
+  // Beside a control without noise the same percent is a difference.
+  CHECK(compare("10 10 10.1 10").status == 0);
+  CHECK(r.text("out.csv").find("98-idea:noise") != std::string::npos);
+  CHECK(r.text("out.csv").find(",1.01× (1.01 to 1.01),1.01× (1.01 to 1.01)\n") !=
+        std::string::npos);
+  // A wrong answer after the launches leaves the file as it was.
+  const std::string before = r.text("out.csv");
+  r.program("step-98-fast", "98-idea:fast", "4 1 1 1", "exit 1");
+  const Finished wrong = compare("10 10 10.1 10");
+  CHECK(wrong.status == 1);
+  CHECK(wrong.err.ends_with(
+      "FAILED: ./step-98-fast --causal: after its launches the answer is wrong\n"));
+  CHECK(r.text("out.csv") == before);
+}
+
+TEST_CASE(
+    "rounds: a piece of make cycles joins the others, and make sustained takes its own time") {
+  if (run_command("python3 --version").status != 0) return void(std::puts("SKIP: no python3"));
+  const Rounds r;
+  r.program("step-97", "97-before", "20 20 21 23");
+  r.program("step-98", "98-idea", "9 10 11 11");
+  const auto row = [&](const std::string &text) {
+    return r.text("out.csv").find("\n" + text + ",600.5,1e-6\n") != std::string::npos;
+  };
+  const std::string old =
+      "97-before,GPU,1,1,64,64,,1e9,1,3,21,20,0.047619,21000000,20000000,23000000,1000,1980";
+  CHECK(r.run("|./step-98\\n", "cycles --rounds 3 out.csv").status == 0);
+  CHECK(r.run("|./step-97\\n", "cycles --rounds 3 out.csv").status == 0);
+  CHECK(lines_of(r.text("out.csv")).size() == 3);
+  CHECK(lines_of(r.text("out.csv"))[1].starts_with("97-"));
+  CHECK(row(old));
+  CHECK(row("98-idea,GPU,1,1,64,64,,1e9,1,3,11,10,0.0909091,11000000,10000000,11000000,1000,1980"));
+  r.program("step-98", "98-idea", "9 7 7 7");
+  CHECK(r.run("|./step-98\\n", "cycles --rounds 3 out.csv").status == 0);
+  CHECK(lines_of(r.text("out.csv")).size() == 3);
+  CHECK(row(old));
+  CHECK(row("98-idea,GPU,1,1,64,64,,1e9,1,3,7,7,0.142857,7000000,7000000,7000000,1000,1980"));
+
+  // 20 ms of warm-up and 40 ms recorded, of launches of 2 ms; what the program does not say of its inputs is added.
+  r.program("step-98", "98-idea", "2 5 4 5 4.5");
+  CHECK(r.run("--inputs one-hot --seqlen 64|./step-98|no-such-peer\\n",
+              "sustained --rounds 2 out.csv")
+            .status == 0);
+  CHECK(lines_of(r.text("order")) == std::vector<std::string>{"./step-98 1", "./step-98 10",
+                                                              "./step-98 20", "./step-98 5",
+                                                              "./step-98 10"});
+  CHECK(
+      row("98-idea,GPU,1,1,64,64,inputs=one-hot,1e9,1,2,4.25,4,0.235294,4250000,4000000,4500000,"
+          "1000,1980"));
+}
+
+TEST_CASE("cycles and sustained: what is measured") {
+  const fs::path folder = fs::temp_directory_path() / ("plan." + std::to_string(getpid()));
+  fs::create_directories(folder);
+  const std::string python = (folder / "python").string();
+  std::ofstream(python) << "#!/bin/sh\necho \"$@\"; cat\n";
+  fs::permissions(python, fs::perms::owner_all);
+  const auto plan = [&](const std::string &script) {
+    return run_command("GPU=x NVCC=nvcc PYTHON=" + shell_word(python) + " " + script).out;
+  };
+  CHECK(plan("common/measure/cycles.sh 02-loop-inverted 31-wgmma") ==
+        "common/measure/rounds.py cycles --rounds 7 plots/results/x-cycles.csv\n--batch "
+        "1|./step-02\n|./step-31\n");
+  CHECK(
+      plan(
+          "SHAPES='--batch 4; --head-dim 64' REPEAT=9 common/measure/cycles.sh 02-loop-inverted") ==
+      "common/measure/rounds.py cycles --rounds 9 plots/results/x-cycles.csv\n"
+      "--batch 4|./step-02\n --head-dim 64|./step-02\n");
+  CHECK(plan("common/measure/sustained.sh 02-loop-inverted 15-early-k 16-late-copies 20-causal") ==
+        "common/measure/rounds.py sustained --rounds 2 plots/results/x-sustained.csv\n"
+        "--head-dim 128|./step-16|flash-attention-2 cudnn\n--head-dim "
+        "64|./step-16|flash-attention-2 cudnn\n"
+        "loop|mma mma-zeros\n");
+  CHECK(plan("SHAPES='--batch 16; --inputs one-hot' common/measure/sustained.sh 15-early-k") ==
+        "common/measure/rounds.py sustained --rounds 2 plots/results/x-sustained.csv\n"
+        "--batch 16|./step-15\n --inputs one-hot|./step-15\n");
+  fs::remove_all(folder);
 }
 
 TEST_CASE(
@@ -408,8 +581,8 @@ TEST_CASE("make: what a target lacks is said in one line, before anything is bui
     refuses(target, "make " + target + ": there is no step 99. The steps are 00 01 02");
   refuses("step-16-nothing", "make step-16-nothing: step 16 has no such variant. It has: ");
   refuses("variants-02", "make variants-02: step 02 has no variants");
-  for (const std::string target : {"bench", "bench-models", "bench-hopper", "ceilings", "power",
-                                   "check-gpu", "check-deadlock", "racecheck"})
+  for (const std::string target : {"bench", "bench-models", "bench-hopper", "ceilings", "cycles",
+                                   "sustained", "check-gpu", "check-deadlock", "racecheck"})
     refuses("GPU= " + target, "make " + target + ": there is no GPU here");
   for (const std::string target : {"bench", "check-gpu", "regs", "sass-16"})
     refuses("GPU=x NVCC= " + target, "make " + target + ": nvcc is not on the PATH");

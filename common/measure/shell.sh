@@ -81,7 +81,7 @@ end_rows() {
 # ends, and asking it fails; bash itself is not to end of that.
 start_peers() {
   trap '' PIPE
-  coproc PEERS { "$PYTHON" common/measure/peers.py --csv "$csv"; }
+  coproc PEERS { "$PYTHON" common/measure/peers.py --csv "$csv" --clocks "$BUILD/sm_clock.so"; }
   exec {ask}>&"${PEERS[1]}" {answer}<&"${PEERS[0]}"
 }
 
@@ -108,4 +108,45 @@ finish() {
     mv "build/$name.csv" "$results/$GPU-$name.csv"
     echo "written: $results/$GPU-$name.csv"
   done
+}
+
+# problems_of NN: sets checked, small problems for the answer of step NN and its variants, each with also_checked
+# added, and measured, those that it is timed at: first its headline. A program that does not take one says so and is
+# left out: a variant may take one head dim only or need more shared memory than there is, and the step before takes
+# less.
+problems_of() {
+  checked=("--batch 1 --heads 2 --seqlen 512 --head-dim 64" "--batch 1 --heads 2 --seqlen 512 --head-dim 128")
+  measured=("")
+  also_checked=
+  decode="--heads 64 --kv-heads 8 --seqlen 1 --head-dim 128"
+  case $1 in
+    00 | 02 | 03) measured=("--batch 1") ;; # a launch at the default shape takes seconds
+    16) measured=("" "--seqlen 1024") ;;
+    20) also_checked=--causal measured=("--causal" "--causal --batch 1 --seqlen 4096") ;;
+    21) also_checked=--causal measured=("--causal --batch 8 --seqlen 8191" "--causal --batch 8") ;;
+    22) also_checked=--causal measured=("--causal --batch 8" "--causal --batch 8 --layout bnhd" "--causal --seqlen 1024") ;;
+    23) also_checked="--kv-heads 1" measured=("--batch 4 --heads 64 --kv-heads 8" "--batch 4 --heads 64" "--causal --batch 8") ;;
+    24) also_checked="--rope halves" measured=("--causal --batch 8 --rope halves" "--causal --seqlen 512 --rope halves") ;;
+    26 | 27)
+      checked=("--batch 2 --heads 8 --kv-heads 1 --seqlen 1 --seqlen-k 515 --head-dim 64"
+        "--batch 1 --heads 8 --kv-heads 2 --seqlen 1 --seqlen-k 1030 --head-dim 128")
+      measured=()
+      for shape in "1 1024" "1 4096" "1 16384" "1 65536" "1 131072" "16 1024" "16 4096" "16 16384" "64 1024" "64 4096"; do
+        read -r batch keys <<<"$shape"
+        measured+=("--batch $batch --seqlen-k $keys $decode")
+      done
+      ;;
+    28)
+      also_checked="--window 100"
+      measured=("--batch 2 --seqlen 16384 --window 1024" "--batch 2 --seqlen 16384 --window 256")
+      ;;
+    29)
+      checked=("--batch 1 --heads 2 --seqlen 500 --head-dim "{64,192,256})
+      measured=("--batch 4 --head-dim "{64,192,256})
+      ;;
+    50) also_checked=--causal measured=("--causal --batch 8") ;;
+    36) measured=("" "--seqlen 1024" "--head-dim 64") ;;
+    39) also_checked=--causal measured=("--causal" "--causal --seqlen 1024" "--head-dim 64" "--causal --head-dim 64") ;;
+    41) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
+  esac
 }

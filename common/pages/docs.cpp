@@ -55,16 +55,17 @@ step = [$step]($chapter) | the idea = $idea | problem = $problem | >speed = {[$1
 peer = $step | >TFLOP/s = {$speed} | >ms = {$ms} | >batch = {$most:,})"}},
     {"variants", {"step~^[0-9]{2}-", R"(
 variant = $variant | >TFLOP/s = {$speed} | >ms = {$ms} | >batch = {$most:,}
->× the step = {$speed/[$file tflops $base $largest]:x} | what it tries = $what)"}},
+>× the step = $in_time;{$speed/[$file tflops $base $largest]:x} | ?>× the step, in clocks = $in_clocks
+what it tries = $what)"}},
     {"counters", {"", R"(
 counter = $counter | >emulator = {[$file emulator $counter $step $filters]:,}
 >ncu = {[$file ncu $counter $step $filters]:,} | >difference = $difference)"}},
     {"truth", {"batch~ heads~ seqlen~ head_dim~ options~", ""}},
     {"truth-sentence", {"batch~ heads~ seqlen~ head_dim~ options~", ""}},
-    {"power", {"name~^power-", R"(
-run = $run | >W = {[$file power-$run]} | >GHz = {[$file clock-$run]/1000:s4}
->GHz in the kernel = {[$file clock-in-kernel-$run]/1000:s4} | >TFLOP/s = {[$file speed-$run]}
->TFLOP/s per GHz = {[$file speed-per-clock-$run]:s4})"}}};
+    {"sustained", {"", R"(
+run = $run | >W = {[$file watts $step $here]:0} | >GHz = {[$file mhz $step $here]/1000:s4}
+>GHz by nvidia-smi = {[$file smi_mhz $step $here]/1000:s4} | >TFLOP/s = {[$file tflops $step $here]}
+>TFLOP/s per GHz = {[$file tflops $step $here]/[$file mhz $step $here]*1000:s4})"}}};
 
 /// What $NAME stands for in a table where it is no column.
 const Row kShort = {
@@ -74,6 +75,7 @@ const Row kShort = {
     {"most", "[$file batch $step $largest]"},
     {"bf16", "[$file tflops $step $largest options=type=bf16]"},
     {"fa3", "[$file tflops flash-attention-3-bf16 $largest options=type=bf16]"},
+    {"here", "seqlen=$seqlen head_dim=$head_dim options=$plus"},
     {"at", "batch=$batch heads=$heads seqlen=$seqlen head_dim=$head_dim options=$plus"}};
 
 /// A text with every match of `pattern` replaced by what `make` makes of its first group.
@@ -103,6 +105,7 @@ const std::string &field(const Row &row, const std::string &column) {
 
 double number(const Row &row, const std::string &column) {
   const std::string &text = field(row, column);
+  if (text.empty()) throw Missing("no " + column);
   static const std::regex decimal("-?[0-9.]+(e[-+]?[0-9]+)?");
   if (!std::regex_match(text, decimal)) throw Error(column + " '" + text + "' is no number");
   return std::stod(text);
@@ -290,7 +293,8 @@ struct Page {
     if (kShort.count(name)) return filled(kShort.at(name), row);
     if (name == "plus") return join(words(row.at("options")), "+");
     if (name == "keys") return field(row, "seqlen-k");
-    if (name == "run") return split(row.at("name"), "power-").back();
+    if (name == "run")
+      return row.at("step") + (row.at("options").empty() ? "" : " " + row.at("options"));
     if (name == "base") return step_named(row.at("file").substr(row.at("file").size() - 2));
     if (name == "problem")
       return filled("batch $batch, $heads head", row) + (row.at("heads") == "1" ? "" : "s") +
@@ -316,6 +320,7 @@ struct Page {
     }
     if (name == "what" && parts.size() == 1)
       return parts[0] == about(row, "base") ? "the step" : "the step before";
+    if (name == "what" && parts[1] == "control") return "the step once more: the noise";
     if (name == "what")  // the first sentence
       return capture(folder / "variants" / (parts[1] + ".patch"),
                      R"(^([^.]*(?:\.[^\s][^.]*)*\.)\s)");

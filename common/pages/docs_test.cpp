@@ -432,16 +432,34 @@ TEST_CASE("docs: tables of counters") {
       "several rows of 00-standard match, filter by batch: 1; 2");
 }
 
-TEST_CASE("docs: a table of named values") {
+TEST_CASE("docs: sustained speed, and a variant beside the noise") {
   Repository r;
-  r.write("plots/results/gpu-power.csv",
-          "name,value,unit\npower-02,686,W\nclock-02,1829,MHz\nspeed-02,406,TFLOP/s\n"
-          "speed-per-clock-02,222,TFLOP/s/GHz\nclock-in-kernel-02,1800,MHz\npower-05,700,W\n");
-  CHECK(r.table("power gpu-power") ==
-        "| run | W | GHz | GHz in the kernel | TFLOP/s | TFLOP/s per GHz |\n"
+  r.write("plots/results/gpu-sustained.csv",
+          "step,seqlen,head_dim,options,tflops,mhz,smi_mhz,watts\n"
+          "02-loop,8192,128,,406,1800,1829,686\n02-loop,8192,128,inputs=ends,410,,1980,\n"
+          "mma,,,,580,1704,1920,690\n");
+  CHECK(r.table("sustained gpu-sustained options~ seqlen~ head_dim~") ==
+        "| run | W | GHz | GHz by nvidia-smi | TFLOP/s | TFLOP/s per GHz |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: |\n"
-        "| 02 | 686 | 1.829 | 1.800 | 406 | 222.0 |\n"
-        "| 05 | 700 | — | — | — | — |");
+        "| 02-loop | 686 | 1.800 | 1.829 | 406 | 225.6 |\n"
+        "| 02-loop inputs=ends | — | — | 1.980 | 410 | — |\n"
+        "| mma | 690 | 1.704 | 1.920 | 580 | 340.4 |");
+  r.write(
+      "plots/results/gpu-variants-02.csv",
+      "step,device,batch,heads,seqlen,head_dim,options,median_ms,tflops,speed_ratio,in_time,"
+      "in_clocks\n"
+      "02-loop,NVIDIA H200,16,16,8192,128,,890,12,,1×,1×\n"
+      "02-loop:control,NVIDIA H200,16,16,8192,128,,890,12,,\"level, to 2%\",\"level, to 0.1%\"\n"
+      "02-loop:wide,NVIDIA H200,16,16,8192,128,,900,12,,level,0.99× (0.98 to 0.991)\n");
+  CHECK(r.table("variants gpu-variants-02") ==
+        "| variant | TFLOP/s | ms | batch | × the step | × the step, in clocks | what it tries |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |\n"
+        "| 02-loop | 12.0 | 890 | 16 | 1× | 1× | the step |\n"
+        "| control | 12.0 | 890 | 16 | level, to 2% | level, to 0.1% | the step once more: the "
+        "noise |\n"
+        "| wide | 12.0 | 900 | 16 | level | 0.99× (0.98 to 0.991) | — |");
+  // What is level has no number to quote.
+  has(message([&] { r.value("[gpu-variants-02 speed_ratio 02-loop:wide]:x"); }), "no speed_ratio");
 }
 
 TEST_CASE("docs: a table that there is not") {

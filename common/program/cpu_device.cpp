@@ -40,7 +40,7 @@ class Emulator : public Device {
   }
 
   void run(const std::function<void()> &launch) override { launch(); }
-  std::vector<float> time(const std::function<void()> &, int, int, int) override {
+  Times time(const std::function<void()> &, int, int, int) override {
     throw std::logic_error("the emulator's time says nothing about a GPU's");
   }
 

@@ -12,7 +12,9 @@ enum CsvKind { kResultCsv, kProfileCsv, kTraceCsv, kBlocksCsv, kEventsCsv, kCsvK
 constexpr struct {
   const char *option, *header, *help;
 } kCsv[kCsvKinds] = {
-    {"csv", "step,device," PROBLEM_COLUMNS ",operations,kv_bytes,median_ms,min_ms,tflops,rms_error",
+    {"csv",
+     "step,device," PROBLEM_COLUMNS ",operations,kv_bytes,median_ms,min_ms,sm_clocks,tflops,"
+     "rms_error",
      "append the result as a row"},
     {"profile-csv", "step,source," PROBLEM_COLUMNS ",line,counter,value",
      "append the emulator's counts"},

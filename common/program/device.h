@@ -10,6 +10,12 @@
 
 #include "common/kernel/step.h"
 
+/// How long launches took.
+struct Times {
+  std::vector<float> ms;       // between two events
+  std::vector<double> clocks;  // of an SM: elapsed, whatever the power limit does to the clock rate
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -27,11 +33,10 @@ class Device {
 
   /// Runs and waits for the end. Throws std::runtime_error if the kernel failed.
   virtual void run(const std::function<void()> &launch) = 0;
-  /// The milliseconds of a launch, `iterations` times, each the mean of `each` launches between two
-  /// events; after `warm_up` that are not timed. All are queued before the first is waited for, as
-  /// peers.py does.
-  virtual std::vector<float> time(const std::function<void()> &launch, int warm_up, int iterations,
-                                  int each) = 0;
+  /// Times a launch `iterations` times, each as the mean of `each` launches, after `warm_up` launches
+  /// that are not timed. All are queued before the first is waited for, as peers.py does.
+  virtual Times time(const std::function<void()> &launch, int warm_up, int iterations,
+                     int each) = 0;
 };
 
 std::unique_ptr<Device> make_cpu_device();

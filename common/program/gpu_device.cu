@@ -2,12 +2,15 @@
 // The GPU as a device.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <string>
 
 #include "common/program/device.h"
 #include "common/program/ladder.h"
+
+extern "C" cudaError_t read_sm_clocks(long long *clocks, int sms);  // sm_clock.cu
 
 namespace {
 
@@ -67,6 +70,48 @@ class Event {
   cudaEvent_t event_;
 };
 
+/// Readings of the clocks of all SMs, in the queue of the GPU.
+class SmClocks {
+ public:
+  SmClocks(int readings, int sms) : sms_(sms), clocks_(std::size_t(readings) * sms) {
+    check(cudaMalloc(&memory_, bytes()), "cudaMalloc");
+    check(cudaMemset(memory_, 0, bytes()), "cudaMemset");
+  }
+  SmClocks(const SmClocks &) = delete;
+  SmClocks &operator=(const SmClocks &) = delete;
+  ~SmClocks() { cudaFree(memory_); }
+
+  /// Queues the next reading.
+  void read() {
+    check(read_sm_clocks(memory_ + next_, sms_), "reading the clocks");
+    next_ += sms_;
+  }
+  /// Waits for the readings and returns the clocks from each to the next: the mean over the SMs that
+  /// both have read. (The SMs of a GPU have several clock generators, whose rates differ a little.)
+  std::vector<double> elapsed() {
+    check(cudaMemcpy(clocks_.data(), memory_, bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    std::vector<double> all;
+    for (std::size_t i = sms_; i < clocks_.size(); i += sms_) {
+      double sum = 0;
+      int seen = 0;
+      for (std::size_t sm = i; sm < i + sms_; sm++)
+        if (clocks_[sm] && clocks_[sm - sms_]) {
+          sum += static_cast<double>(clocks_[sm] - clocks_[sm - sms_]);
+          seen++;
+        }
+      all.push_back(sum / seen);
+    }
+    return all;
+  }
+
+ private:
+  std::size_t bytes() const { return clocks_.size() * sizeof(long long); }
+
+  std::size_t sms_, next_ = 0;
+  std::vector<long long> clocks_;
+  long long *memory_ = nullptr;
+};
+
 class Gpu : public Device {
  public:
   Gpu() {
@@ -105,22 +150,32 @@ class Gpu : public Device {
     launch();
     check(cudaDeviceSynchronize(), "the kernel failed");
   }
-  std::vector<float> time(const std::function<void()> &launch, int warm_up, int iterations,
-                          int each) override {
-    std::vector<Event> begin(iterations), end(iterations);
+  Times time(const std::function<void()> &launch, int warm_up, int iterations, int each) override {
+    constexpr int kEmpty = 5;
+    std::vector<Event> begin(iterations + kEmpty), end(iterations + kEmpty);
+    SmClocks clocks(iterations + kEmpty + 1, properties_.multiProcessorCount);
     for (int i = 0; i < warm_up; i++) launch();
     // Short launches end sooner than the host queues them: they wait until all are queued.
     if (each > 1) hold<<<1, 1>>>(kHoldNanoseconds);
-    for (int i = 0; i < iterations; i++) {
+    clocks.read();
+    for (int i = 0; i < iterations + kEmpty; i++) {
       begin[i].record();
-      for (int j = 0; j < each; j++) launch();
+      for (int j = 0; j < each && i < iterations; j++) launch();
       end[i].record();
+      clocks.read();
     }
     check(cudaDeviceSynchronize(), "the kernel failed");
-    std::vector<float> milliseconds;
-    for (int i = 0; i < iterations; i++)
-      milliseconds.push_back(end[i].milliseconds_since(begin[i]) / each);
-    return milliseconds;
+    // What two readings cost with no launch between them is subtracted. What a launch costs after
+    // another, a microsecond, is a part of it, in the clocks as in the time.
+    std::vector<double> elapsed = clocks.elapsed();
+    std::sort(elapsed.end() - kEmpty, elapsed.end());
+    const double empty = elapsed[iterations + kEmpty / 2];
+    Times times;
+    for (int i = 0; i < iterations; i++) {
+      times.ms.push_back(end[i].milliseconds_since(begin[i]) / each);
+      times.clocks.push_back((elapsed[i] - empty) / each);
+    }
+    return times;
   }
 
  private:

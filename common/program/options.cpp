@@ -259,6 +259,9 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
       {"seed", "N", "draws the inputs and, on the emulator, the order of threads;\ndefault 1",
        [&to](Text option, Text text) { to.seed = number(option, text, 0, ULLONG_MAX); }},
       count("iters", to.iters, 1000000, "timed launches on a GPU; default: 3 to 20, by time"),
+      flag("again", to.again,
+           "time launches again for each line of standard input, their number, and\n"
+           "append a row: `make variants-NN` alternates programs"),
       count("sms", to.sms, 1000, "multiprocessors of the GPU that is emulated; default 16"),
       flag("check-only", to.check_only, "no timing, no counting"),
       flag("profile", to.profile, "count on the emulator, line by line")};
@@ -301,8 +304,9 @@ void check_together(const Options &options) {
   const std::string untimed = options.check_only                     ? "--check-only"
                               : options.device == DeviceChoice::kCpu ? "--device cpu"
                                                                      : counting;
-  if (options.iters && !untimed.empty())
-    throw UsageError("--iters cannot be combined with " + untimed +
+  const std::string timed = options.iters ? "--iters" : options.again ? "--again" : "";
+  if (!timed.empty() && !untimed.empty())
+    throw UsageError(timed + " cannot be combined with " + untimed +
                      ", because launches are timed on a GPU only");
   for (int i = 0; i < kCsvKinds; i++)
     for (int j = 0; j < i; j++)

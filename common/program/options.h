@@ -37,7 +37,8 @@ struct Options {
   reference::Family inputs = reference::Family::kNormal;
   std::uint64_t seed = 1;
   int iters = 0;  // 0: by time
-  int sms = 0;    // of the GPU that is emulated; 0: the emulator's default
+  bool again = false;
+  int sms = 0;  // of the GPU that is emulated; 0: the emulator's default
   bool check_only = false, profile = false, describe = false, help = false;
   std::array<std::string, kCsvKinds> files;  // paths, empty if not asked for
   std::string sizes;  // "--batch 2 --seqlen 512": the sizes as they were typed, for messages

@@ -238,9 +238,13 @@ TEST_CASE("options: --iters with what is not timed is refused") {
                                                   {"--trace-csv", "a.csv"}}) {
     std::vector<std::string> both = untimed;
     both.insert(both.end(), {"--iters", "7"});
-    CHECK(error_of(both) == "--iters cannot be combined with " + untimed[0] +
-                                (untimed[0] == "--device" ? " cpu" : "") +
-                                ", because launches are timed on a GPU only");
+    const std::string with = " cannot be combined with " + untimed[0] +
+                             (untimed[0] == "--device" ? " cpu" : "") +
+                             ", because launches are timed on a GPU only";
+    CHECK(error_of(both) == "--iters" + with);
+    both = untimed;
+    both.push_back("--again");
+    CHECK(error_of(both) == "--again" + with);
   }
 }
 
@@ -502,7 +506,7 @@ TEST_CASE("options: --describe says all that scripts ask for, a line for each th
         "emulator batch=1 heads=2 seqlen=256 head-dim=64\n"
         "csv "
         "step,device,batch,heads,seqlen,head_dim,options,operations,kv_bytes,median_ms,min_ms,"
-        "tflops,rms_error\n"
+        "sm_clocks,tflops,rms_error\n"
         "profile-csv step,source,batch,heads,seqlen,head_dim,options,line,counter,value\n"
         "trace-csv line,op,request,lane,address,bytes,bank,wavefront\n"
         "blocks-csv step,batch,heads,seqlen,head_dim,options,launch,block,x,y,z,mma\n"

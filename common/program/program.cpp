@@ -3,7 +3,9 @@
 // then time it (on a GPU) or say what it cost (on the emulator).
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -187,23 +189,31 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
 
 // --- the run -------------------------------------------------------------------------------------
 
+/// The median. Sorts.
+template <class T>
+double median(std::vector<T> &values) {
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
 /// Times launches: this many, or if it is 0, 20, or fewer if they would take over two seconds.
-/// Those of a tenth of a millisecond or less ten at a time: an event costs microseconds.
-void time_launches(Device &device, const std::function<void()> &launch, int iterations,
-                   Result &result) {
-  const float estimate = device.time(launch, 0, 1, 1)[0];
+/// Those of a tenth of a millisecond or less ten at a time: an event costs microseconds. A launch
+/// takes `estimate` milliseconds.
+void time_launches(Device &device, const std::function<void()> &launch, float estimate,
+                   int iterations, Result &result) {
   if (!iterations)
     iterations = std::clamp(static_cast<int>(2000 / std::max(estimate, 1e-3f)), 3, 20);
   const int warm_up = estimate < 100 ? 3 : 0;  // as peers.py does; a long launch was its own
   const int each = estimate < 0.1f ? 10 : 1;
-  std::vector<float> ms = device.time(launch, warm_up, iterations, each);
-  std::sort(ms.begin(), ms.end());
-  const std::size_t half = ms.size() / 2;
-  result.median_ms = ms.size() % 2 ? ms[half] : (ms[half - 1] + ms[half]) / 2;
-  result.min_ms = ms.front();
+  Times times = device.time(launch, warm_up, iterations, each);
+  result.median_ms = median(times.ms);
+  result.min_ms = times.ms.front();
+  result.sm_clocks = median(times.clocks);
   result.tflops = result.operations / *result.median_ms / 1e9;
   std::printf("time     %.4g ms median, %.4g ms min of %d\n", *result.median_ms, *result.min_ms,
               iterations);
+  std::printf("clocks   %.0f elapsed on an SM, %.4g GHz\n", *result.sm_clocks,
+              *result.sm_clocks / *result.median_ms / 1e6);
   std::printf("speed    %.4g TFLOP/s\n", *result.tflops);
   // Where a key serves few queries, reading it takes longer than computing with it.
   const reference::Shape &shape = result.shape;
@@ -234,6 +244,8 @@ ExitStatus run(const Options &asked) {
   if (asked.iters && !device->is_gpu())
     throw UsageError("--iters " + std::to_string(asked.iters) +
                      " needs a GPU, where launches are timed (" + note + "); leave it out");
+  if (asked.again && !device->is_gpu())
+    throw UsageError("--again needs a GPU, where launches are timed (" + note + "); leave it out");
   if (asked.sms && device->is_gpu())
     throw UsageError("--sms " + std::to_string(asked.sms) +
                      " needs the emulator: add --device cpu, or leave it out");
@@ -258,6 +270,7 @@ ExitStatus run(const Options &asked) {
                 departures(options, step),
                 operations(shape),
                 kv_bytes(shape, options.type),
+                {},
                 {},
                 {},
                 {},
@@ -319,16 +332,27 @@ ExitStatus run(const Options &asked) {
     print_quantisation(reference::judge(drawn, gather(placement.O, buffer), places));
   }
 
+  const auto append_rows = [&] {
+    for (const auto &[kind, file] : files) file.append(csv_rows(kind, result, profile));
+  };
   if (profiled) {
     print_totals(profile);
     if (options.profile) print_lines(profile);
   } else if (!options.check_only) {
     if (shape.seqlen_new) forget_new_rows(*device, placement, shape, problem);
-    time_launches(*device, launch, options.iters, result);
+    const float estimate = device->time(launch, 0, 1, 1).ms[0];
+    if (options.again) {
+      for (std::string line; finish_output(), std::getline(std::cin, line);) {
+        time_launches(*device, launch, estimate, std::atoi(line.c_str()), result);
+        append_rows();
+      }
+    } else {
+      time_launches(*device, launch, estimate, options.iters, result);
+    }
     if (!passes(false)) return kWrongAnswer;  // the launches that were timed gave it, too
   }
   finish_output();
-  for (const auto &[kind, file] : files) file.append(csv_rows(kind, result, profile));
+  if (!options.again) append_rows();
   return kPassed;
 }
 

@@ -348,7 +348,7 @@ TEST_CASE("--csv appends a row under one header") {
 
   CHECK(first_line(file) ==
         "step,device,batch,heads,seqlen,head_dim,options,operations,kv_bytes,median_ms,min_ms,"
-        "tflops,rms_error");
+        "sm_clocks,tflops,rms_error");
   std::vector<Row> rows = read_csv(file);
   REQUIRE(rows.size() == 2);
   for (Row &row : rows) {
@@ -368,6 +368,7 @@ TEST_CASE("--csv appends a row under one header") {
                   {"kv_bytes", "131072"},      // 2 of K and V * 2 batch * 128 * 128 * 2 bytes
                   {"median_ms", ""},
                   {"min_ms", ""},
+                  {"sm_clocks", ""},
                   {"tflops", ""}};
   CHECK(rows[0] == expected);
   expected["step"] = "03-bank-conflicts";
@@ -404,6 +405,23 @@ TEST_CASE("on a GPU a row has the time and the speed") {
   CHECK(std::stod(rows[0].at("min_ms")) <= median);
   CHECK(std::stod(rows[0].at("tflops")) ==
         doctest::Approx(4.0 * 2 * 4 * 1024 * 1024 * 64 / median / 1e9).epsilon(1e-3));
+}
+
+TEST_CASE("on a GPU the clocks are those of ncu, and --again times for each line") {
+  if (!has_gpu()) return void(std::puts("SKIP: no GPU"));
+  const Scratch scratch;
+  const std::string file = scratch.file("results.csv");
+  const std::string run = " ./step-02 --device gpu --batch 1 --heads 16 --seqlen 2048 ";
+  CHECK(run_command("printf '3\\n5\\n'|" + run + "--again --csv " + shell_word(file)).status == 0);
+  const std::vector<Row> rows = read_csv(file);
+  REQUIRE(rows.size() == 2);
+  const double clocks = std::stod(rows[1].at("sm_clocks"));
+  CHECK(std::stod(rows[0].at("sm_clocks")) == doctest::Approx(clocks).epsilon(0.01));
+  if (run_command("ncu --version").status != 0) return void(std::puts("SKIP: no ncu"));
+  const Finished ncu = run_command(
+      "ncu --clock-control none --metrics sm__cycles_elapsed.avg --csv" + run +
+      R"(--check-only|awk -F'","' '$13 ~ /^sm__cycles/ { gsub(/[",]/, "", $15); print $15 }')");
+  CHECK(std::stod(ncu.out) == doctest::Approx(clocks).epsilon(0.01));
 }
 
 TEST_CASE("--blocks-csv: what each block of a causal step did, in the order of their start") {

@@ -123,8 +123,8 @@ std::string result_row(const Result &result) {
   };
   return result.step + ",\"" + result.device + "\"," + problem_fields(result) + "," +
          format("%.0f", result.operations) + "," + format("%.0f", result.kv_bytes) + "," +
-         number(result.median_ms) + "," + number(result.min_ms) + "," + number(result.tflops) +
-         "," + format("%.4g", result.rms_error);
+         number(result.median_ms) + "," + number(result.min_ms) + "," + number(result.sm_clocks) +
+         "," + number(result.tflops) + "," + format("%.4g", result.rms_error);
 }
 
 }  // namespace

@@ -16,7 +16,9 @@ struct Result {
   reference::Shape shape;
   std::string options;          // how the problem differs from the plain one
   double operations, kv_bytes;  // kv_bytes: of K and V, what must be read at least once
-  std::optional<double> median_ms, min_ms, tflops;
+  std::optional<double> median_ms, min_ms;
+  std::optional<double> sm_clocks;  // elapsed, a launch
+  std::optional<double> tflops;
   double rms_error;
 };
 
