@@ -22,7 +22,8 @@ constexpr int kMostRows = 1 << 30;
 constexpr int kMostBlocks = 65535;
 
 const std::vector<std::string> kTypes = {"fp16", "bf16", "fp8"};
-const std::vector<std::string> kLayouts = {"bhnd", "bnhd", "interleaved", "packed"};
+const std::vector<std::string> kLayouts = {"bhnd",   "bnhd",    "interleaved",
+                                           "packed", "bnhd-32", "bnhd-128"};
 const std::vector<std::string> kDevices = {"auto", "gpu", "cpu"};
 
 std::string join(const std::vector<std::string> &words, const std::string &between) {
@@ -234,7 +235,8 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
       beyond(choice("layout", kLayouts, to.layout,
                     "the order of batch, heads and seqlen in memory; interleaved: as bnhd,\n"
                     "with the heads of Q, K and V side by side; packed: as bnhd, the\n"
-                    "sequences of --lengths without a gap between; default bhnd"),
+                    "sequences of --lengths without a gap between; bnhd-32, bnhd-128: as\n"
+                    "bnhd, with V's rows aligned to 32 or 128 bytes, not 16; default bhnd"),
              "bhnd"),
       beyond(size("page-size", to.page_size, kMostRows,
                   "K and V in pages of N rows, in an order drawn from the seed"),

@@ -21,6 +21,8 @@ enum class Layout {
   kBnhd,         // [batch, seqlen, heads, head_dim], as a projection writes it
   kInterleaved,  // [batch, seqlen, heads + 2 kv_heads, head_dim]: Q, K and V by one projection
   kPacked,       // [rows of all sequences, heads, head_dim]: as kBnhd, without the rows not there
+  kBnhd32,       // as kBnhd, with V's rows wider than K's by 32 bytes, not 16: in whole sectors
+  kBnhd128,      // by 128 bytes: in whole lines
 };
 
 /// The problem, and what to do with it.

@@ -344,13 +344,13 @@ TEST_CASE("options: a word that is not on the list is refused with the list") {
   CHECK(error_of({"--head-dim", "64"}, kTakesAll) == "--head-dim 64: must be 32, 80 or 256");
   CHECK(error_of({"--type", "fp8"}, kTakesAll) ==
         "--type fp8: must be fp16 or bf16; no step accepts it yet");
-  CHECK(who_takes(
-            {{"23-strides", "sm_80", "", kTakesAll.takes}, {"41-handover", "sm_90a", "", kFp8.takes}},
-            "fp8") == "step 41 accepts it");
+  CHECK(who_takes({{"23-strides", "sm_80", "", kTakesAll.takes},
+                   {"41-handover", "sm_90a", "", kFp8.takes}},
+                  "fp8") == "step 41 accepts it");
   CHECK(error_of({"--type", "fp32"}, kTakesAll) == "--type fp32: must be fp16 or bf16");
   CHECK(error_of({"--type", "fp16"}, kFp8) == "--type fp16: must be fp8");
   CHECK(error_of({"--layout", "thd"}, kTakesAll) ==
-        "--layout thd: must be bhnd, bnhd, interleaved or packed");
+        "--layout thd: must be bhnd, bnhd, interleaved, packed, bnhd-32 or bnhd-128");
 }
 
 TEST_CASE("options: a value that is missing") {
@@ -440,18 +440,19 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
                                           "--events-csv FILE",
                                           "--describe ",
                                           "--help "};
-  const std::vector<std::string> beyond = {"--causal ",
-                                           "--seqlen-k N",
-                                           "--kv-heads N",
-                                           "--window N",
-                                           "--type fp16|bf16",
-                                           "--layout bhnd|bnhd|interleaved|packed\n",
-                                           "--page-size N",
-                                           "--lengths LIST",
-                                           "--sinks N",
-                                           "--append N",
-                                           "--rope halves|neighbours\n",
-                                           "--splits N|auto"};
+  const std::vector<std::string> beyond = {
+      "--causal ",
+      "--seqlen-k N",
+      "--kv-heads N",
+      "--window N",
+      "--type fp16|bf16",
+      "--layout bhnd|bnhd|interleaved|packed|bnhd-32|bnhd-128\n",
+      "--page-size N",
+      "--lengths LIST",
+      "--sinks N",
+      "--append N",
+      "--rope halves|neighbours\n",
+      "--splits N|auto"};
   const std::string help = help_text("./step-02", kStep), all = help_text("./step-23", kTakesAll);
   CHECK(help.starts_with("usage: ./step-02 [options]\n"));
   CHECK(all.starts_with("usage: ./step-23 [options]\n"));

@@ -95,7 +95,9 @@ Placement place(const reference::Shape &shape, Layout layout, int page_size, std
     tensor.strides.batch = 0;
     elements = static_cast<std::size_t>(std::max(1, tensor.cu_seqlens.back()) * tensor.strides.row);
   };
-  const int gap = shape.head_dim, gap_of_V = gap + kCopy;
+  const int gap = shape.head_dim, gap_of_V = gap + (layout == Layout::kBnhd32    ? 2 * kCopy
+                                                    : layout == Layout::kBnhd128 ? 8 * kCopy
+                                                                                 : kCopy);
   std::size_t of_Q, of_K, of_V;
   Tensor Q = make(shape.heads, shape.seqlen_q, shape.lengths_q, gap, of_Q);
   Tensor K = make(shape.kv_heads, shape.seqlen_k, shape.lengths_k, gap, of_K);

@@ -42,7 +42,7 @@ std::int64_t pages_of_pool(int batch, int seqlen_k, int page_size);
 
 /// Pages are drawn with this seed from the pool. Where the heads of a row lie side by side, a gap
 /// as wide as a head follows them, which no kernel can know of but by the strides; that of V is 16
-/// bytes wider, so that its strides are not K's. (Of interleaved Q, K and V the others are such a
+/// bytes wider, 32 or 128 where the layout says so, so that its strides are not K's. (Of interleaved Q, K and V the others are such a
 /// gap, and the strides are the same.)
 Placement place(const reference::Shape &shape, Layout layout, int page_size, std::uint64_t seed);
 

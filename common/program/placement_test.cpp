@@ -71,6 +71,8 @@ TEST_CASE("placement: bnhd has the heads of a row side by side, and a gap of one
   CHECK(rows.V.offset(1, 1, 4) == ((1 * 5 + 4) * 4 + 1) * 8);
   CHECK(rows.V_elements == 2 * 5 * 4 * 8);
   CHECK(check_round_trip(rows.V, rows.V_elements) == 2 * 5 * 2 * 8);
+  CHECK(place(small(), Layout::kBnhd32, 0, 1).V.strides.row == rows.K.strides.row + 32 / 2);
+  CHECK(place(small(), Layout::kBnhd128, 0, 1).V.strides.row == rows.K.strides.row + 128 / 2);
 }
 
 TEST_CASE("placement: interleaved has Q, K and V in one buffer, and O for itself") {
