@@ -5,7 +5,8 @@
 //   bug NAME | REPORT | RUN...   REPORT: wrong, not-finite, or a tag of the emulator, as race; or several, of which
 //                                the order of threads decides: in-use/race. RUN: options of a run that must give
 //                                it, or of several. One run, or none, is made with two orders of threads
-//   spare WHY                    a call that the step can do without
+//   spare WHY | RUN              a call, or a value, that the step can do without, in a run with these options;
+//                                without RUN with inputs that rise
 //   layout NAME                  gives the right answer, but with bank conflicts
 //
 // STEPS_ONLY    how the names of the steps begin: 36, or 3 for 30 to 39
@@ -44,13 +45,16 @@ std::vector<std::string> steps() {
   return all;
 }
 
-/// A step's source; with a header of its own, and with the ring of Part IV, where they are included.
+/// A step's source; with a header of its own, with the order of blocks of Part III and with the ring of Part IV,
+/// where they are included.
 std::string source_of(const std::string &step) {
   std::string source = read_text("steps/" + step + "/attention.cu");
   const std::string own = "#include \"steps/" + step + "/",
-                    ring = "#include \"common/kernel/ring.h";
+                    ring = "#include \"common/kernel/ring.h",
+                    order = "#include \"common/kernel/order.h";
   std::vector<std::string> included;
-  for (std::size_t at; (at = std::min(source.find(own), source.find(ring))) != std::string::npos;) {
+  for (std::size_t at; (at = std::min({source.find(own), source.find(ring), source.find(order)})) !=
+                       std::string::npos;) {
     const std::size_t end = source.find('\n', at);
     const std::string line = source.substr(at, end - at), quoted = line.substr(line.find('"') + 1);
     std::string header;
@@ -174,7 +178,7 @@ std::vector<Planted> &planted() {
         REQUIRE_MESSAGE((bug.keyword == "spare" || bug.keyword == "layout" ||
                          (bug.keyword == "bug" && bug.fields.size() >= 2)),
                         bug.place,
-                        ": 'bug NAME | REPORT', 'spare WHY' or 'layout NAME' is allowed");
+                        ": 'bug NAME | REPORT', 'spare WHY | RUN' or 'layout NAME' is allowed");
         const std::vector<Replacement> parts = locate(source, bug.edits);
         if (bug.keyword == "spare") spare.push_back(parts.at(0));
       }
@@ -307,13 +311,16 @@ TEST_CASE("what a step can do without is there, and is not missed") {
   std::vector<Job> jobs;
   for (const Planted &step : planted())
     for (const std::size_t i : with_keyword(step, "spare"))
-      jobs.push_back({step.mutants.name + " without " + step.bugs[i].edits.at(0).find,
-                      [&step, i] {
-                        if (step.mutants.commands[i].empty()) return step.mutants.complaint;
-                        return failure_of(command(step.mutants.commands[i], step.help,
-                                                  {3, 1, "--inputs rising"}));
-                      },
-                      ""});
+      jobs.push_back(
+          {step.mutants.name + " without " + step.bugs[i].edits.at(0).find,
+           [&step, i] {
+             if (step.mutants.commands[i].empty()) return step.mutants.complaint;
+             return failure_of(command(
+                 step.mutants.commands[i], step.help,
+                 {3, 1,
+                  step.bugs[i].fields.size() > 1 ? step.bugs[i].fields[1] : "--inputs rising"}));
+           },
+           ""});
   do_all(jobs);
 }
 
