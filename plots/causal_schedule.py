@@ -36,7 +36,7 @@ def main():
     rows = style.read_measured(arguments.results / "blocks-20.csv", "counters")
     figure, axes = pyplot.subplots(len(PANELS), 1, figsize=(12, 6.4), sharex=True)
     heads = sorted({head(r, rows) for r in rows})
-    colours = [style.SKY, style.ORANGE, style.GREEN, style.PINK][:len(heads)]
+    colours = ["#CFE6F6", style.ORANGE, "#4FA58A", style.PINK][:len(heads)]
     last = 0
     for one, (name, title) in zip(axes, PANELS):
         blocks = sorted((r for r in rows if r["step"] == name), key=lambda r: int(r["block"]))
@@ -60,9 +60,12 @@ def main():
         one.set_yticks(range(SLOTS), [f"slot {i}" for i in range(SLOTS)])
         one.tick_params(axis="y", length=0)
     axes[-1].set_xlim(0, 1.02 * last)
-    axes[-1].set_xlabel("time, in units of the shortest block; a number is the work of its block; dashed: evenly shared work")
+    axes[-1].set_xlabel("time, in units of the shortest block; a number is the work of its block")
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=c) for c in colours]
-    axes[0].legend(handles, [f"head {h}" for h in heads], ncols=len(heads), loc="lower right",
+    handles += [pyplot.Line2D([], [], color=style.INK, linewidth=1.6, linestyle=(0, (4, 2))),
+                pyplot.Line2D([], [], color=style.RED, linewidth=1.8)]
+    labels = [*(f"head {h}" for h in heads), "if work were shared evenly", "the last block ends"]
+    axes[0].legend(handles, labels, ncols=len(labels), loc="lower right",
                    bbox_to_anchor=(1, 1.1), borderpad=0)
     figure.suptitle("Which block does how much, and when", x=0.02, ha="left", fontsize=16,
                     fontweight="bold")

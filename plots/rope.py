@@ -64,42 +64,51 @@ def visits(axes, title, q_on_load, k_on_load):
             axes.add_patch(pyplot.Rectangle((k, q), 1, 1, facecolor=style.PALE, edgecolor="white",
                                             linewidth=2))
             if k_on_load:
-                axes.plot(k + 0.5, q + 0.5, marker="o", markersize=10, color=style.RED)
-    for q in range(Q_TILES):
-        axes.text(-1.75, q + 0.5, f"$Q_{q}$", ha="right", va="center", fontsize=13)
-        axes.plot(-1.25 if q_on_load else -3.6, q + 0.5, marker="o", markersize=10,
-                  color=style.BLUE)
+                rotated(axes, k + 0.5, q + 0.5, "K")
+        axes.text(-1.75, q + 0.5, f"block {q}: $Q_{q}$", ha="right", va="center", fontsize=12)
+        if q_on_load:
+            rotated(axes, -1.15, q + 0.5, "Q")
     for k in range(K_TILES):
-        axes.text(k + 0.5, -0.35, f"$K_{k}$", ha="center", va="center", fontsize=13)
-        if not k_on_load:
-            axes.plot(k + 0.5, -1.2, marker="o", markersize=10, color=style.RED)
+        axes.text(k + 0.5, -0.35, f"$K_{k}$", ha="center", va="center", fontsize=12)
+    # The kernel that runs before.
     before = (0 if q_on_load else Q_TILES) + (0 if k_on_load else K_TILES)
     within = (Q_TILES if q_on_load else 0) + (Q_TILES * K_TILES if k_on_load else 0)
-    axes.text(2.2, Q_TILES + 0.65, f"tiles rotated beforehand: {before}\nin the blocks: {within}",
-              ha="center", va="top", fontsize=12, linespacing=1.5)
-    axes.set_xlim(-4.2, K_TILES + 0.2)
-    axes.set_ylim(Q_TILES + 2.2, -1.7)
+    for i in range(before):
+        rotated(axes, i * 0.88 - 1.9, -2.2, "K" if i < K_TILES else "Q")
+    if before:
+        axes.plot([-4.4, K_TILES], [-1.35] * 2, color=style.GREY, linewidth=1.2, linestyle=(0, (4, 2)))
+        axes.text(-4.4, -2.2, "before:", ha="left", va="center", fontsize=12, color=style.GREY)
+    axes.text(2, Q_TILES + 0.5, f"{before} tiles before + {within} in the blocks = {before + within}",
+              ha="center", va="top", fontsize=13, fontweight="bold")
+    axes.set_xlim(-4.5, K_TILES + 0.2)
+    axes.set_ylim(Q_TILES + 1.4, -2.8)
     axes.set_aspect("equal")
     axes.axis("off")
 
 
+def rotated(axes, x, y, tensor):
+    """A mark: here a tile is rotated."""
+    axes.plot(x, y, marker="o" if tensor == "Q" else "s", markersize=11, linestyle="none",
+              color=style.BLUE if tensor == "Q" else style.ORANGE)
+
+
 def main():
     arguments = style.parser(__doc__).parse_args()
-    figure = pyplot.figure(figsize=(15, 7.4))
-    grid = figure.add_gridspec(2, 6, height_ratios=[1, 1.15], hspace=0.02, wspace=0.15)
+    figure = pyplot.figure(figsize=(15, 8))
+    grid = figure.add_gridspec(2, 6, height_ratios=[1, 1.35], hspace=0.24, wspace=0.15)
     row(figure.add_subplot(grid[0, :3]), "halves: c and c + d / 2", halves)
     row(figure.add_subplot(grid[0, 3:]), "neighbours: 2 c and 2 c + 1", neighbours)
-    visits(figure.add_subplot(grid[1, :2]), "24-rope:fused: all in the blocks", True, True)
-    visits(figure.add_subplot(grid[1, 2:4]), "24-rope: Q in the blocks", True, False)
-    visits(figure.add_subplot(grid[1, 4:]), "24-rope:beforehand: none in them", False, False)
-    figure.suptitle("Rotary embedding: what is a pair, and which tile is rotated when", x=0.125,
-                    y=1.08, ha="left", fontsize=18, fontweight="bold")
-    figure.text(0.125, 0.955, f"Above: a row of {D} elements. The dials: by how much each pair turns "
-                f"at position {POSITION}. A thread takes two pieces of\n8 elements, in which the "
-                "pairs are complete, whichever they are. Below: a row is a block and its tile of "
-                "Q, a cell its visit to\na tile of K. A dot: the tile is rotated, at a visit, "
-                "before the block's first, or, outside, by another kernel beforehand.",
-                fontsize=12, linespacing=1.5, va="center")
+    visits(figure.add_subplot(grid[1, :2]), "fused: all in the blocks", True, True)
+    visits(figure.add_subplot(grid[1, 2:4]), "step 24: Q in the blocks, K before", True, False)
+    visits(figure.add_subplot(grid[1, 4:]), "beforehand: all before", False, False)
+    figure.text(0.125, 0.915, f"Which elements are a pair? Each turns by its own angle; a dial shows it at position {POSITION}",
+                fontsize=16.5, fontweight="bold")
+    figure.text(0.125, 0.52, "How often is a tile rotated? A cell is a block's visit to a tile of K",
+                fontsize=16.5, fontweight="bold")
+    handles = [pyplot.Line2D([], [], marker=marker, markersize=11, linestyle="none", color=colour, label=label)
+               for marker, colour, label in [("o", style.BLUE, "a tile of Q is rotated"),
+                                             ("s", style.ORANGE, "a tile of K is rotated")]]
+    figure.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.515, 0.075), ncols=2, fontsize=12.5)
     style.save(figure, arguments.out, "rope")
 
 

@@ -7,7 +7,7 @@ from style import pyplot
 N, WINDOW, SINKS = 1024, 200, 20
 BR, BC, WARP = 128, 64, 32  # rows of a Q tile, keys of a K/V tile, rows of a warp
 NUMBERED = 6  # the Q tile whose visits are numbered
-SKIPPED, WHOLE, MASKED = "#F5F5F5", "#8CD3BB", "#F7D78D"
+SKIPPED, WHOLE, MASKED = "#F2F2F2", "#4C9FC4", "#F7D78D"  # also told apart in grey
 
 
 def visits(first_row):
@@ -49,10 +49,10 @@ def main():
                                       "shrinkA": 0, "shrinkB": 0})
     # What is visible: the band from the first key of a row's window to the row's own, and the sinks.
     band = [(0, 0), (N, N), (N - WINDOW, N), (0, WINDOW)]
-    axes.add_patch(pyplot.Polygon(band, fill=False, edgecolor=style.BLUE, linewidth=2.2,
+    axes.add_patch(pyplot.Polygon(band, fill=False, edgecolor=style.INK, linewidth=2.2,
                                   joinstyle="round"))
     axes.add_patch(pyplot.Polygon([(0, 0), (SINKS, SINKS), (SINKS, N), (0, N)], fill=False,
-                                  edgecolor=style.BLUE, linewidth=2.2, joinstyle="round"))
+                                  edgecolor=style.INK, linewidth=2.2, joinstyle="round"))
     axes.set_xticks(range(0, N + 1, BR))
     axes.set_yticks(range(0, N + 1, BR))
     axes.set_xlabel(f"key: tiles of {BC}", fontsize=13.5)
@@ -65,12 +65,12 @@ def main():
     labels = [(WHOLE, "computed, no mask"), (MASKED, "computed and masked"), (SKIPPED, "skipped")]
     handles = [pyplot.Rectangle((0, 0), 1, 1, facecolor=colour, edgecolor=style.GREY, linewidth=0.5,
                                 label=label) for colour, label in labels]
-    handles.append(pyplot.Line2D([], [], color=style.BLUE, linewidth=2.2, label="visible"))
+    handles.append(pyplot.Line2D([], [], color=style.INK, linewidth=2.2, label="between the lines: visible"))
     axes.legend(handles=handles, loc="upper right", fontsize=13.5)
-    figure.suptitle(f"28-window: a window of {WINDOW} keys and {SINKS} sinks", x=0.1, y=0.975, ha="left",
+    figure.suptitle(f"Step 28: a window of {WINDOW} keys and {SINKS} sinks", x=0.1, y=0.975, ha="left",
                     fontsize=18, fontweight="bold")
-    figure.text(0.1, 0.905, f"{N} queries and keys. Of one Q tile, the order of the visits: down to "
-                "the window's first tile,\nthen on with the sinks.", fontsize=13, linespacing=1.4)
+    figure.text(0.1, 0.915, f"{N} queries and keys. The numbers are the order in which one block visits its tiles.",
+                fontsize=13)
     style.save(figure, arguments.out, "window")
 
 
