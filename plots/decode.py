@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Decoding: how fast a KV cache is read against its length, one line per strategy, two batches."""
+"""Decoding: how fast a KV cache is read against its length, the steps beside their peers, two batches."""
 
 from statistics import median
 
@@ -9,9 +9,8 @@ from style import pyplot
 BATCHES = (1, 16)
 L2 = 50e6  # bytes: what an H100's or H200's L2 cache holds
 PEERS = {"flash-attention-2": style.RED, "flash-attention-3-bf16": style.ORANGE, "cudnn": style.PINK}
-# Of step 27's variants those that answer otherwise who adds up the parts; the others change a size.
-STRATEGIES = ("cluster", "three-phases", "turnstile", "two-kernels")
-COLOURS = [style.BLUE, style.SKY, style.GREEN, "#6A51A3", style.GREY, "#8C6D31", style.BLACK]
+COLOURS = [style.BLUE, style.SKY, style.GREEN, style.BLACK]
+MARKERS = dict(zip(PEERS, "DsP"))
 
 
 def lines_of(rows, batch):
@@ -21,33 +20,23 @@ def lines_of(rows, batch):
         options = style.options(r)
         if (r["seqlen"], r["batch"], options.get("kv-heads")) != ("1", str(batch), "8"):
             continue
-        _, _, variant = r["step"].partition(":")
-        if set(options) == {"kv-heads", "seqlen-k"} and (not variant or variant in STRATEGIES):
+        if set(options) == {"kv-heads", "seqlen-k"} and ":" not in r["step"]:
             keys = int(options["seqlen-k"])
             speeds.setdefault(r["step"], {}).setdefault(keys, []).append(style.cache_speed(r))
     return {name: sorted((n, median(values)) for n, values in points.items())
             for name, points in speeds.items()}
 
 
-def label(name):
-    """27-split-kv:cluster is 26: cluster."""
-    number, _, variant = name.partition(":")
-    return f"{number[:2]}: {variant}" if variant else name
-
-
 def main():
     arguments = style.gpu_parser(__doc__).parse_args()
     rows = style.read_measured(arguments.results / f"{arguments.gpu}-models.csv", "bench-models")
-    variants = arguments.results / f"{arguments.gpu}-variants-27.csv"
-    if variants.is_file():
-        rows += style.read(variants)
     panels = [(batch, lines) for batch in BATCHES if (lines := lines_of(rows, batch))]
     if not panels:
         style.skip("no decoding step was measured")
     names = sorted({name for _, lines in panels for name in lines})
-    # The last step first, then the one before, then the variants.
-    steps = sorted(n for n in names if style.is_step(n))[::-1] + [n for n in names if ":" in n]
+    steps = [n for n in names if style.is_step(n)][::-1]  # the last one first
     look = dict(zip(steps, COLOURS)) | PEERS
+    markers = dict(zip(steps, "o^v<")) | MARKERS
     read = style.named(arguments, "read")
     highest = max(v for _, lines in panels for points in lines.values() for _, v in points)
     top = 1.08 * max(highest, read or 0)
@@ -61,15 +50,16 @@ def main():
         fits = L2 / (batch * 8 * 128 * 2 * 2)
         if fits > lengths[0] / 1.3:
             one.axvspan(lengths[0] / 1.3, fits, color=style.PALE, zorder=0)
-            one.text(lengths[0] / 1.22, 0.985 * top, "fits in L2", va="top", color=style.GREY)
+            one.text(fits / 1.05, 0.02 * top, "fits in L2", ha="right", color=style.GREY)
         if read:
             one.axhline(read, color=style.BLACK, linewidth=1.5, linestyle=(0, (4, 2)))
-            one.text(lengths[0] / 1.22, read, f"HBM, read: {style.three_digits(read)} TB/s",
+            one.text(lengths[0] / 1.22, read, f"reading HBM, nothing else: {style.three_digits(read)} TB/s",
                      va="bottom", fontsize=10.5)
         for name in steps + list(PEERS):
             if points := lines.get(name):
-                one.plot(*zip(*points), marker="o", markersize=5, linewidth=2, color=look[name],
-                         linestyle=(0, (4, 2)) if name in PEERS else "-", label=label(name), zorder=3)
+                one.plot(*zip(*points), marker=markers[name], markersize=7, linewidth=2,
+                         color=look[name], linestyle=(0, (4, 2)) if name in PEERS else "-", label=name,
+                         zorder=3)
         one.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.3)
         one.set_ylim(0, top)
         one.set_xticks(lengths, [f"{n // 1024}k" for n in lengths])
@@ -78,10 +68,6 @@ def main():
         one.set_title(f"batch {batch}")
         one.set_xlabel("keys in the cache of a sequence")
     axes[0, 0].set_ylabel("TB/s of K and V")
-    if read:
-        share = axes[0, -1].secondary_yaxis("right", functions=(lambda v: 100 * v / read,
-                                                                lambda v: v * read / 100))
-        share.set_ylabel("percent of what HBM delivers")
     handles = {}
     for one in axes[0]:
         handles |= dict(zip(*reversed(one.get_legend_handles_labels())))

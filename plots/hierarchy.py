@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Who holds what of a tile of S: block, warp, m tile, fragment, lane (steps 11 to 15)."""
+"""Who holds what of a tile of S: block, warp, m tile, fragment, lane (steps 11 to 16)."""
 
 import style
 from style import pyplot
@@ -67,7 +67,7 @@ def main():
               f"32 lanes × 4 floats = {BR} × {BC} scores: {BR * BC // lanes} registers of each lane.\n"
               f"O is dealt out the same way, 128 columns wide: {BR * 128 // lanes} registers.",
               fontsize=12.5, va="top", linespacing=1.5)
-    axes.text(0, TOP - 2.3, "A tile of S in steps 11 to 15, from the block down to a lane's "
+    axes.text(0, TOP - 2.3, "A tile of S in steps 11 to 16, from the block down to a lane's "
               "registers", fontsize=18, fontweight="bold")
     axes.set_xlim(-0.1, 25)
     axes.set_ylim(TOP + HEIGHT + 3.6, TOP - 3)

@@ -44,14 +44,17 @@ def panel(axes, rows, problems, unit, lines):
     right = 1.08 * max([v for *_, v in bars] + [m[1] for m in marks] + [v for _, v in lines])
     for y, (_, problem, value) in enumerate(bars):
         axes.barh(y, value, height=0.72, color=style.BLUE)
-        axes.text(0.008 * right, y, described(problem), va="center", color="white", fontsize=10.5)
-        axes.text(1.015, y, style.three_digits(value), va="center", ha="left", fontweight="bold",
-                  transform=axes.get_yaxis_transform())
+        axes.text(0.008 * right, y, style.three_digits(value), va="center", color="white",
+                  fontweight="bold")
+        axes.text(0.055 * right, y, described(problem), va="center", color="white", fontsize=9.5)
     for y, value, colour, marker in marks:
         axes.plot(value, y, marker=marker, color=colour, markersize=9, markeredgecolor="white",
                   markeredgewidth=1.2, linestyle="none", zorder=4)
     for label, value in lines:
-        axes.axvline(value, color=style.GREEN, linewidth=1.8, linestyle=(0, (4, 2)), zorder=3)
+        for y, (_, problem, _) in enumerate(bars):  # the ceilings were measured for head dim 128
+            if problem["head_dim"] == "128":
+                axes.plot([value, value], [y - 0.5, y + 0.5], color=style.GREEN, linewidth=1.8,
+                          linestyle=(0, (4, 2)), zorder=3)
         axes.text(value, -0.66, f"{label} {style.three_digits(value)}", ha="right", va="bottom",
                   color=style.GREEN, fontweight="bold")
     axes.set_xlim(0, right)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""TFLOP/s against the sequence length, for every step and peer measured at two lengths or more."""
+"""TFLOP/s against the sequence length, for the steps and peers that were measured at most lengths."""
 
 import math
 
@@ -18,26 +18,30 @@ def main():
     p.add_argument("--head-dim", default="128", help="default: %(default)s")
     arguments = p.parse_args()
     rows = style.read(arguments.results / f"{arguments.gpu}.csv")
-    lengths = sorted({int(r["seqlen"]) for r in rows})
+    lengths = sorted({int(r["seqlen"]) for r in rows if style.is_step(r["step"])})
     curves = {}
     for name in sorted({r["step"] for r in rows}):
         if not style.is_step(name) and name not in PEERS:
             continue
         points = [(n, found[0]) for n in lengths
                   if (found := style.speed(rows, name, n, arguments.head_dim))]
-        if len(points) >= 2:
+        if len(points) >= max(2, len(lengths) - 1):
             curves[name] = points
     if not curves:
         raise SystemExit("nothing was measured at two sequence lengths or more")
 
+    # What lies on the axis says nothing.
+    highest = max(value for points in curves.values() for _, value in points)
+    curves = {name: points for name, points in curves.items()
+              if max(value for _, value in points) > 0.05 * highest}
     steps = [name for name in curves if style.is_step(name)]
     figure, axes = pyplot.subplots(figsize=(10, 6.5))
     axes.set_xscale("log", base=2)
     colours = dict(PEERS)
-    for i, name in enumerate(steps):  # from light to dark up the ladder
-        colours[name] = pyplot.get_cmap("viridis_r")(0.25 + 0.75 * i / max(1, len(steps) - 1))
+    markers = dict(zip(PEERS, "DsP")) | dict(zip(reversed(steps), "o^v<>*"))
+    colours |= dict(zip(reversed(steps), [style.BLUE, style.SKY, style.GREEN, style.BLACK] * 4))
     for name, points in curves.items():
-        axes.plot(*zip(*points), color=colours[name], marker="o", markersize=5, linewidth=2,
+        axes.plot(*zip(*points), color=colours[name], marker=markers[name], markersize=7, linewidth=2,
                   linestyle="-" if name in steps else (0, (4, 2)), zorder=3)
 
     # The labels stand at the right end of their curves, moved apart where they would overlap.

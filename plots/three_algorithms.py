@@ -50,8 +50,8 @@ def main():
     inverted = [time(rows, step) for _, step, _ in ARITHMETIC]
     speeds = [FLOP / ms * 1e-9 for ms in inverted]  # of the arithmetic: no memory slows it down
     curves = [
-        ("standard attention", standard, "00-standard-attention", style.RED),
-        ("FlashAttention-1", flash_1, "01-flash-attention-1", style.ORANGE),
+        ("standard attention", standard, "00-standard-attention", style.RED, "s"),
+        ("FlashAttention-1", flash_1, "01-flash-attention-1", style.ORANGE, "^"),
     ]
 
     figure, axes = pyplot.subplots(figsize=(11, 7.6))
@@ -69,8 +69,7 @@ def main():
         ms = bytes_per_score * SCORES / copy * 1e-9
         ridge = 4 * style.HEAD_DIM * copy / bytes_per_score
         axes.plot([left, right], [ms, ms], color=colour, linewidth=1.6, linestyle=(0, (5, 3)))
-        axes.annotate(f"HBM, {bytes_per_score:g} bytes per score: {style.three_digits(ms)} ms, "
-                      f"{label}",
+        axes.annotate(f"{label}: {style.three_digits(ms)} ms of HBM",
                       (left * 1.1, ms), xytext=(0, 2 if above else -2), fontsize=11, color=colour,
                       textcoords="offset points", va="bottom" if above else "top")
         if ridge < right:
@@ -82,15 +81,15 @@ def main():
     floor(STANDARD_FP16, "standard attention, S and P in fp16", style.PINK, above=False)
     floor(INVERTED, "Q, K, V and O once", style.GREEN)
 
-    for label, table, step, colour in curves:
+    for label, table, step, colour, marker in curves:
         times = [time(table, step if name is None else f"{step}:{name}")
                  for name, _, _ in ARITHMETIC]
-        axes.plot(speeds, times, marker="o", markersize=9, color=colour, linewidth=2, label=label,
-                  zorder=5)
-    axes.plot(speeds, inverted, marker="o", markersize=9, color=style.GREEN, linewidth=2,
+        axes.plot(speeds, times, marker=marker, markersize=12, markerfacecolor="none",
+                  markeredgewidth=2.2, color=colour, linewidth=2, label=label, zorder=5)
+    axes.plot(speeds, inverted, marker="o", markersize=6, color=style.GREEN, linewidth=2,
               label="the loop inverted", zorder=5)
     fp16 = time(standard, f"00-standard-attention:{FP16_SCORES}")
-    axes.plot(speeds[-1], fp16, marker="o", markersize=9, color=style.PINK, linestyle="none",
+    axes.plot(speeds[-1], fp16, marker="P", markersize=10, color=style.PINK, linestyle="none",
               label="standard attention, S and P in fp16", zorder=5)
 
     axes.set_ylim(INVERTED * SCORES / copy * 1e-9 / 6, 2.2 * milliseconds(left))
@@ -110,9 +109,9 @@ def main():
     for axis in (above.xaxis, axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("speed of the arithmetic: TFLOP/s of the inverted loop, log scale")
-    axes.set_ylabel(f"ms for {style.HEADS} heads, seqlen {style.SEQLEN}, "
-                    f"head dim {style.HEAD_DIM}, log scale")
-    axes.legend(loc="upper left", bbox_to_anchor=(0.02, 0.41), frameon=True, framealpha=1,
+    axes.set_ylabel(f"ms per {style.HEADS} heads of seqlen {style.SEQLEN}, head dim {style.HEAD_DIM}, "
+                    "log scale")
+    axes.legend(loc="upper left", bbox_to_anchor=(0.02, 0.405), frameon=True, framealpha=1,
                 edgecolor="none")
     axes.set_title(f"Fast arithmetic makes the algorithm matter, on {arguments.gpu.upper()}",
                    pad=16)
