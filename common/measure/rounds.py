@@ -2,8 +2,8 @@
 """Measures programs against each other in rounds: what make variants-NN, make cycles and make sustained share.
 
 Standard input has a line for each comparison: OPTIONS|PROGRAM...|PEER... The programs draw their inputs and check
-their answers once, and wait with them in the GPU's memory. Then they alternate: each round times every one of them,
-the even rounds in reverse order. A row of OUT.csv is a program at a problem, with medians over the rounds; _least
+their answers once, and wait with them in the GPU's memory. Then they alternate: each round times every one of them
+for --seconds, in an order that is drawn for it. A row of OUT.csv is a program at a problem, with medians over the rounds; _least
 and _most are over the rounds, too: of seven, they hold the true median in 98 of 100 cases. sm_clocks are elapsed
 clocks of an SM a launch, mhz is what follows from them and the time, watts and smi_mhz are medians of nvidia-smi's
 samples.
@@ -20,6 +20,7 @@ samples.
 import argparse
 import csv
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -200,7 +201,7 @@ def ratios(of, to, control):
     return columns
 
 
-def alternate(line, rounds, sampler, progress):
+def alternate(line, rounds, seconds, sampler, progress):
     """Measures the programs of a line: of each its command and its rows."""
     options, commands = line[0], line[1]
     programs = []
@@ -210,19 +211,19 @@ def alternate(line, rounds, sampler, progress):
     launches = {}
     for program in programs:
         ms = float(program.measure(1)["median_ms"])
-        launches[program] = max(1, min(20, int(200 / ms)))
+        launches[program] = max(1, min(100, int(1000 * seconds / ms)))
     rows = {program: [] for program in programs}
     for i in range(rounds):
-        for program in programs if i % 2 == 0 else reversed(programs):
+        for program in random.Random(i).sample(programs, len(programs)):  # so that none always follows the same one
             begin = time.monotonic()
             row = program.measure(launches[program])
             row |= sampler.between(begin, time.monotonic())
             rows[program].append(row)
     for program in programs:
         program.end()
-    for command in commands:
-        of = [rows[program] for program in programs if program.command == command]
-        progress.say(f"{command} {options}: " + (said(summary(of[0])) if of else "left out"))
+        progress.say(f"{program.command} {options}: {said(summary(rows[program]))}")
+    for _ in range(len(commands) - len(programs)):
+        progress.say("left out, as it said")
     return [(program.command, rows[program]) for program in programs]
 
 
@@ -245,7 +246,7 @@ def print_table(rows):
     table = [["", "ms", "× the step", "clocks", "× the step"]]
     table += [[r["step"], r["median_ms"], r.get("in_time", ""), r["sm_clocks"], r.get("in_clocks", "")] for r in rows]
     widths = [max(len(row[i]) for row in table) for i in range(5)]
-    print(" ".join(rows[0][column] for column in PROBLEM[1:]))
+    print("batch {batch}, heads {heads}, seqlen {seqlen}, head dim {head_dim} {options}".format(**rows[0]).rstrip())
     for row in table:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip(), flush=True)
 
@@ -318,6 +319,7 @@ def main():
     p.add_argument("mode", choices=["cycles", "variants", "sustained"])
     p.add_argument("out", metavar="OUT.csv")
     p.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
+    p.add_argument("--seconds", type=float, default=0.2, help="of a program in a round; default: %(default)s")
     p.add_argument("--step", default="", help="of variants: NN, the number of the step")
     a = p.parse_args()
     lines = [line.rstrip("\n").split("|") for line in sys.stdin]
@@ -332,12 +334,12 @@ def main():
         rows = []
         for line in lines:
             if a.mode == "variants":
-                compared = compare(alternate(line, a.rounds, sampler, progress), a.step)
+                compared = compare(alternate(line, a.rounds, a.seconds, sampler, progress), a.step)
                 print_table(compared)
                 rows += compared
                 continue
             if a.mode == "cycles":
-                rows = [summary(of) for _, of in alternate(line, a.rounds, sampler, progress)]
+                rows = [summary(of) for _, of in alternate(line, a.rounds, a.seconds, sampler, progress)]
             elif line[0] == "loop":
                 rows = [loop(name, a.rounds, sampler, progress) for name in line[1]]
             else:

@@ -4,8 +4,10 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -206,10 +208,10 @@ TEST_CASE("truth: what nvcc makes of a source of Part III") {
   };
   CHECK(explained(cache(256, 6 * 8 * 2, ""), "26-pages", 64, "shared load requests", 100, 244) ==
         "0: 144 switched off");
-  CHECK(explained(cache(20, 60 * 8 * 2, ""), "26-pages", 64, "shared load requests", 100,
-                  1000) == "0: 900 switched off");
-  CHECK(explained(cache(20, 58 * 8 * 2, "kv-heads=1"), "26-pages", 64, "shared load requests",
-                  100, 970, "kv-heads=1") == "0: 870 switched off");
+  CHECK(explained(cache(20, 60 * 8 * 2, ""), "26-pages", 64, "shared load requests", 100, 1000) ==
+        "0: 900 switched off");
+  CHECK(explained(cache(20, 58 * 8 * 2, "kv-heads=1"), "26-pages", 64, "shared load requests", 100,
+                  970, "kv-heads=1") == "0: 870 switched off");
   const std::string split =
       "tile 27-split-kv rows 256\n" +
       count("27-split-kv", "emulator", 64, "block barriers", 4 * 8 * 4) +
@@ -289,13 +291,15 @@ struct Rounds {
   }
   /// A program whose first time, which is not recorded, and then times are these.
   void program(const std::string &name, const std::string &step, const std::string &ms,
-               const std::string &end = "exit 0") const {
-    stub(name, "for word; do csv=$word; done; echo 'check    right'; set -- " + ms +
-                   "\nwhile read n; do\nsleep 0.04; [ -e $csv ] || echo "
-                   "step,device,batch,heads,seqlen,head_dim,options," +
-                   "operations,kv_bytes,median_ms,min_ms,sm_clocks,tflops,rms_error >$csv\n" +
-                   "echo '" + step + ",GPU,1,1,64,64,,1e9,1,'$1,$1,${1}e6,1,1e-6 >>$csv\n" +
-                   "echo \"$0 $n\" >>order; shift; echo 'speed    1'; done; " + end);
+               const std::string &end = "exit 0", const std::string &operations = "1e9") const {
+    stub(name,
+         "for word; do csv=$word; done; echo 'check    right'; set -- " + ms +
+             "\nwhile read n; do\nsleep 0.04; [ -e $csv ] || echo "
+             "step,device,batch,heads,seqlen,head_dim," +
+             "options,operations,kv_bytes,median_ms,min_ms,sm_clocks,tflops,rms_error >$csv\n" +
+             "echo '" + step + ",GPU,1,1,64,64,," + operations +
+             ",1,'$1,$1,${1}e6,1,1e-6 >>$csv\n" +
+             "echo \"$0 $n\" >>order; shift; echo 'speed    1'; done; " + end);
   }
   Finished run(const std::string &plan, const std::string &arguments) const {
     fs::remove(folder / "order");
@@ -313,10 +317,10 @@ TEST_CASE("rounds: programs alternate, and what the control's noise hides is lev
   if (run_command("python3 --version").status != 0) return void(std::puts("SKIP: no python3"));
   const Rounds r;
   // The control is up to 2% off; 'noise' is 1% faster in every round, 'unsteady' is mostly.
-  r.program("step-97", "97-before", "20 20 20 20");
-  r.program("step-98", "98-idea", "100 10 10.1 10");
+  r.program("step-97", "97-before", "40 40 40 40", "exit 0", "2e9");  // in 20 what the others do
+  r.program("step-98", "98-idea", "100 10.1 10 10");
   r.program("step-98-fast", "98-idea:fast", "4 5 5 5");
-  r.program("step-98-noise", "98-idea:noise", "9 9.9 9.999 9.9");
+  r.program("step-98-noise", "98-idea:noise", "9 9.999 9.9 9.9");
   r.program("step-98-unsteady", "98-idea:unsteady", "9 8 12 8");
   r.stub("step-98-large", "echo too large >&2; exit 3");
   const std::string all =
@@ -326,14 +330,15 @@ TEST_CASE("rounds: programs alternate, and what the control's noise hides is lev
     return r.run("--causal|" + all + "control/step-98\\n", "variants --rounds 3 --step 98 out.csv");
   };
   fs::create_directories(r.folder / "control");
-  const Finished finished = compare("10 10.2 10.1 10");
+  const Finished finished = compare("10 10.1 10.2 10");
   CHECK(finished.status == 0);
   CHECK(finished.err.find("[7 of 7, ") != std::string::npos);
-  CHECK(finished.err.find("step-98-large --causal: left out\n") != std::string::npos);
+  CHECK(finished.err.find("too large\n") != std::string::npos);
+  CHECK(finished.err.find("] left out, as it said\n") != std::string::npos);
   const std::vector<std::string> lines = lines_of(finished.out);
   REQUIRE(lines.size() == 9);
-  CHECK(lines[0] == "1 1 64 64 ");
-  CHECK(lines[2] == "  97-before         20    0.5× (0.5 to 0.505)  20000000  0.5× (0.5 to 0.505)");
+  CHECK(lines[0] == "batch 1, heads 1, seqlen 64, head dim 64");
+  CHECK(lines[2] == "  97-before         40    0.5× (0.5 to 0.505)  40000000  0.5× (0.5 to 0.505)");
   const std::vector<std::string> rows = lines_of(r.text("out.csv"));
   REQUIRE(rows.size() == 7);
   const auto row = [&](const std::string &step) {
@@ -351,27 +356,37 @@ TEST_CASE("rounds: programs alternate, and what the control's noise hides is lev
         std::string::npos);
   CHECK(row("98-idea:unsteady").ends_with(",level,level"));
   CHECK(row("98-idea:control").ends_with(",\"level, to 2%\",\"level, to 2%\""));
-  std::string order;
-  for (const std::string &line : lines_of(r.text("order")))
-    order += line.substr(line.find("step-")) + "; ";
-  const std::string forth =
-      "step-97 10; step-98 2; step-98-fast 20; step-98-noise 20; step-98-unsteady 20; step-98 20; ";
-  CHECK(order.find(forth +
-                   "step-98 20; step-98-unsteady 20; step-98-noise 20; step-98-fast 20; step-98 2; "
-                   "step-97 10; " +
-                   forth) != std::string::npos);
+  // Each round in another order.
+  const std::vector<std::string> order = lines_of(r.text("order"));
+  REQUIRE(order.size() == 4 * 6);
+  std::set<std::vector<std::string>> orders;
+  const auto sorted = [](std::vector<std::string> of) {
+    return std::sort(of.begin(), of.end()), of;
+  };
+  for (std::size_t i = 6; i < order.size(); i += 6) {
+    const std::vector<std::string> round(order.begin() + i, order.begin() + i + 6);
+    orders.insert(round);
+    CHECK(sorted(round) ==
+          sorted({"./step-97 5", "./step-98 2", "./step-98-fast 50", "./step-98-noise 22",
+                  "./step-98-unsteady 22", "control/step-98 20"}));
+  }
+  CHECK(orders.size() == 3);
   // Beside a control without noise the same percent is a difference.
-  CHECK(compare("10 10 10.1 10").status == 0);
+  CHECK(compare("10 10.1 10 10").status == 0);
   CHECK(r.text("out.csv").find("98-idea:noise") != std::string::npos);
   CHECK(r.text("out.csv").find(",1.01× (1.01 to 1.01),1.01× (1.01 to 1.01)\n") !=
         std::string::npos);
   // A wrong answer after the launches leaves the file as it was.
   const std::string before = r.text("out.csv");
   r.program("step-98-fast", "98-idea:fast", "4 1 1 1", "exit 1");
-  const Finished wrong = compare("10 10 10.1 10");
+  const Finished wrong = compare("10 10.1 10 10");
   CHECK(wrong.status == 1);
   CHECK(wrong.err.ends_with(
       "FAILED: ./step-98-fast --causal: after its launches the answer is wrong\n"));
+  CHECK(r.text("out.csv") == before);
+  // And so does one before them.
+  r.stub("step-98-fast", "exit 1");
+  CHECK(compare("10 10.1 10 10").err.ends_with("FAILED: ./step-98-fast --causal: exit status 1\n"));
   CHECK(r.text("out.csv") == before);
 }
 

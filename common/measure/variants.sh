@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: MIT
 # make variants-NN: variants.sh NN NAME...: a step beside its variants and the step before it. Each is
 # checked; on a GPU they then alternate in REPEAT rounds (default 7), with the step once more as the
-# control, into plots/results/GPU-variants-NN.csv. Without a GPU they are counted on the emulator.
+# control, into plots/results/GPU-variants-NN.csv. In each round a program
+# launches for SECONDS_EACH (default 0.6): of 0.2 the control's times differed by 6%, because the power limit takes a while
+# to settle, and its clocks by 0.3%. Without a GPU they are counted on the emulator.
 set -euo pipefail
 . common/measure/shell.sh
 n=$1
@@ -33,4 +35,5 @@ for program in "${failed[@]}"; do echo "WRONG: $program" >&2; done
 [ $device = gpu ] || { echo "SKIP: no GPU, so no times"; exit; }
 
 for problem in "${measured[@]}"; do echo "$problem|${programs[*]} ./step-$n"; done |
-  "$PYTHON" common/measure/rounds.py variants --step "$n" --rounds "${REPEAT:-7}" "$results/$GPU-variants-$n.csv"
+  "$PYTHON" common/measure/rounds.py variants --step "$n" --rounds "${REPEAT:-7}" --seconds "${SECONDS_EACH:-0.6}" \
+    "$results/$GPU-variants-$n.csv"
