@@ -164,8 +164,7 @@ build/variants/%/attention.cu: steps/$$(*D)/variants/$$(*F).patch steps/$$(*D)/a
 build/variants/%/attention.cu: try/$$(call number,$$(*D))/$$(subst try-,,$$(*F)).cu
 	@mkdir -p $(@D) && cp $< $@
 build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
-	$(call says,$<) $(call compile,$(if $(filter common/testing/% common/exercises/% common/pages/% steps/%,$<),\
-		$(HOST) -O0 -g0,$(QUICK)) -c $<)
+	$(call says,$<) $(call compile,$(QUICK) -c $<)
 $(EMULATOR): $(call sources,common/emulator)
 $(REFERENCE): $(call sources,reference)
 $(OPTIONS): $(INTERFACE)
@@ -212,7 +211,7 @@ build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_
 	$(call says,the tests) $(call link,$(CXX) -pthread $^)
 DOCUMENTS := README.md plots/README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
 QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[-a-z0-9]+) .*|\1|p' $(DOCUMENTS)))
-build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp common/testing/process.cpp)
+build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp common/program/text.cpp common/testing/process.cpp)
 	$(call says,$@) $(call link,$(CXX) -pthread $^)
 tests:
 	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh

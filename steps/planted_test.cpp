@@ -18,7 +18,6 @@
 #include <filesystem>
 #include <map>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -103,8 +102,7 @@ std::string show(const std::string &line, const Finished &finished) {
 /// Whether a run ended with one of these reports: '/' stands between them.
 bool reports(const Finished &finished, const std::string &report) {
   if (finished.status != 1) return false;
-  std::istringstream all(report);
-  for (std::string one; std::getline(all, one, '/');)
+  for (const std::string &one : split(report, "/"))
     if (one == "wrong"        ? finished.out.find(": WRONG") != std::string::npos
         : one == "not-finite" ? finished.out.find("elements are not finite") != std::string::npos
                               : finished.err.find("[" + one + "]") != std::string::npos)

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <map>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -103,8 +102,7 @@ std::vector<std::string> runs_with(const Description &step, const std::string &o
 /// Whether a step takes all of the options in this text.
 bool takes_all(const Description &step, const std::string &text) {
   static const std::set<std::string> plain = {"--batch", "--heads", "--seqlen", "--inputs"};
-  std::istringstream words(text);
-  for (std::string word; words >> word;)
+  for (const std::string &word : words(text))
     if (word.starts_with("--") && !plain.contains(word) && !step.takes_option(word)) return false;
   return true;
 }
@@ -189,10 +187,6 @@ std::vector<Run> drawn(const Description &step, bool gpu, std::uint64_t &state) 
                     beyond});
   }
   return runs;
-}
-
-bool contains(const std::string &text, const std::string &part) {
-  return text.find(part) != std::string::npos;
 }
 
 std::string options_of(const Run &run) {

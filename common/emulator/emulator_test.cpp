@@ -21,6 +21,7 @@
 
 #include "common/emulator/fiber.h"
 #include "common/emulator/testing.h"
+#include "common/program/text.h"
 
 namespace {
 
@@ -43,10 +44,6 @@ std::string race(const std::string &operation, const std::string &memory,
                  const std::string &operation_before, int line_before, const std::string &who) {
   return operation + " races in " + memory + " memory with the " + operation_before + " at " +
          file_and(line_before) + " by " + who + ": no barrier between them";
-}
-
-bool contains(const std::string &text, const std::string &part) {
-  return text.find(part) != std::string::npos;
 }
 
 struct Numbers {

@@ -24,7 +24,7 @@ std::vector<Exercise> of_chapter(const std::string &chapter) {
   std::vector<Exercise> exercises = exercises_of(chapter);
   if (exercises.empty())
     throw std::runtime_error("no exercises there; chapters with exercises are " +
-                             docs::join(chapters_with_exercises(), " "));
+                             join(chapters_with_exercises(), " "));
   return exercises;
 }
 
@@ -138,8 +138,7 @@ bool check_once(const std::string &chapter, std::ostream &output) {
       const Verdict verdict = verdict_of(exercise);
       done[i] = verdict.done;
       mark = verdict.done ? "done" : "not yet";
-      said = verdict.done ? exercise.title
-                          : docs::join(docs::split(verdict.said, "\n"), "\n" + indent);
+      said = verdict.done ? exercise.title : join(split(verdict.said, "\n"), "\n" + indent);
     }
     lines[i] = padded(exercise.name(), 7) + padded(mark, 9) + said + "\n";
   });

@@ -29,7 +29,7 @@ std::vector<std::string> items(const std::string &step) {
     if (digits > 0 && digits < line.size() && line.substr(digits, 2) == ". ")
       found.push_back(line.substr(digits + 2));
     else if (!found.empty() && line.starts_with("   "))
-      found.back() += " " + docs::trim(line);
+      found.back() += " " + trim(line);
     else if (!found.empty() && !line.empty())
       break;
   }
@@ -56,7 +56,7 @@ std::string with_headers(const std::string &source, const std::vector<fs::path> 
 /// Lines of at most 100 characters, each after `before`.
 std::string wrapped(const std::string &text, const std::string &before) {
   std::string all, line = before;
-  for (const std::string &word : docs::words(text)) {
+  for (const std::string &word : words(text)) {
     if (line.size() + 1 + word.size() > 100) {
       all += line + "\n";
       line = before;
@@ -89,18 +89,18 @@ std::vector<fs::path> Exercise::headers() const {
   std::vector<fs::path> paths;
   for (const Statement &statement : statements)
     if (statement.key == "with")
-      for (const std::string &name : docs::words(statement.words))
+      for (const std::string &name : words(statement.words))
         paths.push_back(fs::path("steps") / step / name);
   return paths;
 }
 
 void parse(const std::string &text, const std::string &file, Exercise &exercise) {
-  const std::string changes = docs::join({kChanges.begin(), kChanges.end()}, ", ");
+  const std::string changes = join({kChanges.begin(), kChanges.end()}, ", ");
   const auto require = [](bool holds, const std::string &place, const std::string &what) {
     if (!holds) throw std::runtime_error(place + ": " + what);
   };
   for (Change &change : parse_changes(text, file)) {
-    const std::string key = change.keyword, words = docs::join(change.fields, " | ");
+    const std::string key = change.keyword, words = join(change.fields, " | ");
     if (kChanges.contains(key)) {
       exercise.changes.push_back(std::move(change));
       continue;
@@ -110,12 +110,12 @@ void parse(const std::string &text, const std::string &file, Exercise &exercise)
       exercise.reasoning += words + "\n";
     } else if (key.empty()) {  // an indented line
       require(!exercise.statements.empty(), change.place, "the first line must not be indented");
-      exercise.statements.back().words += " " + docs::trim(words);
+      exercise.statements.back().words += " " + trim(words);
     } else {
       require(kStatements.contains(key), change.place,
-              "'" + key + "'; allowed are " +
-                  docs::join({kStatements.begin(), kStatements.end()}, ", ") + ", " + changes);
-      exercise.statements.push_back({key, docs::trim(words), "", change.place});
+              "'" + key + "'; allowed are " + join({kStatements.begin(), kStatements.end()}, ", ") +
+                  ", " + changes);
+      exercise.statements.push_back({key, trim(words), "", change.place});
     }
   }
   for (Statement &statement : exercise.statements) {
@@ -123,12 +123,12 @@ void parse(const std::string &text, const std::string &file, Exercise &exercise)
     const std::size_t bar = statement.words.find(" | ");
     require(bar != std::string::npos, statement.place,
             "'" + statement.key + "' must end with '| MESSAGE'");
-    statement.message = docs::trim(statement.words.substr(bar + 3));
-    statement.words = docs::trim(statement.words.substr(0, bar));
+    statement.message = trim(statement.words.substr(bar + 3));
+    statement.words = trim(statement.words.substr(0, bar));
   }
   for (const Statement &statement : exercise.statements) {
     if (statement.key != "run") continue;
-    const std::vector<std::string> words = docs::words(statement.words);
+    const std::vector<std::string> words = ::words(statement.words);
     const auto is_named = [&](const Change &change) {
       return change.keyword == "program" && change.fields[0] == words[1];
     };
@@ -143,7 +143,7 @@ void parse(const std::string &text, const std::string &file, Exercise &exercise)
     require(!change.edits.empty() || fields.back() == "step" || (asks && change.keyword == "wrong"),
             change.place, "'" + change.keyword + "' must have edits");
     if (change.keyword == "answer")
-      require(fields == docs::Strings{""} || fields == docs::Strings{"step"}, change.place,
+      require(fields == Strings{""} || fields == Strings{"step"}, change.place,
               "'answer' or 'answer step' is allowed");
     if (change.keyword != "wrong") continue;
     require(fields.size() >= 2, change.place, "a wrong answer must have '| WORDS' to be told");
@@ -228,8 +228,8 @@ std::string start_of(const Exercise &exercise) {
   for (const Statement &statement : exercise.statements)
     if (statement.key == "ask") {
       const std::size_t space = statement.words.find(' ');
-      text += wrapped(docs::trim(statement.words.substr(space)), "#") +
-              statement.words.substr(0, space) + " =\n\n";
+      text += wrapped(trim(statement.words.substr(space)), "#") + statement.words.substr(0, space) +
+              " =\n\n";
     }
   return text;
 }

@@ -28,10 +28,6 @@ namespace {
 
 const fs::path kFolder = "build/exercises-tested";
 
-bool contains(const std::string &text, const std::string &part) {
-  return text.find(part) != std::string::npos;
-}
-
 /// An exercise's judge, and files for it to judge.
 struct Trial {
   const Exercise &exercise;
@@ -61,7 +57,7 @@ std::map<std::string, const Change *> answers_of(const Exercise &exercise,
 std::vector<Copy> copies_of(const Exercise &exercise) {
   std::map<std::string, std::string> sources;  // by name
   for (const Statement &statement : exercise.statements)
-    if (const std::string program = docs::words(statement.words)[statement.key == "run"];
+    if (const std::string program = words(statement.words)[statement.key == "run"];
         statement.key == "run" && program != "work")
       sources[program] = source_of(exercise, "program", program);
   if (!exercise.asks()) {

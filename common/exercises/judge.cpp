@@ -26,7 +26,7 @@ std::string first_word(const std::string &text) {
   return text.substr(0, text.find(' '));
 }
 std::string after_first_word(const std::string &text) {
-  return docs::trim(text.substr(first_word(text).size()));
+  return trim(text.substr(first_word(text).size()));
 }
 
 std::string replaced(std::string text, const std::string &find, const std::string &by) {
@@ -52,9 +52,9 @@ std::optional<double> number_in(const std::string &written) {
     if (*end != '\0' || end == text.c_str()) return {};
     return value;
   };
-  const auto above = number(docs::trim(written.substr(0, slash)));
+  const auto above = number(trim(written.substr(0, slash)));
   if (slash == std::string::npos) return above;
-  const auto below = number(docs::trim(written.substr(slash + 1)));
+  const auto below = number(trim(written.substr(slash + 1)));
   if (!above || !below || *below == 0) return {};
   return *above / *below;
 }
@@ -132,7 +132,7 @@ double Judge::count(const std::string &key) {
   const std::size_t colon = key.find(": ");
   if (colon == std::string::npos)
     throw std::runtime_error(exercise_.name() + ": [" + key + "]: [RUN: COUNT] is allowed");
-  const std::string name = key.substr(0, colon), what = docs::trim(key.substr(colon + 2));
+  const std::string name = key.substr(0, colon), what = trim(key.substr(colon + 2));
   const Outcome &of = outcome(name);
   if (what == "line") return of.line;
   const Statement &run_of = *std::find_if(
@@ -153,7 +153,7 @@ double Judge::count(const std::string &key) {
     if (const std::string order = first ? "first line @ " : "last line @ ";
         what.starts_with(order)) {
       const std::vector<std::string> lines = lines_of(read_text(source));
-      const docs::Strings texts = docs::split(what.substr(order.size()), " before ");
+      const Strings texts = split(what.substr(order.size()), " before ");
       unsigned found = 0;
       for (std::size_t i = 0; i < lines.size() && !(first && found); i++) {
         const std::string code = lines[i].substr(0, lines[i].find("//"));
@@ -268,7 +268,7 @@ Verdict Judge::judge_code() {
           if (at == std::string::npos) continue;
           const double right = evaluate(statement.words.substr(at + relation.size()));
           const double left = evaluate(statement.words.substr(0, at));
-          if (!holds(left, docs::trim(relation), right))
+          if (!holds(left, trim(relation), right))
             return no(replaced(replaced(replaced(statement.message, "{left}", docs::count(left)),
                                         "{right}", docs::count(right)),
                                "{line}", place_));
@@ -293,9 +293,9 @@ Verdict Judge::judge_words() {
   std::map<std::string, std::string> written;
   for (const std::string &line : lines_of(read_text(work_)))
     if (const std::size_t equals = line.find('='); line[0] != '#' && equals != std::string::npos) {
-      std::string value = docs::trim(line.substr(equals + 1));
+      std::string value = trim(line.substr(equals + 1));
       std::erase(value, ',');
-      written[docs::trim(line.substr(0, equals))] = value;
+      written[trim(line.substr(0, equals))] = value;
     }
   std::string name, question;
   for (std::size_t i = 0; i < exercise_.statements.size(); i++) {
@@ -309,8 +309,8 @@ Verdict Judge::judge_words() {
     const std::optional<double> number = number_in(value);
     if (wants_word &&
         std::find(ending_words().begin(), ending_words().end(), value) == ending_words().end())
-      return {false, name + " = " + value + ": a word is wanted, one of " +
-                         docs::join(ending_words(), ", ")};
+      return {false,
+              name + " = " + value + ": a word is wanted, one of " + join(ending_words(), ", ")};
     if (!wants_word && !number) return {false, name + " = " + value + ": a number is wanted"};
     const std::string answer = right(statement);
     if (wants_word ? value == answer : is_rounded(value, it_)) continue;

@@ -43,7 +43,7 @@ std::string first_error(const std::string &said, const fs::path &source) {
     return at_source + number + ": " + line.substr(error + 7) + " `" +
            source_line(source, static_cast<unsigned>(std::atoi(number.c_str()))) + "`";
   }
-  return docs::trim(said.substr(0, said.find('\n')));
+  return trim(said.substr(0, said.find('\n')));
 }
 
 // --- how a run ends ------------------------------------------------------------------------------
@@ -111,12 +111,12 @@ Outcome explain(const Build &what, const Finished &finished) {
     if (line.ends_with(": WRONG") && !outcome.said.starts_with("WRONG"))
       outcome.word = "wrong", outcome.said = "WRONG";
     if (line.find("elements are not finite") != std::string::npos) outcome.word = "not-finite";
-    if (line.starts_with("  ") && finished.status != 0) outcome.said += "; " + docs::trim(line);
+    if (line.starts_with("  ") && finished.status != 0) outcome.said += "; " + trim(line);
   }
   if (finished.status == 0 && outcome.word == "passed") return outcome;
   if (outcome.word.empty() || outcome.word == "passed") {
     outcome.word = finished.status == 2 || finished.status == 3 ? "refused" : "other";
-    outcome.said = docs::trim(finished.err.substr(0, finished.err.find('\n')));
+    outcome.said = trim(finished.err.substr(0, finished.err.find('\n')));
   }
   return outcome;
 }
@@ -139,7 +139,7 @@ const std::vector<std::string> &ending_words() {
 
 std::string source_line(const fs::path &source, unsigned line) {
   const std::vector<std::string> lines = lines_of(read_text(source));
-  return line == 0 || line > lines.size() ? "" : docs::trim(lines[line - 1]);
+  return line == 0 || line > lines.size() ? "" : trim(lines[line - 1]);
 }
 
 std::string unit_of(const Build &what) {
@@ -178,15 +178,11 @@ Outcome run(const Build &what, const std::string &options, bool counts) {
       (counts ? " --profile-csv " + shell_word(csv) + " --csv " + shell_word(problem)
               : " --check-only"));
   Outcome outcome = explain(what, finished);
-  // The options may hold commas: what stands behind them is counted from the end.
   if (const auto rows = lines_of(read_text(problem)); rows.size() == 2) {
-    const docs::Strings names = docs::split(rows[0], ","), values = docs::split(rows[1], ",");
+    const Strings names = csv_fields(rows[0]), values = csv_fields(rows[1]);
     const auto value_of = [&](const std::string &name) {
-      const auto at = std::find(names.begin(), names.end(), name);
-      const auto from_end = static_cast<std::size_t>(names.end() - at);
-      const bool behind = at > std::find(names.begin(), names.end(), "options");
-      return std::atof(
-          values.at(behind ? values.size() - from_end : names.size() - from_end).c_str());
+      const auto at = std::find(names.begin(), names.end(), name) - names.begin();
+      return std::atof(values.at(static_cast<std::size_t>(at)).c_str());
     };
     outcome.head_dim = value_of("head_dim");
     outcome.operations = value_of("operations");
@@ -197,14 +193,13 @@ Outcome run(const Build &what, const std::string &options, bool counts) {
   }
   const std::string here = what.source.filename().string() + ":";
   for (const std::string &row : lines_of(read_text(csv))) {
-    // step,source,batch,...,2.cu:80,"counter",value; the options may hold commas, the counter, too. Totals have line 0.
-    const std::size_t last = row.rfind("\","), first = row.rfind("\"", last - 1);
-    if (last == std::string::npos) continue;  // the header
-    const std::string place = row.substr(row.rfind(',', first - 2) + 1);
+    // step,source,batch,...,2.cu:80,"counter",value. Totals have line 0.
+    const Strings fields = csv_fields(row);
+    const std::string &place = fields.at(fields.size() - 3);
     const bool is_here = place.starts_with(here);
-    if (is_here || place.starts_with("0,"))
+    if (is_here || place == "0")
       outcome.counts[static_cast<unsigned>(std::atoi(place.c_str() + (is_here ? here.size() : 0)))]
-                    [row.substr(first + 1, last - first - 1)] += std::atof(row.c_str() + last + 2);
+                    [fields.at(fields.size() - 2)] += std::atof(fields.back().c_str());
   }
   return outcome;
 }

@@ -115,7 +115,6 @@ double number(const Row &row, const std::string &column) {
 /// counters each source is a column with its value, emulator or ncu. Of a benchmark cache_TBs is one:
 /// kv_bytes over the time, in TB/s.
 Rows read_csv(const std::vector<fs::path> &paths) {
-  static const std::regex one(R"re((?:^|,)(?:"([^"]*)"|([^,]*)))re");  // quoted if it has a comma
   Strings columns, lines;
   Rows rows;
   std::map<Row, size_t> places;  // of counters
@@ -123,9 +122,7 @@ Rows read_csv(const std::vector<fs::path> &paths) {
     for (const std::string &line : lines_of(read_text(path))) lines.push_back(line);
   const fs::path &path = paths.back();
   for (const std::string &line : lines) {
-    Strings fields;
-    for (std::sregex_iterator f(line.begin(), line.end(), one), end; f != end; ++f)
-      fields.push_back((*f)[1].str() + (*f)[2].str());
+    const Strings fields = csv_fields(line);
     if (columns.empty()) columns = fields;
     if (fields.size() != columns.size())
       throw Error(path.string() + ": '" + line + "': the columns must be " + join(columns, ","));

@@ -8,6 +8,7 @@
 #include <iosfwd>
 
 #include "common/pages/values.h"
+#include "common/program/text.h"
 
 namespace docs {
 

@@ -6,36 +6,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <iterator>
-#include <regex>
-#include <sstream>
 
 namespace docs {
-
-std::string trim(const std::string &s) {
-  const size_t first = s.find_first_not_of(" \t\r\n");
-  return first == s.npos ? "" : s.substr(first, s.find_last_not_of(" \t\r\n") - first + 1);
-}
-
-Strings split(const std::string &s, const std::string &separator) {
-  Strings pieces;
-  size_t begin = 0;
-  for (size_t at; (at = s.find(separator, begin)) != s.npos; begin = at + separator.size())
-    pieces.push_back(s.substr(begin, at - begin));
-  pieces.push_back(s.substr(begin));
-  return pieces;
-}
-
-Strings words(const std::string &s) {
-  std::istringstream in(s);
-  return {std::istream_iterator<std::string>(in), {}};
-}
-
-std::string join(const Strings &pieces, const std::string &separator) {
-  std::string s;
-  for (size_t i = 0; i < pieces.size(); ++i) s += (i ? separator : "") + pieces[i];
-  return s;
-}
 
 std::string format(double value, const std::string &how) {
   const auto printed = [](const char *as, int digits, double v) {
@@ -51,7 +23,10 @@ std::string format(double value, const std::string &how) {
     for (int i = static_cast<int>(s.size()) - 3; i > 0; i -= 3) s.insert(i, 1, ',');
     return (value < 0 && s != "0" ? "-" : "") + s;
   }
-  if (!std::regex_match(how, std::regex("%?([0-9]|s[1-9])")))
+  const std::string rounding = how.substr(how.starts_with('%'));
+  const std::size_t first = rounding.starts_with('s');
+  if (rounding.size() != first + 1 || rounding[first] < (first ? '1' : '0') ||
+      rounding[first] > '9')
     throw Error("unknown format '" + how +
                 "'; allowed: 0 1 2..9 s1 s2..s9 , % %0 %1..%9 %s1 %s2..%s9 %s x");
   if (how[0] == '%') return format(100 * value, how.substr(1)) + "%";

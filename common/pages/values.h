@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Words and numbers, as the pages and the exercises read and print them.
+// Numbers, as the pages and the exercises read and print them.
 #pragma once
 
 #include <functional>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 namespace docs {
 
@@ -13,13 +12,6 @@ namespace docs {
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-
-using Strings = std::vector<std::string>;
-
-std::string trim(const std::string &s);
-Strings split(const std::string &s, const std::string &separator);
-Strings words(const std::string &s);
-std::string join(const Strings &pieces, const std::string &separator);
 
 /// A value as `how` asks, the FORMAT of a value in a page: see main.cpp.
 std::string format(double value, const std::string &how);

@@ -10,10 +10,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 
 #include "common/program/options.h"
+#include "common/program/text.h"
 
 namespace fs = std::filesystem;
 
@@ -33,11 +33,6 @@ struct Folder {
 
 void write(const std::string &path, const std::string &text) {
   std::ofstream(path) << text;
-}
-
-std::string read(const std::string &path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 const std::string kHeader = "step,device,ms";
@@ -68,7 +63,7 @@ struct WithoutPrivileges {
 TEST_CASE("csv: a new file gets the header, then the rows") {
   const Folder folder;
   CsvFile("--csv", folder / "new.csv", kHeader).append({"02,gpu,1.5", "03,gpu,1.25"});
-  CHECK(read(folder / "new.csv") == "step,device,ms\n02,gpu,1.5\n03,gpu,1.25\n");
+  CHECK(read_text(folder / "new.csv") == "step,device,ms\n02,gpu,1.5\n03,gpu,1.25\n");
 }
 
 TEST_CASE("csv: rows are appended under one header") {
@@ -77,14 +72,14 @@ TEST_CASE("csv: rows are appended under one header") {
   file.append({"1,a,1"});
   file.append({"2,b,2", "3,c,3"});
   CsvFile("--csv", folder / "a.csv", kHeader).append({"4,d,4"});
-  CHECK(read(folder / "a.csv") == "step,device,ms\n1,a,1\n2,b,2\n3,c,3\n4,d,4\n");
+  CHECK(read_text(folder / "a.csv") == "step,device,ms\n1,a,1\n2,b,2\n3,c,3\n4,d,4\n");
 }
 
 TEST_CASE("csv: an empty file gets the header") {
   const Folder folder;
   write(folder / "empty.csv", "");
   CsvFile("--csv", folder / "empty.csv", kHeader).append({"1,a,1"});
-  CHECK(read(folder / "empty.csv") == "step,device,ms\n1,a,1\n");
+  CHECK(read_text(folder / "empty.csv") == "step,device,ms\n1,a,1\n");
 }
 
 TEST_CASE("csv: a file in the working directory needs no folder in its name") {
@@ -97,7 +92,7 @@ TEST_CASE("csv: a file in the working directory needs no folder in its name") {
     } inside(folder.path);
     CsvFile("--csv", "here.csv", kHeader).append({"1,a,1"});
   }
-  CHECK(read(folder / "here.csv") == "step,device,ms\n1,a,1\n");
+  CHECK(read_text(folder / "here.csv") == "step,device,ms\n1,a,1\n");
 }
 
 TEST_CASE("csv: opening a file writes nothing") {
@@ -106,7 +101,7 @@ TEST_CASE("csv: opening a file writes nothing") {
   CHECK(!fs::exists(folder / "new.csv"));
   write(folder / "empty.csv", "");
   const CsvFile empty("--csv", folder / "empty.csv", kHeader);
-  CHECK(read(folder / "empty.csv") == "");
+  CHECK(read_text(folder / "empty.csv") == "");
 }
 
 TEST_CASE("csv: a file with another header is refused and left alone") {
@@ -121,7 +116,7 @@ TEST_CASE("csv: a file with another header is refused and left alone") {
           "--csv " + path +
               ": has another header; must be a new file, or one that begins "
               "with 'step,device,ms'");
-    CHECK(read(path) == text);
+    CHECK(read_text(path) == text);
   }
 }
 
@@ -129,10 +124,10 @@ TEST_CASE("csv: a row begins on a line of its own, even if the file's last line 
   const Folder folder;
   write(folder / "a.csv", "step,device,ms\n1,a,1");
   CsvFile("--csv", folder / "a.csv", kHeader).append({"2,b,2"});
-  CHECK(read(folder / "a.csv") == "step,device,ms\n1,a,1\n2,b,2\n");
+  CHECK(read_text(folder / "a.csv") == "step,device,ms\n1,a,1\n2,b,2\n");
   write(folder / "b.csv", "step,device,ms");
   CsvFile("--csv", folder / "b.csv", kHeader).append({"1,a,1"});
-  CHECK(read(folder / "b.csv") == "step,device,ms\n1,a,1\n");
+  CHECK(read_text(folder / "b.csv") == "step,device,ms\n1,a,1\n");
 }
 
 TEST_CASE("csv: a path that cannot be written to is refused, by name") {
@@ -171,7 +166,7 @@ TEST_CASE("csv: a link to a file is that file") {
   write(folder / "a.csv", "step,device,ms\n");
   fs::create_symlink(folder / "a.csv", folder / "link.csv");
   CsvFile("--csv", folder / "link.csv", kHeader).append({"1,a,1"});
-  CHECK(read(folder / "a.csv") == "step,device,ms\n1,a,1\n");
+  CHECK(read_text(folder / "a.csv") == "step,device,ms\n1,a,1\n");
 }
 
 TEST_CASE("csv: one file by two names is one file, whether it exists or not") {
@@ -276,13 +271,13 @@ TEST_CASE("csv: when writing fails, the error says so and the file is as it was"
   const CsvFile file("--csv", path, kHeader);
   // Room for a part of what is to be written: of the header of a new file, then of the rows.
   CHECK(error_on_full_disk(file, 10, {"1,a,1"}) == "--csv " + path + ": writing failed");
-  CHECK(read(path) == "");
+  CHECK(read_text(path) == "");
   file.append({"1,a,1"});
-  const std::string before = read(path);
+  const std::string before = read_text(path);
   CHECK(before == "step,device,ms\n1,a,1\n");
   CHECK(error_on_full_disk(file, before.size() + 10, {"2,b,2", "3,c,3", "4,d,4"}) ==
         "--csv " + path + ": writing failed");
-  CHECK(read(path) == before);
+  CHECK(read_text(path) == before);
   file.append({"2,b,2"});
-  CHECK(read(path) == before + "2,b,2\n");
+  CHECK(read_text(path) == before + "2,b,2\n");
 }

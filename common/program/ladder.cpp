@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include "common/program/ladder.h"
 
+#include <algorithm>
 #include <cctype>
 #include <functional>
-#include <sstream>
 #include <stdexcept>
+
+#include "common/program/text.h"
 
 namespace {
 
@@ -60,10 +62,8 @@ std::string macros_of(const std::string &label) {
 }
 
 bool takes(const std::string &list, const std::string &option) {
-  std::istringstream words(list);
-  for (std::string word; words >> word;)
-    if (word == option) return true;
-  return false;
+  const Strings options = words(list);
+  return std::find(options.begin(), options.end(), option) != options.end();
 }
 
 std::string who_takes(const Ladder &ladder, const std::string &option) {

@@ -9,9 +9,9 @@
 #include <cstdlib>
 #include <functional>
 #include <optional>
-#include <sstream>
 
 #include "common/program/shape.h"
+#include "common/program/text.h"
 
 namespace {
 
@@ -25,20 +25,6 @@ const std::vector<std::string> kTypes = {"fp16", "bf16", "fp8"};
 const std::vector<std::string> kLayouts = {"bhnd",   "bnhd",    "interleaved",
                                            "packed", "bnhd-32", "bnhd-128"};
 const std::vector<std::string> kDevices = {"auto", "gpu", "cpu"};
-
-std::string join(const std::vector<std::string> &words, const std::string &between) {
-  std::string text;
-  for (const std::string &word : words) text += (text.empty() ? "" : between) + word;
-  return text;
-}
-
-std::vector<std::string> split(const std::string &text, char between) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, between);) parts.push_back(part);
-  if (text.empty() || text.back() == between) parts.push_back("");
-  return parts;
-}
 
 /// "auto, gpu or cpu".
 std::string one_of(std::vector<std::string> words) {
@@ -94,8 +80,8 @@ std::uint64_t number(const std::string &option, const std::string &text, std::ui
 /// "100,37:64" is 100 queries and keys of the first batch element, 37 and 64 of the second.
 void read_lengths(reference::Shape &shape, const std::string &option, const std::string &text) {
   shape.lengths_q.clear(), shape.lengths_k.clear();
-  for (const std::string &element : split(text, ',')) {
-    const std::vector<std::string> parts = split(element, ':');
+  for (const std::string &element : split(text, ",")) {
+    const std::vector<std::string> parts = split(element, ":");
     const auto q = whole_number(parts.front(), 0, kMostRows);
     const auto k = whole_number(parts.back(), 0, kMostRows);
     if (!q || !k || parts.size() > 2)
@@ -395,7 +381,7 @@ std::string help_text(const std::string &program, const Step &step) {
     std::string left = "  --" + entry.name + (entry.value.empty() ? "" : " " + entry.value);
     if (left.size() >= kColumn) left += "\n" + std::string(kColumn, ' ');
     if (left.size() < kColumn) left.resize(kColumn, ' ');
-    const std::vector<std::string> lines = split(entry.help, '\n');
+    const std::vector<std::string> lines = split(entry.help, "\n");
     text += left + join(lines, "\n" + std::string(kColumn, ' ')) + "\n";
   }
   return text +

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "common/program/text.h"
+
 namespace {
 
 constexpr int kTile = 48;
@@ -57,10 +59,6 @@ std::string error_of(const std::vector<std::string> &arguments, const Step &step
     return error.what();
   }
   return "";
-}
-
-bool contains(const std::string &text, const std::string &part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

@@ -23,10 +23,6 @@ namespace {
 const std::string kSource = "common/program/any-problem/attention.cu";
 const std::filesystem::path kFolder = "build/any-problem";
 
-bool contains(const std::string &text, const std::string &part) {
-  return text.find(part) != std::string::npos;
-}
-
 /// One problem for each thing that can depart from the plain one, and some where they meet.
 const std::vector<std::string> kProblems = {
     "--seqlen 1",

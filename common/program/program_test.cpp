@@ -43,10 +43,6 @@ void write_text(const std::string &file, const std::string &text) {
   std::ofstream(file) << text;
 }
 
-bool contains(const std::string &text, const std::string &part) {
-  return text.find(part) != std::string::npos;
-}
-
 bool has_gpu() {
   static const Finished run =
       run_command("./step-02 --device gpu --batch 1 --heads 1 --seqlen 128 --check-only");
@@ -70,21 +66,6 @@ void check_refused(const std::string &command, int status, const std::vector<std
   }
 }
 
-/// The fields of a CSV row; quotes are taken off.
-std::vector<std::string> fields(const std::string &row) {
-  std::vector<std::string> list(1);
-  bool quoted = false;
-  for (const char c : row) {
-    if (c == '"')
-      quoted = !quoted;
-    else if (c == ',' && !quoted)
-      list.emplace_back();
-    else
-      list.back() += c;
-  }
-  return list;
-}
-
 std::string first_line(const std::string &file) {
   const std::vector<std::string> lines = lines_of(read_text(file));
   return lines.empty() ? "" : lines[0];
@@ -96,10 +77,10 @@ using Row = std::map<std::string, std::string>;
 std::vector<Row> read_csv(const std::string &file) {
   const std::vector<std::string> lines = lines_of(read_text(file));
   REQUIRE(!lines.empty());
-  const std::vector<std::string> names = fields(lines[0]);
+  const std::vector<std::string> names = csv_fields(lines[0]);
   std::vector<Row> rows;
   for (std::size_t i = 1; i < lines.size(); i++) {
-    const std::vector<std::string> values = fields(lines[i]);
+    const std::vector<std::string> values = csv_fields(lines[i]);
     REQUIRE(values.size() == names.size());
     Row &row = rows.emplace_back();
     for (std::size_t column = 0; column < names.size(); column++)

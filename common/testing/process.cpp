@@ -9,11 +9,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <random>
-#include <sstream>
 #include <stdexcept>
 
 Finished run_command(const std::string &line) {
@@ -69,19 +67,6 @@ bool some_are_enough() {
   return environment("TESTS_SOME", "") != "";
 }
 
-std::string read_text(const std::filesystem::path &file) {
-  std::ostringstream text;
-  text << std::ifstream(file).rdbuf();
-  return text.str();
-}
-
-std::vector<std::string> lines_of(const std::string &text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
-
 std::vector<std::string> step_names() {
   std::vector<std::string> names;
   for (const auto &entry : std::filesystem::directory_iterator("steps")) {
@@ -101,21 +86,12 @@ Description describe(const std::string &command) {
   const Finished finished = run_command(command + " --describe");
   if (finished.status != 0)
     throw std::runtime_error(command + " --describe: " + finished.err + "; is it built?");
-  std::map<std::string, std::vector<std::string>> values;
-  for (const std::string &line : lines_of(finished.out)) {
-    std::istringstream words(line);
-    std::string name;
-    words >> name;
-    for (std::string word; words >> word;) values[name].push_back(word);
-  }
+  std::map<std::string, Strings> values;
+  for (const std::string &line : lines_of(finished.out))
+    if (const Strings all = words(line); !all.empty())
+      values[all[0]] = {all.begin() + 1, all.end()};
   std::erase_if(values["takes"], [](const std::string &word) { return !word.starts_with("--"); });
   return {
       values["step"].at(0), values["needs"].at(0), values["takes"], std::stoi(values["tile"].at(0)),
       values["head-dims"],  values["types"],       values["inputs"]};
-}
-
-std::string shell_word(const std::string &word) {
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
-  return text + "'";
 }

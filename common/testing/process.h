@@ -3,10 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "common/program/text.h"
 #include "reference/random.h"
 
 /// What a command left behind.
@@ -37,12 +37,6 @@ void draw(Items &items, std::size_t most) {
   for (std::uint64_t state = tests_seed(); items.size() > most;)
     items.erase(items.begin() + static_cast<std::ptrdiff_t>(next_random(state) % items.size()));
 }
-
-/// A word as the shell takes it, whatever it holds.
-std::string shell_word(const std::string &word);
-
-std::string read_text(const std::filesystem::path &file);
-std::vector<std::string> lines_of(const std::string &text);
 
 /// The folders of the steps, "02-loop-inverted", in order.
 std::vector<std::string> step_names();

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -37,16 +36,13 @@ std::string traced(const std::string &program, const std::string &file, int seed
 Trace parse(const std::string &csv) {
   Trace trace;
   for (const std::string &line : lines_of(csv)) {
-    std::vector<std::string> fields;
-    std::istringstream stream(line + ",");
-    for (std::string field; std::getline(stream, field, ',');) fields.push_back(field);
+    const Strings fields = csv_fields(line);
     REQUIRE(fields.size() == 14);
     if (fields[0] == "step") continue;
     const std::size_t warpgroup = std::stoul(fields[7]);
     trace.resize(std::max(trace.size(), warpgroup + 1));
     Event event{fields[9], {}};
-    std::istringstream after(fields[13]);
-    for (std::string other; after >> other;)
+    for (const std::string &other : words(fields[13]))
       event.after.push_back({std::stoul(other), std::stoul(other.substr(other.find(':') + 1))});
     trace[warpgroup].push_back(event);
   }
