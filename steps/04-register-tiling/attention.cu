@@ -21,9 +21,9 @@ constexpr int num_warps = 4;
 constexpr int rows_per_thread = 8;  // a warp's 16 rows, two lanes deep
 constexpr int keys_per_thread = 4;  // a tile's 64 keys, 16 lanes wide
 
-// Rows are padded, not swizzled: every address is then a register plus a constant. Two lanes' rows
-// of Q or P, and 8 lanes' rows of K, must begin in different banks: 4 floats (16 bytes) per row do
-// that, and 16 for P, whose rows are also stored, 4 lanes each, two rows at a time.
+// Rows are padded, not swizzled: every address is then a register plus a constant. A pad of 4
+// floats moves each row 4 banks on: rows that lanes load together begin in different banks. P's pad
+// is 16: 8 lanes store 16 floats in each of two rows, which then fill all 32 banks.
 template <int d>
 struct SharedStorage {
   Tile<float, Br, d + 4> Q;

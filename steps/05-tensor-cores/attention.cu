@@ -4,8 +4,8 @@
 // Before      step 04: 128 FMA of a thread for each 12 loads; 59% of what the fp32 units can do.
 // Bottleneck  The fp32 units: 66.9 TFLOP/s. Tensor cores do many times as much with fp16 operands.
 // Change      Q K^T and P V by mma.m16n8k16, whose operands ldmatrix brings from shared memory. Q,
-//             K and V stay fp16, and cp.async copies them past the registers. The scores' registers
-//             are P's registers: P never leaves them.
+//             K and V stay fp16, and cp.async copies them without registers. The scores' registers
+//             become P's registers: P never leaves them.
 // Prediction  Rows lie 256 bytes apart, in the same banks: ldmatrix.x4 takes 32 wavefronts, not 4.
 //             16 rows and 32 keys take 8 for Q, 16 for K and 32 half ones for V: 1280 wavefronts
 //             for 64 mma of 4096 operations. At 20 per mma, one per clock, 132 SMs do 53 TFLOP/s

@@ -5,7 +5,7 @@
 // Bottleneck  Shared memory. ldmatrix reads 8 rows of 16 bytes at a time; rows are 256 bytes apart,
 //             so all 8 lie in the same 4 banks: 8 wavefronts for a matrix where one would do.
 // Change      Chunk c of row r lies at c XOR r % 8. XOR is its own inverse: one formula serves
-//             whoever writes the tile and whoever reads it.
+//             the writer and the reader of a tile.
 // Prediction  20 wavefronts per mma become 2.5, which allow 430 TFLOP/s: no longer the limit. Then
 //             the other things count: 7 instructions per mma, two barriers every 32 keys, and
 //             copies that nothing hides. 4 to 6 times as fast.

@@ -6,7 +6,7 @@
 //             and a multiplication of all of O by alpha. A tile has 32 keys, 64 mma of a warp's 16
 //             rows.
 // Change      Bc = 128, and 4 warps: a warp has one m tile, not two.
-// Prediction  All of that once every 128 keys. Instructions per mma fall from 7.0 to 5.7, barriers
+// Prediction  All of this every 128 keys. Instructions per mma fall from 7.0 to 5.7, barriers
 //             to a fourth: 10 to 20% faster. Warps per SM stay 8, the bytes from L2 the same.
 #include "common/kernel/kernel.h"
 

@@ -1,13 +1,13 @@
 // Step 08: the K/V pipeline. A tile is copied while the tensor cores work on another.
 // SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
-// Before      step 07: a larger tile, whose copies are waited for as soon as they are issued.
+// Before      step 07: a larger tile. A block waits for its copies as soon as it has issued them.
 // Bottleneck  Every tile begins with a wait for 64 KB from L2, a microsecond in which the block's
 //             tensor cores have nothing to do.
-// Change      V is copied behind Q K^T and the softmax, the next K behind P V. K and V have buffers
+// Change      V is copied during Q K^T and the softmax, the next K during P V. K and V have buffers
 //             of their own, so one is read while the other arrives.
-// Prediction  Two blocks share an SM, and one already works while the other waits. What is left to
-//             gain is the time in which both wait: a few percent at most.
+// Prediction  Two blocks share an SM, and one already works while the other waits. What can be
+//             gained is the time in which both wait: a few percent at most.
 #include "common/kernel/kernel.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // Step 09: V in pairs. One ldmatrix.x4.trans brings two fragments of V.
 // SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
-// Before      step 08: copies behind the work.
+// Before      step 08: copies run during the products.
 // Bottleneck  Issue slots and the queue in front of shared memory: a tile takes 200 ldmatrix per
 //             warp for 256 mma, 128 of them the x2 of V.
 // Change      V by ldmatrix.x4.trans, for 16 columns of the output at a time.

@@ -6,7 +6,7 @@
 //             memory serves one every 2.1: at most 70% of the ceiling.
 // Change      128 x 64: a warp has two m tiles, which share each fragment. The control is a patch,
 //             variants/one-by-one: the new tile, the old loop.
-// Prediction  1.25 wavefronts per mma: out of the way. What it costs is registers: O 128, S 64,
+// Prediction  1.25 wavefronts per mma: no longer the limit. It costs registers: O 128, S 64,
 //             fragments 24 of 255. 5 to 10% faster; the control no faster than step 10.
 #include "common/kernel/kernel.h"
 

@@ -1,12 +1,12 @@
 // Step 12: double-buffered. Each fragment is loaded while the one before it is multiplied.
 // SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
-// Before      step 11: every ldmatrix stands right before the mma that want its result.
-// Bottleneck  The latency of ldmatrix, some 30 clocks, if nothing else were there to do.
+// Before      step 11: every ldmatrix stands right before the mma that need its result.
+// Bottleneck  The latency of ldmatrix, 30 clocks, if a warp had nothing else to do.
 // Change      Two sets of fragments: ldmatrix fills one, mma reads the other.
-// Prediction  None. A fragment feeds 4 mma, 24 clocks, and another warp has mma to issue meanwhile;
-//             nvcc moves loads ahead by itself. The second set takes 16 registers, and there are
-//             none.
+// Prediction  No gain. A fragment feeds 4 mma, 24 clocks; another warp issues mma meanwhile, and
+//             nvcc moves loads ahead by itself. The second set needs 16 registers, and none
+//             is free.
 #include "common/kernel/kernel.h"
 
 namespace {

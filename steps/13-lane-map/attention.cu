@@ -5,7 +5,7 @@
 //             other.
 // Bottleneck  Issue slots: mma takes B from two neighbouring registers, so nvcc copies them
 //             together: over 200 moves per tile.
-// Change      The order in which lanes name K's rows. Registers 0 and 1 are one fragment, 2 and 3
+// Change      The order in which lanes supply K's rows. Registers 0 and 1 are one fragment, 2 and 3
 //             the other.
 // Prediction  1240 instructions per tile become 1070, 14% less: 5 to 10% faster.
 #include "common/kernel/kernel.h"

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 13: every tile rescales O, mostly by 1.
-// Bottleneck  Between Q K^T and P V stands a chain: maximum, two shuffles, alpha, 128
+// Bottleneck  Between Q K^T and P V is a chain: maximum, two shuffles, alpha, 128
 //             multiplications.
 // Change      The old maximum stays while no score passes it by more than 8, as a power of two.
 //             Then there is nothing to shuffle and nothing to multiply.

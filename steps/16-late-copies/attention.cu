@@ -1,11 +1,11 @@
-// Step 16: late copies. V is asked for behind the loads of the first fragments, not before them.
+// Step 16: late copies. V's copies are issued after the loads of the first fragments.
 // SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
-// Before      step 15: behind the barrier come V's copies, and then Q K^T.
-// Bottleneck  What stands in front of the first mma of a tile. A warp issues in order: 8 copies and
+// Before      step 15: after the barrier a warp issues V's copies, and then begins Q K^T.
+// Bottleneck  The instructions before a tile's first mma. A warp issues in order: 8 copies and
 //             their addresses, then the first ldmatrix, and the mma waits for that.
-// Change      V's two lines move, behind the first 16 columns of Q K^T.
-// Prediction  128 of some 4500 clocks per tile, less what the other block of the SM hides: 1 to 2%.
+// Change      V's two lines move to after the first 16 columns of Q K^T.
+// Prediction  128 of 4,500 clocks per tile, less what the other block of the SM hides: 1 to 2%.
 #include "common/kernel/kernel.h"
 
 namespace {
