@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The mbarriers of a block, by their place in shared memory: who has arrived, which bytes have landed,
-// and what the threads and the copies told that did. Who waits for them is the scheduler's (block.h).
+// what the threads and the copies told that did, and who waits.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,10 @@
 #include <vector>
 
 #include "common/emulator/clocks.h"
+#include "common/emulator/events.h"
+#include "common/emulator/runtime.h"
+#include "common/emulator/scheduler.h"
+#include "common/emulator/shared.h"
 #include "common/emulator/sites.h"
 
 namespace emulator {
@@ -56,21 +60,55 @@ struct BarrierState {
   bool end_phase();
 };
 
-class Mbarriers {
+class Mbarriers : public Waits {
  public:
-  /// A block begins.
-  void reset() { barriers_.clear(); }
+  Mbarriers(Scheduler &scheduler, Clocks &clocks, const SharedMemory &shared, Events &events);
 
-  BarrierState *find(std::size_t offset) {
-    const auto found = barriers_.find(offset);
-    return found == barriers_.end() ? nullptr : &found->second;
+  void begin_block();
+
+  /// See runtime.h.
+  void init(const void *address, int arrivals, const char *part, const Where &where);
+  void fence_init();
+  void arrive(const void *address, int bytes, const Where &where);
+  void arrive_at(const void *address, int rank, const Where &where);
+  void wait(const void *address, int parity, const Where &where);
+
+  /// Returns the mbarrier at this place of a block's shared memory; fails if the running thread may not use it in
+  /// the instruction that `what` names.
+  BarrierState &usable(const char *what, unsigned rank, std::size_t offset, const Where &where);
+
+  /// Returns true if the running thread knows that the mbarrier is visible to the copy engine.
+  bool is_fenced(const BarrierState &barrier) const {
+    return barrier.fenced && clocks_.knows(scheduler_.running(), barrier.thread, barrier.fenced);
   }
-  void add(std::size_t offset, const BarrierState &barrier) { barriers_.emplace(offset, barrier); }
 
-  std::map<std::size_t, BarrierState> &all() { return barriers_; }
+  /// So many bytes of a load of the running thread have landed at a barrier of the block with this rank.
+  void land(BarrierState &barrier, unsigned rank, std::size_t bytes, SiteId site);
+
+  /// All threads have exited: reports an mbarrier that is not as it must be then.
+  void report_at_end();
+
+  std::string describe_wait(unsigned thread) const override;
+  bool is_suspect(unsigned thread) const override { return !waits_[thread].barrier->to_come; }
 
  private:
-  std::map<std::size_t, BarrierState> barriers_;  // by their offset in shared memory
+  struct Waiting {
+    const BarrierState *barrier;
+    std::uint64_t phase;  // for whose end it waits
+  };
+
+  void note_remote(BarrierState &barrier, bool copy, SiteId site);
+  void go_on_if_ended(BarrierState &barrier);
+  void report_bytes();
+  void report_late();
+  void report_loads();
+
+  Scheduler &scheduler_;
+  Clocks &clocks_;
+  const SharedMemory &shared_;
+  Events &events_;
+  std::vector<std::map<std::size_t, BarrierState>> barriers_;  // by rank, then by offset
+  std::vector<Waiting> waits_;                                 // by thread
 };
 
 }  // namespace emulator

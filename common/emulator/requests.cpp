@@ -51,7 +51,7 @@ void Requests::meet(unsigned warp, std::uint32_t lanes, SiteId site) {
 
 // --- grouping ------------------------------------------------------------------------------------
 
-void Requests::flush(unsigned warp_index, bool trace) {
+void Requests::flush(unsigned warp_index) {
   Warp &warp = warps_[warp_index];
   std::uint32_t lanes = 0;
   const Lane *first = nullptr;
@@ -66,10 +66,10 @@ void Requests::flush(unsigned warp_index, bool trace) {
   if (!lanes) return;
   if (together) {
     for (std::size_t n = 0; n < first->events.size(); n++)
-      issue(
-          lanes, [&](unsigned lane) -> const Event & { return warp[lane].events[n]; }, trace);
+      issue(warp_index, lanes,
+            [&](unsigned lane) -> const Event & { return warp[lane].events[n]; });
   } else {
-    issue_apart(warp, trace);
+    issue_apart(warp_index);
   }
   for (Lane &lane : warp) {
     lane.events.clear();
@@ -79,7 +79,7 @@ void Requests::flush(unsigned warp_index, bool trace) {
 
 /// Counts what these lanes do at one place, as one.
 template <class EventOf>
-void Requests::issue(std::uint32_t lanes, EventOf event_of, bool trace) {
+void Requests::issue(unsigned warp, std::uint32_t lanes, EventOf event_of) {
   const Event &event = event_of(std::countr_zero(lanes));
   const SiteId site = event.place / kCodes;
   const std::uint32_t code = event.place % kCodes;
@@ -101,7 +101,7 @@ void Requests::issue(std::uint32_t lanes, EventOf event_of, bool trace) {
   if (code >= kFirstCounter) return count(site, static_cast<Counter>(code - kFirstCounter), 1);
   request.kind = static_cast<Kind>(code / kWidths);
   request.bytes = 1 << code % kWidths;
-  count(site, request, trace);
+  count(site, request, warp);
 }
 
 Requests::Visits &Requests::visits_of(Place place) {
@@ -115,7 +115,8 @@ Requests::Visits &Requests::visits_of(Place place) {
 }
 
 /// Counts what the lanes of a warp did that did not all do the same.
-void Requests::issue_apart(const Warp &warp, bool trace) {
+void Requests::issue_apart(unsigned warp_index) {
+  const Warp &warp = warps_[warp_index];
   std::size_t events = 0;
   for (unsigned lane = 0; lane < 32; lane++)
     for (const Event &event : warp[lane].events) {
@@ -128,9 +129,8 @@ void Requests::issue_apart(const Warp &warp, bool trace) {
   std::array<std::size_t, 32> next{};  // by lane: the event that comes next
   while (events > 0) {
     const Group group = next_group(warp, next);
-    issue(
-        group.lanes, [&](unsigned lane) -> const Event & { return warp[lane].events[next[lane]]; },
-        trace);
+    issue(warp_index, group.lanes,
+          [&](unsigned lane) -> const Event & { return warp[lane].events[next[lane]]; });
     Visits &visits = visits_of(group.place);
     for (unsigned lane = 0; lane < 32; lane++)
       if (group.lanes & lane_bit(lane)) {
@@ -196,7 +196,7 @@ void Requests::count(SiteId site, Counter counter, std::uint64_t instructions) {
   counts_of(site)[counter] += instructions;
 }
 
-void Requests::count(SiteId site, const Request &request, bool traced) {
+void Requests::count(SiteId site, const Request &request, unsigned warp) {
   const KindInfo &kind = info(request.kind);
   Counts &counts = counts_of(site);
   counts[kind.requests]++;
@@ -204,7 +204,7 @@ void Requests::count(SiteId site, const Request &request, bool traced) {
     const Wavefronts wavefronts = shared_wavefronts(request);
     counts[kind.cost] += wavefronts.actual;
     counts[kind.ideal] += wavefronts.ideal;
-    if (traced) trace(site, request, wavefronts);
+    if (is_traced_ && warp == 0) trace(site, request, wavefronts);
   } else {
     counts[kind.cost] += global_sectors(request);
   }

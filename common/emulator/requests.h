@@ -27,6 +27,9 @@ class Requests {
  public:
   explicit Requests(unsigned warps) : warps_(warps) {}
 
+  /// The block with this number begins. Of block 0 the first warp's requests are traced.
+  void begin_block(std::uint64_t number) { is_traced_ = number == 0; }
+
   /// One lane asks for memory. `caller` tells copies of one place in the compiled code apart; `source` is
   /// a copy's, as Request has it.
   void add(unsigned thread, Kind kind, int bytes, std::uint64_t address, SiteId site,
@@ -38,11 +41,11 @@ class Requests {
   /// Some lanes are together here: what they did before comes before what they do after.
   void meet(unsigned warp, std::uint32_t lanes, SiteId site);
 
-  /// The whole warp is together: counts what its lanes asked for. Traces it if it is the first.
-  void flush(unsigned warp, bool trace);
+  /// The whole warp is together: counts what its lanes asked for.
+  void flush(unsigned warp);
 
-  /// Counts one request, or so many instructions of a warp.
-  void count(SiteId site, const Request &request, bool trace);
+  /// Counts one request of a warp, or so many instructions.
+  void count(SiteId site, const Request &request, unsigned warp);
   void count(SiteId site, Counter counter, std::uint64_t instructions);
 
   void add_to(Profile &profile) const;
@@ -74,8 +77,8 @@ class Requests {
   void add(unsigned thread, Place place, std::uint64_t address, const void *caller,
            std::uint64_t source);
   template <class EventOf>
-  void issue(std::uint32_t lanes, EventOf event_of, bool trace);
-  void issue_apart(const Warp &warp, bool trace);
+  void issue(unsigned warp, std::uint32_t lanes, EventOf event_of);
+  void issue_apart(unsigned warp_index);
   Group next_group(const Warp &warp, const std::array<std::size_t, 32> &next);
   static bool is_even(const Visits &visits);
   bool goes_first(const Group &a, const Group &b);
@@ -83,6 +86,7 @@ class Requests {
   Counts &counts_of(SiteId site);
   void trace(SiteId site, const Request &request, const Wavefronts &wavefronts);
 
+  bool is_traced_ = false;
   std::vector<Warp> warps_;
   std::vector<Visits> visits_;          // while the lanes of a warp come apart, by
   std::vector<std::uint32_t> visited_;  // place: the index into visits_ and 1, or 0

@@ -116,7 +116,8 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
       while (!stop && (number = next.fetch_add(cluster)) < blocks) {
         worker.run(number);
         if (settings.profile)
-          for (unsigned rank = 0; rank < cluster; rank++) mma[number + rank] = worker.mma(rank);
+          for (unsigned rank = 0; rank < cluster; rank++)
+            mma[number + rank] = worker.meetings.mma(rank);
       }
       const std::lock_guard lock(mutex);
       worker.add_counts(profile);
@@ -160,159 +161,165 @@ Profile take_profile() {
 void check_load(const void *address, int bytes, const Where &where) {
   Block &block = *Block::current;
   if (settings.profile || !block.load_in_short(address, bytes, where))
-    block.access(address, bytes, nullptr, false, where, __builtin_return_address(0));
+    block.accesses.access(address, bytes, nullptr, false, where, __builtin_return_address(0));
 }
 
 void check_store(const void *address, int bytes, const void *value, const Where &where) {
-  Block::current->access(address, bytes, value, true, where, __builtin_return_address(0));
+  Block::current->accesses.access(address, bytes, value, true, where, __builtin_return_address(0));
 }
 
 void count(Counter counter, const Where &where) {
-  if (settings.profile) Block::current->count(counter, where, __builtin_return_address(0));
+  if (!settings.profile) return;
+  Block &block = *Block::current;
+  const unsigned thread = block.scheduler.running();
+  block.requests.add(thread, counter, site_of(where), __builtin_return_address(0));
+  if (counter == kExp2) block.events.note(thread, "exp2", -1, where);
 }
 
 void collective(const Collective &what, std::uint32_t members, const Where &where, void *lane) {
-  Block::current->collective(what, members, where, lane);
+  Block::current->meetings.collective(what, members, where, lane);
 }
 
 void warpgroup_collective(const Collective &what, const Where &where, void *lane) {
-  Block::current->warpgroup_collective(what, where, lane);
+  Block::current->meetings.warpgroup_collective(what, where, lane);
 }
 
 unsigned thread_number() {
-  return Block::current->thread_number();
+  return Block::current->scheduler.running();
 }
 
 void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where) {
-  Block::current->load_rows(rows, count, where);
+  Block::current->accesses.access_rows(false, rows, count, where);
 }
 
 void store_rows(const std::array<const void *, 32> &rows, const Where &where) {
-  Block::current->store_rows(rows, where);
+  Block::current->accesses.access_rows(true, rows, 32, where);
 }
 
 void begin_copy(void *shared, const void *global, const Where &where) {
-  Block::current->begin_copy(shared, global, where, __builtin_return_address(0));
+  Block::current->accesses.begin_copy(shared, global, where, __builtin_return_address(0));
 }
 
 void commit_copies() {
-  Block::current->commit_copies();
+  Block::current->accesses.commit_copies();
 }
 
 void wait_for_copies(int groups) {
-  Block::current->wait_for_copies(groups);
+  Block::current->accesses.wait_for_copies(groups);
 }
 
 unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
                 const Where &where) {
   count(kAtomics, where);
-  return Block::current->atomic(address, next, where);
+  return Block::current->accesses.atomic(address, next, where);
 }
 
 void fence() {
-  Block::current->fence();
+  Block::current->clocks.fence(thread_number());
 }
 
 Operation begin_operation(unsigned queue, std::function<void()> land) {
-  return Block::current->begin_operation(queue, std::move(land));
+  return Block::current->scheduler.begin_operation(queue, std::move(land));
 }
 
 void finish(Operation operation) {
-  Block::current->finish(operation);
+  Block::current->scheduler.finish(operation);
 }
 
 ReadNumber begin_async_read(std::span<const SharedBytes> bytes, unsigned warp, const Where &where) {
-  return Block::current->begin_async_read(bytes, warp, where);
+  return Block::current->async.begin_read(bytes, warp, where);
 }
 
 void end_async_read(ReadNumber read) {
-  Block::current->end_async_read(read);
+  Block::current->async.end_read(read);
 }
 
 void proxy_fence(const Where &where) {
   count(kProxyFences, where);
-  Block::current->proxy_fence();
+  Block &block = *Block::current;
+  block.clocks.proxy_fence(block.scheduler.running());
+  block.scheduler.pause();
 }
 
 void mbarrier_init(const void *barrier, int arrivals, const char *part, const Where &where) {
-  Block::current->mbarrier_init(barrier, arrivals, part, where);
+  Block::current->mbarriers.init(barrier, arrivals, part, where);
 }
 
 void mbarrier_fence_init() {
-  Block::current->mbarrier_fence_init();
+  Block::current->mbarriers.fence_init();
 }
 
 void mbarrier_arrive(const void *barrier, int bytes, const Where &where) {
   count(kMbarrierArrivals, where);
-  Block::current->mbarrier_arrive(barrier, bytes, where);
+  Block::current->mbarriers.arrive(barrier, bytes, where);
 }
 
 void mbarrier_wait(const void *barrier, int parity, const Where &where) {
   count(kMbarrierWaits, where);
-  Block::current->mbarrier_wait(barrier, parity, where);
+  Block::current->mbarriers.wait(barrier, parity, where);
 }
 
 void named_barrier(int id, int threads, bool sync, const Where &where) {
   count(kNamedBarriers, where);
-  Block::current->named_barrier(id, threads, sync, where);
+  Block::current->named_barriers.named_barrier(id, threads, sync, where);
 }
 
 void set_registers(int registers, bool more, const Where &where) {
-  Block::current->set_registers(registers, more, where);
+  Block::current->registers.set(registers, more, where);
 }
 
 void tma_load(const TmaTransfer &transfer, const void *barrier, const Where &where) {
-  Block::current->tma_load(transfer, barrier, where);
+  Block::current->async.tma_load(transfer, barrier, where);
 }
 
 void tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsigned blocks,
                         const Where &where) {
-  Block::current->tma_load_multicast(transfer, barrier, blocks, where);
+  Block::current->async.tma_load_multicast(transfer, barrier, blocks, where);
 }
 
 void tma_store(const TmaTransfer &transfer, const Where &where) {
-  Block::current->tma_store(transfer, where);
+  Block::current->async.tma_store(transfer, where);
 }
 
 void tma_store_commit() {
-  Block::current->tma_store_commit();
+  Block::current->async.tma_store_commit();
 }
 
 void tma_store_wait_read(int groups) {
-  Block::current->tma_store_wait_read(groups);
+  Block::current->async.tma_store_wait_read(groups);
 }
 
 void block_barrier(const Where &where) {
-  Block::current->block_barrier(where);
+  Block::current->meetings.block_barrier(where);
 }
 
 void wait_for_launch_before() {
-  Block::current->wait_for_launch_before();
+  Block::current->accesses.wait_for_launch_before();
 }
 
 unsigned cluster_rank() {
-  return Block::current->cluster_rank();
+  return Block::current->scheduler.rank();
 }
 
 void cluster_barrier(const Where &where) {
-  Block::current->cluster_barrier(where);
+  Block::current->meetings.cluster_barrier(where);
 }
 
 void mbarrier_arrive_at(const void *barrier, int rank, const Where &where) {
   count(kMbarrierArrivals, where);
-  Block::current->mbarrier_arrive_at(barrier, rank, where);
+  Block::current->mbarriers.arrive_at(barrier, rank, where);
 }
 
 void *shared_memory() {
-  return Block::current->shared_memory();
+  return Block::current->shared.memory();
 }
 
 void fail(const Error &error, const Where &where) {
-  Block::current->fail(error, where);
+  Block::current->scheduler.fail(error, where);
 }
 
 void fail_in_lane(unsigned lane, const Error &error, const Where &where) {
-  Block::current->fail_in_lane(lane, error, where);
+  Block::current->scheduler.fail_in_thread(thread_number() / 32 * 32 + lane, error, where);
 }
 
 }  // namespace emulator

@@ -42,9 +42,9 @@ void start(void **lanes) {
   for (unsigned i = 0; i < kLanesOfGroup; i++)
     products[i] = &static_cast<const WgmmaLane *>(lanes[i])->product;
   unsigned lane = 0;
-  const Error error =
-      block.products().check(warpgroup, products, shared, block.shared_bytes(), lane);
-  if (!error.empty()) block.fail_in_thread(warpgroup * kLanesOfGroup + lane, error, first.where);
+  const Error error = block.products.check(warpgroup, products, shared, block.shared.bytes(), lane);
+  if (!error.empty())
+    block.scheduler.fail_in_thread(warpgroup * kLanesOfGroup + lane, error, first.where);
 
   const std::vector<SharedBytes> bytes_of_B = bytes_of(first.product.B, 0, first.product.columns);
   std::array<ReadNumber, kWarpsOfGroup> reads;
@@ -58,11 +58,12 @@ void start(void **lanes) {
   // Shared memory gives the warpgroup its operands once, 128 bytes in a wavefront: 32 bytes in each of A's
   // 64 rows, if these are there, and of B's. (The H200's count; no swizzle that is
   // described as it is has conflicts.)
-  block.count_wgmma(((first.product.a ? 0 : 64) + first.product.columns) * 32 / 128, first.where);
-  block.note(warpgroup * kLanesOfGroup,
-             first.product.a ? "wgmma with A in registers" : "wgmma with A in shared memory", -1,
-             first.where);
-  Product &product = block.products().start(warpgroup, products, first.where);
+  const int wavefronts = ((first.product.a ? 0 : 64) + first.product.columns) * 32 / 128;
+  if (settings.profile) block.requests.count(site_of(first.where), kWgmmaWavefronts, wavefronts);
+  block.events.note(warpgroup * kLanesOfGroup,
+                    first.product.a ? "wgmma with A in registers" : "wgmma with A in shared memory",
+                    -1, first.where);
+  Product &product = block.products.start(warpgroup, products, first.where);
   product.reads = reads;
   product.operation = begin_operation(warpgroup, [&product, shared] { land(product, shared); });
 }
@@ -76,7 +77,7 @@ struct WaitLane {
 void wait(void **lanes) {
   const unsigned warp = thread_number() / 32;
   const auto &first = *static_cast<const WaitLane *>(lanes[0]);
-  while (Product *product = Block::current->products().end_one(warp, first.groups)) {
+  while (Product *product = Block::current->products.end_one(warp, first.groups)) {
     finish(product->operation);
     end_async_read(product->reads[warp % kWarpsOfGroup]);
     for (unsigned i = 0; i < 32; i++) {
@@ -103,7 +104,7 @@ void wait(void **lanes) {
                  describe(named->product) + " may still be writing them"},
             *first.where);
     }
-  Block::current->note(warp * 32, "wgmma_wait", first.groups, *first.where);
+  Block::current->events.note(warp * 32, "wgmma_wait", first.groups, *first.where);
 }
 
 }  // namespace
@@ -123,7 +124,7 @@ void touch(AccumulatorState &accumulator, int i, int size, const Where &where) {
           "accumulators touched that no wgmma_wait has named since the wgmma at " +
               describe(accumulator.product) + ": the compiler may read them before the wait"},
          where);
-  accumulator.touched = Block::current->products().fences(thread_number() / 32) + 1;
+  accumulator.touched = Block::current->products.fences(thread_number() / 32) + 1;
   accumulator.touch = where;
 }
 
@@ -143,7 +144,7 @@ void start_product(const ProductLane &product, const Where &where) {
 
 void fence_products(const Where &where) {
   static constexpr Collective kCollective{"wgmma_fence", kWgmmaSyncs, true, false, [](void **) {
-                                            Block::current->products().fence(thread_number() / 32);
+                                            Block::current->products.fence(thread_number() / 32);
                                           }};
   collective(kCollective, 0xffffffff, where, nullptr);
 }
@@ -152,8 +153,9 @@ void commit_products(const Where &where) {
   static constexpr Collective kCollective{
       "wgmma_commit", kWgmmaSyncs, true, false, [](void **lanes) {
         const unsigned warp = thread_number() / 32;
-        Block::current->products().commit(warp);
-        Block::current->note(warp * 32, "wgmma_commit", -1, *static_cast<const Where *>(lanes[0]));
+        Block::current->products.commit(warp);
+        Block::current->events.note(warp * 32, "wgmma_commit", -1,
+                                    *static_cast<const Where *>(lanes[0]));
       }};
   Where lane = where;
   collective(kCollective, 0xffffffff, where, &lane);

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: MIT
+#include "common/emulator/accesses.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "common/emulator/memory.h"
+
+namespace emulator {
+namespace {
+
+std::mutex atomics;  // guards what follows, and is the atomics' order
+std::map<const unsigned *, Knowledge> told_by_atomics;  // by address
+std::atomic<bool> abandoned = false;
+
+Error misaligned(const std::string &what, int bytes) {
+  return {Fault::kMisaligned,
+          what + " at an address that is not a multiple of " + std::to_string(bytes)};
+}
+
+}  // namespace
+
+void begin_atomics() {
+  told_by_atomics.clear();
+  abandoned = false;
+}
+
+void abandon_atomics() {
+  abandoned = true;
+}
+
+Accesses::Accesses(Scheduler &scheduler, Clocks &clocks, SharedMemory &shared, Requests &requests,
+                   bool beside)
+    : scheduler_(scheduler),
+      clocks_(clocks),
+      shared_(shared),
+      requests_(requests),
+      beside_(beside),
+      copies_(scheduler.size()) {}
+
+void Accesses::begin_block() {
+  copies_.reset();
+  waits_.clear();
+}
+
+// --- loads and stores ----------------------------------------------------------------------------
+
+/// Fails unless the access, which begins in shared memory, ends there and is right.
+void Accesses::check_shared(const char *what, std::size_t offset, const Access &access,
+                            const Where &where) {
+  Error error;
+  if (offset + access.bytes > shared_.bytes())
+    error = {Fault::kBounds, what + std::string(" past the end of shared memory")};
+  else
+    error = shared_.shadow().check(offset, access);
+  if (!error.empty()) scheduler_.fail_in_thread(access.thread, error, where);
+}
+
+void Accesses::access(const void *address, int bytes, const void *value, bool store,
+                      const Where &where, const void *caller) {
+  const char *operation = store ? "store" : "load";
+  if (reinterpret_cast<std::uintptr_t>(address) & (bytes - 1))
+    scheduler_.fail(misaligned(std::to_string(bytes) + "-byte " + operation, bytes), where);
+  const SiteId site = site_of(where);
+  const Access access{clocks_, scheduler_.running(), site, store, bytes, address, value};
+  const std::size_t offset = shared_.offset(address);
+  if (offset >= shared_.bytes()) {
+    access_global(access, where);
+    if (settings.profile)
+      requests_.add(scheduler_.running(), store ? Kind::kGlobalStore : Kind::kGlobalLoad, bytes,
+                    reinterpret_cast<std::uintptr_t>(address), site, caller);
+    return;
+  }
+  const bool checked =
+      settings.profile && !store &&
+      shared_.has(offset, bytes) &&  // else Block::load_in_short has tried it
+      shared_.shadow().load_in_short(offset, bytes, scheduler_.running(), site, clocks_);
+  if (!checked) check_shared(operation, offset, access, where);
+  if (settings.profile)
+    requests_.add(scheduler_.running(), store ? Kind::kSharedStore : Kind::kSharedLoad, bytes,
+                  offset, site, caller);
+}
+
+std::atomic<bool> has_waited;
+
+void Accesses::wait_for_launch_before() {
+  waits_.push_back({scheduler_.running(), clocks_.now()});
+  has_waited = true;
+}
+
+/// Fails unless the running thread has waited for the launch before, or knows of a thread of its block that
+/// has: what the launch before wrote is then visible. (Of another block's wait it cannot know.)
+void Accesses::check_launch_before(const Allocation &allocation, const Access &access,
+                                   const char *operation, const Where &where) {
+  const auto *byte = static_cast<const std::byte *>(access.memory);
+  if (!beside_ || !allocation.shadow.races_with_launch_before(
+                      static_cast<std::size_t>(byte - allocation.memory), access))
+    return;
+  if (std::none_of(waits_.begin(), waits_.end(), [&](const auto &wait) {
+        return clocks_.knows(scheduler_.running(), wait.first, wait.second);
+      }))
+    scheduler_.fail(
+        {Fault::kRace, std::string(operation) +
+                           " of what the launch before may still be using: no griddepcontrol_wait"},
+        where);
+}
+
+void Accesses::access_global(const Access &access, const Where &where) {
+  thread_local Allocation *last = nullptr;
+  thread_local std::uint64_t last_launch = 0;
+  const auto *byte = static_cast<const std::byte *>(access.memory);
+  if (last_launch != launch_number || !last || byte < last->memory ||
+      byte >= last->memory + last->bytes) {
+    last = find_allocation(byte);
+    last_launch = launch_number;
+  }
+  if (!last || static_cast<std::size_t>(byte - last->memory) + access.bytes > last->bytes)
+    scheduler_.fail({Fault::kBounds,
+                     std::string(access.store ? "store" : "load") + " outside of every allocation"},
+                    where);
+  check_launch_before(*last, access, access.store ? "store" : "load", where);
+  if (access.store)
+    if (const Error error = copies_.check_store(byte, access.bytes); !error.empty())
+      scheduler_.fail(error, where);
+  const Error error = last->check(static_cast<std::size_t>(byte - last->memory), access);
+  if (!error.empty()) scheduler_.fail(error, where);
+}
+
+unsigned Accesses::atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
+                          const Where &where) {
+  if (abandoned) scheduler_.abandon();
+  if (reinterpret_cast<std::uintptr_t>(address) % sizeof *address)
+    scheduler_.fail({Fault::kMisaligned, "atomic at an address that is not a multiple of 4"},
+                    where);
+  const auto *byte = reinterpret_cast<const std::byte *>(address);
+  const Allocation *allocation = find_allocation(byte);
+  if (!allocation || byte + sizeof *address > allocation->memory + allocation->bytes)
+    scheduler_.fail({Fault::kBounds, "atomic outside of every allocation"}, where);
+  check_launch_before(
+      *allocation, {clocks_, scheduler_.running(), site_of(where), true, sizeof *address, address},
+      "atomic", where);
+  scheduler_.pause();
+  std::this_thread::yield();  // a block that waits for another lets its host thread go on
+  const std::lock_guard lock(atomics);
+  clocks_.atomic(scheduler_.running(), told_by_atomics[address]);
+  return std::exchange(*address, next(*address));
+}
+
+void Accesses::access_rows(bool store, const std::array<const void *, 32> &rows, int count,
+                           const Where &where) {
+  const char *const what = store ? "stmatrix to a row" : "ldmatrix of a row";
+  const unsigned warp = scheduler_.running() / 32;
+  const SiteId site = site_of(where);
+  Request request{store ? Kind::kStmatrix : Kind::kLdmatrix,
+                  16,
+                  static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1),
+                  {},
+                  {}};
+  for (unsigned i = 0; i < static_cast<unsigned>(count); i++) {
+    const unsigned thread = warp * 32 + i;  // the lane that names the row
+    const std::size_t offset = shared_.offset(rows[i]);
+    Error error;
+    if (!rows[i])
+      error = {Fault::kBounds, "row or column out of bounds"};
+    else if (offset >= shared_.bytes())
+      error = {Fault::kBounds, what + std::string(" that is not in shared memory")};
+    else if (offset % 16)
+      error = misaligned(what, 16);
+    if (!error.empty()) scheduler_.fail_in_thread(thread, error, where);
+    check_shared(what, offset, {clocks_, thread, site, store, 16}, where);
+    request.address[i] = offset;
+  }
+  if (settings.profile) requests_.count(site, request, warp);
+}
+
+// --- cp.async ------------------------------------------------------------------------------------
+
+void Accesses::begin_copy(void *shared, const void *global, const Where &where,
+                          const void *caller) {
+  const std::size_t offset = shared_.offset(shared);
+  if (offset >= shared_.bytes())
+    scheduler_.fail({Fault::kBounds, "cp.async to what is not shared memory"}, where);
+  if (offset % kCopyBytes)
+    scheduler_.fail({Fault::kMisaligned, "cp.async to an address that is not a multiple of 16"},
+                    where);
+  if (offset + kCopyBytes > shared_.bytes())
+    scheduler_.fail({Fault::kBounds, "cp.async past the end of shared memory"}, where);
+  if (reinterpret_cast<std::uintptr_t>(global) % kCopyBytes)
+    scheduler_.fail({Fault::kMisaligned, "cp.async from an address that is not a multiple of 16"},
+                    where);
+  const SiteId site = site_of(where);
+  const Error error =
+      shared_.shadow().begin_copy(offset, {clocks_, scheduler_.running(), site, true, kCopyBytes});
+  if (!error.empty()) scheduler_.fail(error, where);
+  if (global)
+    access_global({clocks_, scheduler_.running(), site, false, kCopyBytes, global}, where);
+  copies_.begin(scheduler_.running(), offset, global, site);
+  if (!settings.profile) return;
+  const auto source = reinterpret_cast<std::uintptr_t>(global);
+  requests_.add(scheduler_.running(), Kind::kCopy, kCopyBytes, offset, site, caller, source);
+  if (global)
+    requests_.add(scheduler_.running(), Kind::kGlobalLoad, kCopyBytes, source, site, caller);
+}
+
+void Accesses::wait_for_copies(int groups) {
+  Copy copy;
+  while (copies_.end_one(scheduler_.running(), groups, copy)) {
+    if (copy.global)
+      std::memcpy(shared_.memory() + copy.offset, copy.global, kCopyBytes);
+    else
+      std::memset(shared_.memory() + copy.offset, 0, kCopyBytes);
+    shared_.shadow().end_copy(copy.offset,
+                              {clocks_, scheduler_.running(), copy.site, true, kCopyBytes});
+    if (!copy.global) continue;
+    // It read its source until now.
+    Allocation &source = *find_allocation(copy.global);
+    (void)source.shadow.check(copy.global - source.memory,
+                              {clocks_, scheduler_.running(), copy.site, false, kCopyBytes});
+  }
+}
+
+void Accesses::report_unawaited() {
+  if (const Copy *copy = copies_.first_under_way(scheduler_.running()))
+    scheduler_.report(
+        scheduler_.running(),
+        {Fault::kInFlight, std::string("the thread exits, and this ") + kCopyEngine.name +
+                               " may still be writing shared memory: " + kCopyEngine.missing},
+        describe(line_of(copy->site)));
+}
+
+}  // namespace emulator

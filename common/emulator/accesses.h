@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+// What the threads of a block ask of memory: loads and stores, those of a warp's rows, cp.async and atomics. Here
+// they are bounded, checked by shadow.h and counted by requests.h.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "common/emulator/clocks.h"
+#include "common/emulator/copies.h"
+#include "common/emulator/requests.h"
+#include "common/emulator/runtime.h"
+#include "common/emulator/scheduler.h"
+#include "common/emulator/shared.h"
+
+namespace emulator {
+
+struct Allocation;
+
+/// A launch begins: nothing has been told by its atomics.
+void begin_atomics();
+
+/// A block has failed: others may wait for its atomics, and must not for ever. Their next atomics end
+/// them, and Block::run() throws Abandoned.
+void abandon_atomics();
+
+/// Whether a thread of the launch has waited for the launch before.
+extern std::atomic<bool> has_waited;
+
+class Accesses {
+ public:
+  /// `beside`: the launch may have begun before the launch before has ended.
+  Accesses(Scheduler &scheduler, Clocks &clocks, SharedMemory &shared, Requests &requests,
+           bool beside);
+
+  void begin_block();
+
+  /// See runtime.h. `caller` is where in the compiled code.
+  void access(const void *address, int bytes, const void *value, bool store, const Where &where,
+              const void *caller);
+  void access_rows(bool store, const std::array<const void *, 32> &rows, int count,
+                   const Where &where);
+  void begin_copy(void *shared, const void *global, const Where &where, const void *caller);
+  void commit_copies() { copies_.commit(scheduler_.running()); }
+  void wait_for_copies(int groups);
+  unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
+                  const Where &where);
+  void wait_for_launch_before();
+
+  /// Checks an access to global memory that the running thread makes, or an engine on its word.
+  void access_global(const Access &access, const Where &where);
+
+  /// Reports a copy of the running thread that it has not waited for: it exits.
+  void report_unawaited();
+
+ private:
+  void check_shared(const char *what, std::size_t offset, const Access &access, const Where &where);
+  void check_launch_before(const Allocation &allocation, const Access &access,
+                           const char *operation, const Where &where);
+
+  Scheduler &scheduler_;
+  Clocks &clocks_;
+  SharedMemory &shared_;
+  Requests &requests_;
+  const bool beside_;
+  Copies copies_;
+  std::vector<std::pair<unsigned, Time>> waits_;  // for the launch before: which thread, and when
+};
+
+}  // namespace emulator

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+// What engines do with shared memory on a thread's word: the tensor cores' reads, and TMA's loads and stores.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "common/emulator/accesses.h"
+#include "common/emulator/clocks.h"
+#include "common/emulator/events.h"
+#include "common/emulator/mbarriers.h"
+#include "common/emulator/requests.h"
+#include "common/emulator/runtime.h"
+#include "common/emulator/scheduler.h"
+#include "common/emulator/shared.h"
+
+namespace emulator {
+
+class AsyncEngine {
+ public:
+  AsyncEngine(Scheduler &scheduler, Clocks &clocks, SharedMemory &shared, Accesses &accesses,
+              Mbarriers &mbarriers, Requests &requests, Events &events);
+
+  void begin_block();
+
+  /// See runtime.h.
+  ReadNumber begin_read(std::span<const SharedBytes> bytes, unsigned warp, const Where &where);
+  void end_read(ReadNumber number);
+  void tma_load(const TmaTransfer &transfer, const void *barrier, const Where &where);
+  void tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsigned blocks,
+                          const Where &where);
+  void tma_store(const TmaTransfer &transfer, const Where &where);
+  void tma_store_commit();
+  void tma_store_wait_read(int groups);
+
+  /// Reports a store of the running thread that it has not waited for: it exits.
+  void report_unawaited();
+
+ private:
+  struct Store {
+    Operation operation;
+    AsyncRead read;
+    std::uint64_t group;  // of its thread's
+  };
+  struct Stores {                  // of a thread
+    std::vector<Store> under_way;  // the oldest first
+    std::uint64_t groups = 0;      // committed so far
+  };
+
+  void end(const AsyncRead &read);
+  std::size_t check_transfer(bool store, const TmaTransfer &transfer, const Where &where);
+  void access_tensor(const TmaTransfer &transfer, bool store, SiteId site, const Where &where);
+  void count_load(const TmaTransfer &transfer, const Where &where, int blocks = 1);
+  void begin_load(unsigned to, const TmaTransfer &transfer, std::size_t barrier,
+                  const Where &where);
+  void land_load(unsigned to, const TmaTransfer &transfer, std::size_t from, BarrierState &barrier,
+                 const Where &where);
+
+  Scheduler &scheduler_;
+  Clocks &clocks_;
+  SharedMemory &shared_;
+  Accesses &accesses_;
+  Mbarriers &mbarriers_;
+  Requests &requests_;
+  Events &events_;
+  std::map<ReadNumber, AsyncRead> reads_;  // under way
+  ReadNumber read_numbers_ = 0;
+  std::vector<unsigned> readers_;  // by warp: the agent that reads for it, 0 if none has
+  std::vector<Stores> stores_;     // by thread
+  unsigned tma_agent_ = 0;         // of all stores; 0: there were none
+};
+
+}  // namespace emulator
