@@ -104,7 +104,7 @@ def larger_tile(axes):
 
 def kv_pipeline(axes):
     """Step 08, in the order of its source; returns when it ends."""
-    t = Timeline(axes, "08-kv-pipeline: copies behind the computation")
+    t = Timeline(axes, "08-kv-pipeline: copies during the computation")
     t.copy("$Q$", COPY_Q)
     t.copy("$K_0$")
     t.commit()
@@ -139,7 +139,7 @@ def main():
     before, after = larger_tile(above), kv_pipeline(below)
     below.annotate("", (after, 1), (before, 1), arrowprops={
         "arrowstyle": "<|-|>", "color": style.GREEN, "linewidth": 2.5, "shrinkA": 4, "shrinkB": 0})
-    below.text((before + after) / 2, 0.8, "saved", ha="center", va="bottom", fontsize=14,
+    below.text((before + after) / 2, 0.8, "saved, if the block\nhas the SM to itself", ha="center", va="bottom", fontsize=12.5,
                fontweight="bold", color=style.GREEN)
     for axes in (above, below):
         axes.set_xlim(-3.6, before + 0.3)
@@ -148,7 +148,9 @@ def main():
     figure.suptitle("The next copy is under way while the tensor cores work", x=0.02, y=1.02,
                     ha="left", fontsize=18, fontweight="bold")
     figure.text(0.02, 0.945, "A schematic, not to scale: one block over two K/V tiles, in the "
-                "order of the two kernels.\nHatched: the tensor cores have no data yet.",
+                "order of the two kernels. Hatched: the tensor cores have no data yet.\nOn the H200 two "
+                "blocks share an SM and work during each other's waits: the kernel gains next to "
+                "nothing.",
                 fontsize=12.5, linespacing=1.5)
     figure.tight_layout(rect=(0, 0, 1, 0.94), h_pad=2)
     style.save(figure, arguments.out, "pipeline")
