@@ -92,14 +92,15 @@ TEST_CASE("emulator: a row or column outside of a tile is an error") {
   struct Storage {
     Tile<float, 2, 32> before, x, after;  // memory on both sides: only the view knows
   };
-  for (const auto &[row, col] : {std::array{2, 0}, {0, 32}, {-1, 0}, {1, -1}}) {
+  for (const auto &place : {std::array{2, 0}, {0, 32}, {-1, 0}, {1, -1}}) {
+    const int row = place[0], col = place[1];
     CAPTURE(row);
     CAPTURE(col);
-    const std::string error = error_of<Storage>(dim3(2, 3), dim3(8, 2, 2), [&, r = row, c = col] {
+    const std::string error = error_of<Storage>(dim3(2, 3), dim3(8, 2, 2), [&] {
       auto &smem = shared_storage<Storage>();
       if (blockIdx.x == 1 && blockIdx.y == 0 && threadIdx.x == 5 && threadIdx.y == 1 &&
           threadIdx.z == 0)
-        at = __LINE__, smem.x(r, c) = 1.0f;
+        at = __LINE__, smem.x(row, col) = 1.0f;
     });
     CHECK(error == file_and(at) + ": block (1,0,0) thread (5,1,0): row or column out of bounds");
   }
@@ -132,12 +133,13 @@ TEST_CASE("emulator: a row or column outside of a matrix is an error") {
   const Setup setup;
   const Global<float> memory(64);
   const Matrix<float> m{memory.data + 16, 2, 8};  // memory on both sides
-  for (const auto &[row, col] : {std::array{2, 0}, {0, 8}, {-1, 0}, {1, -1}}) {
+  for (const auto &place : {std::array{2, 0}, {0, 8}, {-1, 0}, {1, -1}}) {
+    const int row = place[0], col = place[1];
     CAPTURE(row);
     CAPTURE(col);
-    const std::string error = error_of<void>(dim3(2, 3, 4), dim3(32), [&, r = row, c = col] {
+    const std::string error = error_of<void>(dim3(2, 3, 4), dim3(32), [&] {
       if (blockIdx.x == 1 && blockIdx.y == 2 && blockIdx.z == 3 && is_thread(7))
-        at = __LINE__, read(m(r, c));
+        at = __LINE__, read(m(row, col));
     });
     CHECK(error == file_and(at) + ": block (1,2,3) thread (7,0,0): row or column out of bounds");
   }
