@@ -240,7 +240,7 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 #?   make bench-hopper           times Part IV, and FlashAttention-3 where fa3-fwd is installed
 #?   make variants-15            alternates step 15 and its variants; without a GPU, checks and counts them
 #?   make cycles                 SM clocks, time, clock rate and power of each step and variant; STEPS="05 06" adds these
-#?                               to the file, SHAPES="--batch 4; --causal" measures at these problems
+#?                               to the file, SHAPES="--batch 4; --causal" the steps side by side at these problems
 #?   make sustained              the speed that lasts: each kernel and its peers alone for three seconds, with clock rate
 #?                               and power; STEPS= and SHAPES= as above
 #?   make counters               counts on the emulator and, with a GPU and ncu, measures the same

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # make cycles: cycles.sh STEP...: elapsed SM clocks, time, clock rate and power of each step and its variants at the
-# step's headline problem (SHAPES="OPTIONS; OPTIONS" instead), in REPEAT alternating rounds (default 7), into
-# plots/results/GPU-cycles.csv. A row replaces the row of the same problem, so STEPS="05 06" measures a part.
+# step's headline problem, in REPEAT alternating rounds (default 7), into plots/results/GPU-cycles.csv; with
+# SHAPES="OPTIONS; OPTIONS" the steps alone, beside each other, at these problems. A row replaces the row of the same
+# problem, so STEPS="05 06" measures a part.
 set -euo pipefail
 . common/measure/shell.sh
 need_gpu
@@ -20,13 +21,17 @@ headlines() {
   fi
 }
 
-for step; do
-  n=$(number_of "$step")
-  programs=./step-$n
-  for patch in "steps/$step/variants"/*.patch; do
-    name=${patch##*/} program=./step-$n-${name%.patch}
-    [ ! -x "$program" ] || programs+=" $program"
+if [ -n "${SHAPES-}" ]; then
+  mapfile -t programs < <(for step; do echo "./step-$(number_of "$step")"; done)
+  tr ';' '\n' <<<"$SHAPES" | while IFS= read -r problem; do echo "$problem|${programs[*]}"; done
+else
+  for step; do
+    n=$(number_of "$step")
+    programs=./step-$n
+    for patch in "steps/$step/variants"/*.patch; do
+      name=${patch##*/} program=./step-$n-${name%.patch}
+      [ ! -x "$program" ] || programs+=" $program"
+    done
+    headlines "$n" | while IFS= read -r problem; do echo "$problem|$programs"; done
   done
-  if [ -n "${SHAPES-}" ]; then tr ';' '\n' <<<"$SHAPES"; else headlines "$n"; fi |
-    while IFS= read -r problem; do echo "$problem|$programs"; done
-done | "$PYTHON" common/measure/rounds.py cycles --rounds "${REPEAT:-7}" "$results/$GPU-cycles.csv"
+fi | "$PYTHON" common/measure/rounds.py cycles --rounds "${REPEAT:-7}" "$results/$GPU-cycles.csv"

@@ -64,6 +64,9 @@ FNR == 1 {
   stored[kernel] = $(NF - 7)
   loaded[kernel] = $(NF - 3)
 }
+# What sass.awk says: a kernel, then one of its loops.
+/^\(anonymous namespace\)::/ { kernel = kernel_of($0) }
+/^  a loop of / && $4 + 0 > loop[kernel] { loop[kernel] = $4 + 0 }
 /Used .* registers/ {
   registers[kernel] = $(field("registers") - 1)
   static[kernel] = field("smem") ? $(field("smem") - 2) : 0
@@ -92,7 +95,23 @@ function at_most(count, what) {
   by = what
 }
 
+# The kernel of each step and head dim that has the longest loop. The head dim is the first number of its template,
+# and 128 where that has none.
+function write_csv(  i, part, d, key, keys, longest) {
+  for (i = 1; i <= kernels; i++) {
+    if (!loop[order[i]]) continue
+    split(order[i], part, SUBSEP)
+    d = match(part[2], /[0-9]+/) ? substr(part[2], RSTART, RLENGTH) : 128
+    key = part[1] "," d
+    if (!(key in longest)) keys[++keys[0]] = key
+    if (loop[order[i]] > loop[longest[key]]) longest[key] = order[i]
+  }
+  print "step,head_dim,registers,instructions" > csv
+  for (i = 1; i <= keys[0]; i++) print keys[i] "," registers[longest[keys[i]]] "," loop[longest[keys[i]]] > csv
+}
+
 END {
+  if (csv) write_csv()
   row = "%-22s %-37s %10s %10s %7s %6s  %-14s %6s %6s%s\n"
   printf row, "for " name, "", "registers", "shared KB", "blocks", "warps", "", "spill", "spill", ""
   printf row, "step", "kernel", "per thread", "per block", "per SM", "per SM", "limited by", "stores", "loads", ""

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # make regs: registers, shared memory, occupancy and spills of every kernel of these steps, for ARCH. An
-# error where ptxas serialises wgmma, or where a step from 30 on spills (regs.awk).
+# error where ptxas serialises wgmma, or where a step from 30 on spills (regs.awk). CSV=FILE: writes the registers
+# and the instructions of the longest loop, which nvdisasm shows, of each step and head dim.
 set -euo pipefail
 . common/measure/shell.sh
 need_nvcc
+nvdisasm=$(command -v nvdisasm || ls "${NVCC%nvcc}nvdisasm" 2>/dev/null || true)
+[ -z "${CSV-}" ] || [ -n "$nvdisasm" ] ||
+  { echo "make regs: CSV= needs nvdisasm of the CUDA toolkit on the PATH" >&2; exit 3; }
 rm -rf build/regs
 mkdir -p build/regs
 for step; do
@@ -13,6 +17,9 @@ for step; do
     -DSTEP_TAKES='""' -ptx "steps/$step/attention.cu" -o build/regs/ptx
   "${NVCC%nvcc}ptxas" -v -arch="$arch" build/regs/ptx -o build/regs/cubin >build/regs/log 2>&1 ||
     { cat build/regs/log; exit 1; }
-  cat build/regs/ptx build/regs/log | c++filt -p >"build/regs/$step.txt"
+  {
+    cat build/regs/ptx build/regs/log
+    [ -z "${CSV-}" ] || "$nvdisasm" -c build/regs/cubin | awk -f common/measure/sass.awk
+  } | c++filt -p >"build/regs/$step.txt"
 done
-awk -f common/measure/regs.awk -v arch="$ARCH" build/regs/*.txt
+awk -f common/measure/regs.awk -v arch="$ARCH" -v csv="${CSV-}" build/regs/*.txt

@@ -438,11 +438,10 @@ TEST_CASE("cycles and sustained: what is measured") {
   CHECK(plan("common/measure/cycles.sh 02-loop-inverted 31-wgmma") ==
         "common/measure/rounds.py cycles --rounds 7 plots/results/x-cycles.csv\n--batch "
         "1|./step-02\n|./step-31\n");
-  CHECK(
-      plan(
-          "SHAPES='--batch 4; --head-dim 64' REPEAT=9 common/measure/cycles.sh 02-loop-inverted") ==
-      "common/measure/rounds.py cycles --rounds 9 plots/results/x-cycles.csv\n"
-      "--batch 4|./step-02\n --head-dim 64|./step-02\n");
+  CHECK(plan("SHAPES='--batch 4; --head-dim 64' REPEAT=9 common/measure/cycles.sh 02-loop-inverted "
+             "31-wgmma") ==
+        "common/measure/rounds.py cycles --rounds 9 plots/results/x-cycles.csv\n"
+        "--batch 4|./step-02 ./step-31\n --head-dim 64|./step-02 ./step-31\n");
   CHECK(plan("common/measure/sustained.sh 02-loop-inverted 15-early-k 16-late-copies 20-causal") ==
         "common/measure/rounds.py sustained --rounds 2 plots/results/x-sustained.csv\n"
         "--head-dim 128|./step-16|flash-attention-2 cudnn\n--head-dim "

@@ -62,6 +62,12 @@ counter = $counter | >emulator = {[$file emulator $counter $step $filters]:,}
 >ncu = {[$file ncu $counter $step $filters]:,} | >difference = $difference)"}},
     {"truth", {"batch~ heads~ seqlen~ head_dim~ options~", ""}},
     {"truth-sentence", {"batch~ heads~ seqlen~ head_dim~ options~", ""}},
+    {"costs", {"", R"(
+step = [$step]($chapter) | the idea = $idea | >instructions = {[$file instructions $step head_dim=$head_dim]:,}
+>registers = {[$file registers $step head_dim=$head_dim]:0} | ?>clocks, millions = {[$1 sm_clocks $step $filters]/1000000:s4}
+?>least to most = {[$1 sm_clocks_least $step $filters]/1000000:s4} to {[$1 sm_clocks_most $step $filters]/1000000:s4}
+?>× clocks of the step before = {[$1 sm_clocks $step $filters]/[$1 sm_clocks $before $filters]:x}
+?>× its time = {[$1 median_ms $step $filters]/[$1 median_ms $before $filters]:x})"}},
     {"sustained", {"", R"(
 run = $run | >W = {[$file watts $step $here]:0} | >GHz = {[$file mhz $step $here]/1000:s4}
 >GHz by nvidia-smi = {[$file smi_mhz $step $here]/1000:s4} | >TFLOP/s = {[$file tflops $step $here]}
@@ -177,6 +183,7 @@ struct Page {
   Rows rows_of(const std::string &file) const {
     const fs::path own = root / "plots/results" / (file + ".csv"),
                    emulator = root / "plots/results/emulator-counters.csv";
+    if (!fs::exists(own)) throw Missing("no rows in " + own.string());
     Rows rows = read_csv({own});
     if (!rows[0].count("counter") || own == emulator || !fs::exists(emulator)) return rows;
     const auto problem = [](const Row &row) {
@@ -416,15 +423,21 @@ struct Page {
       given[i == 1 ? "file" : std::to_string(i - 1)] = list[i];
     for (const auto &[name, table] : kTables) names.push_back(name);
     const std::string name = list.empty() ? "" : list[0];
-    const size_t least = name == "problems" ? 4 : name == "models" ? 3 : 2;
+    const size_t least = name == "problems" ? 4 : name == "models" || name == "costs" ? 3 : 2;
     if (!kTables.count(name) || list.size() < least || (list.size() > least && name != "problems"))
       throw Error(
-          "a table is 'NAME FILE [filters]', 'models FILE FILE [filters]' or 'problems FILE "
-          "COLUMN STEP... [filters]', NAME one of " +
+          "a table is 'NAME FILE [filters]', 'models FILE FILE [filters]', 'costs FILE FILE "
+          "[filters]' or "
+          "'problems FILE COLUMN STEP... [filters]', NAME one of " +
           join(names, ", ") + "; not '" + arguments + "'");
     const Table &table = kTables.at(list[0]);
     Rows rows;
-    for (const Row *found : select(list[1], words(filled(table.filters + " $filters", given)))) {
+    Strings wanted = words(filled(table.filters + " $filters", given));
+    if (name == "costs")  // the first file has the code, the second the problems
+      std::erase_if(wanted, [](const std::string &filter) {
+        return !filter.starts_with("step") && !filter.starts_with("head_dim");
+      });
+    for (const Row *found : select(list[1], wanted)) {
       rows.push_back(*found);
       rows.back().insert(given.begin(), given.end());
       std::string &step = rows.back()["step"];

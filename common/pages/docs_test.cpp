@@ -457,9 +457,26 @@ TEST_CASE("docs: sustained speed, and a variant beside the noise") {
   has(message([&] { r.value("[gpu-variants-02 speed_ratio 02-loop:wide]:x"); }), "no speed_ratio");
 }
 
+TEST_CASE("docs: what each step costs, and what is not measured yet") {
+  Repository r;
+  r.write("plots/results/sm_90-code.csv",
+          "step,head_dim,registers,instructions\n02-loop,64,250,1000\n00-standard,64,9,1\n"
+          "02-loop,128,255,1100\n");
+  const std::string table = "costs sm_90-code gpu-cycles head_dim=64 batch=8 options=causal";
+  CHECK(r.table(table).ends_with(
+      "| instructions | registers |\n| --- | --- | ---: | ---: |\n"
+      "| [00-standard](steps/00-standard/README.md) | the memory wall | 1 | 9 |\n"
+      "| [02-loop](steps/02-loop/README.md) | the loop inverted | 1,000 | 250 |"));
+  r.write("plots/results/gpu-cycles.csv",
+          "step,batch,seqlen,head_dim,options,median_ms,sm_clocks,sm_clocks_least,sm_clocks_most\n"
+          "02-loop,8,8192,64,causal,3,3000000,2990000,3010000\n"
+          "02-loop,16,8192,64,causal,9,9000000,9000000,9000000\n");
+  CHECK(r.table(table).ends_with("| 1,000 | 250 | 3.000 | 2.990 to 3.010 |"));
+}
+
 TEST_CASE("docs: a table that there is not") {
   Repository r;
-  has(message([&] { r.table("steps gpu"); }), "NAME one of counters, ladder, models, ");
+  has(message([&] { r.table("steps gpu"); }), "NAME one of costs, counters, ladder, models, ");
   for (const char *arguments :
        {"ladder", "ladder gpu gpu", "models gpu", "models gpu gpu gpu", "problems gpu",
         "problems gpu tflops", "counters", "counters gpu-counters gpu"})

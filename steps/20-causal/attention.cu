@@ -5,7 +5,7 @@
 // Before      step 16: every query sees every key.
 // Bottleneck  Work: of a language model's scores half are hidden, and step 16 computes them all.
 // Change      The loop over K and V ends at the diagonal, and only the tiles across it are masked.
-//             The Q tiles with the most keys go first. The next K is asked for behind the maximum.
+//             The Q tiles with the most keys go first. The next K's copies follow the maximum.
 // Prediction  At 8192 keys a Q tile needs 65 of the 128 tiles on average, not 128, and 64 would be
 //             without waste: step 16's speed but for 2%, in TFLOP/s of visible pairs.
 #include <algorithm>
@@ -50,13 +50,13 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
               int heads, int seqlen, bool causal, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
-  // Blocks start in the order of their index, x first: of some heads the last rows, which see the
-  // most keys, then the rows before them; then of the heads before. (Those that are fewer, where heads
-  // do not divide, come first: at the end they would leave SMs idle.)
+  // Blocks start in the order of their index, x first: the heads of a section with their last rows,
+  // which see the most keys, then with the rows before them; then the section before. (The last section
+  // comes first, because it may have fewer heads, and SMs would idle if it ended the launch.)
   const int head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   if (head >= heads) return;
-  const int keys_end = causal ? first_row + Br : seqlen;  // no row of the tile sees further
+  const int keys_end = causal ? first_row + Br : seqlen;  // no row of the tile sees a later key
   const std::int64_t head_offset = std::int64_t{head} * seqlen * d;
   const Matrix<const half> gQ{Q + head_offset, seqlen, d}, gK{K + head_offset, seqlen, d},
       gV{V + head_offset, seqlen, d};
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     cp_async_wait<0>();
     __syncthreads();  // V is there for all warps, and K has been read by all
 
-    // The warp's first row sees keys up to its own: a tile that goes on is masked.
+    // The warp's first row sees the keys up to its own. A tile with later keys is masked.
     if (causal && j + Bc - 1 > first_row + warp_row) {
 #pragma unroll
       for (int mt = 0; mt < m_tiles; mt++)
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
 template <int d>
 void run(const Problem &p) {
   const int heads = p.batch * p.heads;
-  // Side by side run the heads whose K and V, 32 MB, stay in L2 (an A100 has 40) while all tiles of Q
-  // meet them. Tiles that all are as long need no order: one head at a time.
+  // A section is as many heads as have 32 MB of K and V, which stay in L2 (an A100 has 40 MB) until all
+  // tiles of Q have read them. Without a mask all blocks are equally long, and a section is one head.
   const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(half);
   const int most = p.causal ? std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads) : 1;
   const int sections = (heads + most - 1) / most;

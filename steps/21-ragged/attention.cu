@@ -4,11 +4,11 @@
 // Takes       --causal, --seqlen-k
 // Before      step 20: lengths are multiples of 128, and as many queries as keys.
 // Bottleneck  None: no model's lengths are whole tiles.
-// Change      The loop over K and V goes backwards. Its first tile is then the only one that may lack
-//             rows (they are zeros). Only it and, if causal, up to two after it are masked. That tile
-//             of K is loaded before the loop: K's copies inside it check no row. V's check theirs.
+// Change      The loop over K and V goes backwards. So its first tile is the only one that may lack
+//             rows, which become zeros. Only it and, if causal, up to two after it are masked. K's
+//             copies of it stand before the loop, so those inside check no row. V's check theirs.
 // Prediction  With whole tiles the same speed within 2%: 8 comparisons and selections per tile. At 8193
-//             queries and keys a row of tiles and a column of them more, 2.4%.
+//             queries and keys one more row and one more column of tiles: 2.4%.
 #include "common/kernel/kernel.h"
 #include "common/kernel/order.h"
 #include "common/kernel/swizzle.h"
@@ -28,8 +28,8 @@ struct SharedStorage {
   SharedTile<Bc, d> K, V;
 };
 
-/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
-/// may go on after the matrix' last row, the rows that are not there become zeros.
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. A ragged tile may end after
+/// the matrix: its missing rows become zeros.
 template <int Rows, int d, bool ragged = false>
 __device__ void load_tile(SharedTile<Rows, d> &tile, const Matrix<const half> &matrix,
                           int first_row) {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
               int heads, int seqlen_q, int seqlen_k, bool causal, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
-  // Blocks start in the order of their index, x first: at first the last rows, with the most keys.
+  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
   const int head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   if (head >= heads) return;
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     }
   }
 
-  cp_async_wait<0>();  // a tile that sees no key has not waited for Q
+  cp_async_wait<0>();  // a block that sees no key has not waited for Q
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++) {
     for (int r = 0; r < 2; r++) {

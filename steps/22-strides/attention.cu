@@ -26,8 +26,8 @@ struct SharedStorage {
   SharedTile<Bc, d> K, V;
 };
 
-/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
-/// may go on after the matrix' last row, the rows that are not there become zeros.
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. A ragged tile may end after
+/// the matrix: its missing rows become zeros.
 template <int Rows, int d, bool ragged = false>
 __device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const half> &matrix,
                           int first_row) {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     attention(const Problem problem, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
-  // Blocks start in the order of their index, x first: at first the last rows, with the most keys.
+  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
   const int head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   const int b = head / problem.heads, h = head % problem.heads;
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   }
 
   const auto gO = head_of<half, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
-  cp_async_wait<0>();  // a tile that sees no key has not waited for Q
+  cp_async_wait<0>();  // a block that sees no key has not waited for Q
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++) {
     for (int r = 0; r < 2; r++) {

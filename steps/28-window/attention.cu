@@ -4,11 +4,11 @@
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window, --sinks
 // Before      step 23: a query sees all keys, or those up to its own position.
 // Bottleneck  Work: with a window the visible pairs grow with N W, the computed ones with N N / 2.
-// Change      The loop over K and V ends at the window's first tile, or goes on from there with the
-//             tiles of the sinks. A warp masks the tiles that such an edge crosses.
-// Prediction  A Q tile visits W / 64 + 2 tiles of keys, W / 64 would be without waste: time grows with
-//             W + 128, and 11% of the work is wasted at W = 1024. At N = 16384 it takes 15% of the time
-//             that --causal takes. Without a window as fast as step 23: a comparison more per tile.
+// Change      The loop over K and V ends at the window's first tile, or jumps from there to the tiles
+//             of the sinks. A warp masks the tiles that such an edge crosses.
+// Prediction  A Q tile visits W / 64 + 2 tiles of keys, and W / 64 would be without waste: time grows
+//             with W + 128, and 11% of the work is wasted at W = 1024. At N = 16384 that takes 15% of
+//             the time of --causal. Without a window: as fast as step 23, one comparison more per tile.
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
 #include "common/kernel/order.h"
@@ -29,8 +29,8 @@ struct SharedStorage {
   SharedTile<Bc, d> K, V;
 };
 
-/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
-/// may go on after the matrix' last row, the rows that are not there become zeros.
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. A ragged tile may end after
+/// the matrix: its missing rows become zeros.
 template <int Rows, int d, bool ragged = false>
 __device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const half> &matrix,
                           int first_row) {
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     attention(const Problem problem, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
-  // Blocks start in the order of their index, x first: at first the last rows, with the most keys.
+  // Blocks start in the order of their index, x first: the last rows, which see the most keys.
   const int head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
   const int first_row = (gridDim.y - 1 - blockIdx.y) * Br;
   const int b = head / problem.heads, h = head % problem.heads;
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   }
 
   const auto gO = head_of<half, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
-  cp_async_wait<0>();  // a tile that sees no key has not waited for Q
+  cp_async_wait<0>();  // a block that sees no key has not waited for Q
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++) {
     for (int r = 0; r < 2; r++) {

@@ -4,8 +4,8 @@
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --type
 // Before      step 23: fp16, and head dims 64 and 128.
 // Bottleneck  Registers, from d = 192 on: O of a warp's 32 rows takes d of a thread's 255.
-// Change      Type and d are template parameters. From 192 on a warp has 16 rows; at 192 Q stays in
-//             registers. The swizzle takes rows that are no multiple of 128 bytes.
+// Change      Type and d are template parameters, and the tile follows from d. From 192 on a warp has 16
+//             rows; at 192 Q stays in registers. The swizzle takes rows of any multiple of 32 bytes.
 // Prediction  bf16 as fast as fp16; d = 128 as step 23. At 256, where a fragment of K or V feeds one
 //             m tile and shared memory is busy for 2.17 clocks per mma, not 1.25: 347 TFLOP/s.
 #include "common/kernel/heads.h"
@@ -29,8 +29,8 @@ struct SharedStorage {
   SharedTile<Bc, d, T> K, V;
 };
 
-/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Of a ragged tile, which
-/// may go on after the matrix' last row, the rows that are not there become zeros.
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. A ragged tile may end after
+/// the matrix: its missing rows become zeros.
 template <bool ragged = false, class T, int Rows, int d>
 __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
                           int first_row) {
@@ -181,10 +181,10 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling
     }
   }
 
-  cp_async_wait<0>();  // a tile that sees no key has not waited for Q
   const auto gO = head_of<T, d>(problem.O, problem.O_strides, b, h, q_start, seqlen_q);
+  cp_async_wait<0>();  // a block that sees no key has not waited for Q
 #pragma unroll
-  for (int mt = 0; mt < m_tiles; mt++)
+  for (int mt = 0; mt < m_tiles; mt++) {
     for (int r = 0; r < 2; r++) {
       for (int mask = 1; mask < 4; mask *= 2)
         l[mt][r] += __shfl_xor_sync(kAllLanes, l[mt][r], mask);
@@ -197,6 +197,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling
                  Vector<T, 2>{from_float<T>(x[0] / l[mt][r]), from_float<T>(x[1] / l[mt][r])});
       }
     }
+  }
 }
 
 /// At 256, tiles of 96 keys need 160 KB of shared memory. Tiles of 32, for a GPU that has less, need 96.
