@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT
-// A ring of tiles between those who copy and those who compute, as step 32 builds it, for the steps after it.
+// A ring of tiles between a producer, which copies them, and consumers, which read them: step 32 builds it, and the
+// steps after it include it.
 #pragma once
 
 #include "common/kernel/tma.h"
 
-/// Tiles in shared memory. One is full when its copy has landed, and empty when all who read it have
-/// said so.
+/// Tiles in shared memory, one in each stage. A stage is full when its copy is complete, and empty when every
+/// reader has arrived.
 template <class Tile, int Stages>
 struct Ring {
   Tile tile[Stages];
   Mbarrier full[Stages], empty[Stages];
 };
 
-/// Where in a ring a thread is: at which stage, and which of the phases of its barriers comes next.
+/// A thread's position in a ring: its next stage, and the parity of the phase that it waits for there.
 template <int Stages>
 struct RingPosition {
   int stage = 0, parity = 0;
@@ -22,7 +23,7 @@ struct RingPosition {
   }
 };
 
-/// Makes a ring's barriers. So many arrivals say that a tile is empty.
+/// Initialises a ring's barriers: a stage is empty after `readers` arrivals.
 template <class Tile, int Stages>
 __device__ __forceinline__ void ring_init(Ring<Tile, Stages> &ring, int readers,
                                           Where where = Where::current()) {
@@ -32,8 +33,8 @@ __device__ __forceinline__ void ring_init(Ring<Tile, Stages> &ring, int readers,
   }
 }
 
-/// Fills the next tile, once it is empty, with the rows from `row` on. (Parity ^ 1: a new ring's tiles
-/// count as empty.)
+/// Waits until the next stage is empty, and starts the copy of the rows from `row` on into it. (Parity ^ 1: the
+/// stages of a new ring count as empty.)
 template <class Tile, int Stages>
 __device__ __forceinline__ void ring_load(Ring<Tile, Stages> &ring, RingPosition<Stages> &at,
                                           const TensorMap &map, int row, int head, int batch) {
@@ -43,7 +44,7 @@ __device__ __forceinline__ void ring_load(Ring<Tile, Stages> &ring, RingPosition
   at.next();
 }
 
-/// The warp has read the tile: one of its lanes says so.
+/// Releases the stage that this warp has read: one of its lanes arrives.
 template <class Tile, int Stages>
 __device__ __forceinline__ void ring_release(Ring<Tile, Stages> &ring, RingPosition<Stages> &at) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty[at.stage]);

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # make diff-NN: diff.sh NN: what a step's code changes in that of the step that it builds on: the one
 # that the header's 'Before' names, not always the one before, because some are dead ends. The header
-# itself is left out: it is new with every step.
+# itself is left out, because it is new with every step, and so are lines that are only indented anew.
 set -euo pipefail
 . common/measure/shell.sh
 command="make diff-$1"
@@ -14,4 +14,4 @@ mkdir -p build/diff/before build/diff/after
 sed '/^#include/,$!d' $from >build/diff/before/attention.cu
 sed '/^#include/,$!d' "$to" >build/diff/after/attention.cu
 echo "step $1 against ${before:+step }${before:-nothing}"
-cd build/diff && git --no-pager diff --no-index --stat -p before/attention.cu after/attention.cu || true
+cd build/diff && git --no-pager diff --no-index -w --stat -p before/attention.cu after/attention.cu || true

@@ -1,13 +1,13 @@
-// Step 30: TMA. One thread asks for a whole tile, and an engine of the SM copies it, swizzled.
+// Step 30: TMA. One thread requests a whole tile, and an engine of the SM copies it, swizzled.
 // SPDX-License-Identifier: MIT
 // Needs       sm_90: TMA
 // Before      step 15: every thread copies its share, 16 bytes at a time.
 // Bottleneck  What feeds the tensor cores: two warps per scheduler leave them idle for a third of the
-//             time, registers forbid a third, and 16 of 700 instructions per tile are copies.
+//             time, registers leave no room for a third warp, and 16 of 700 instructions are copies.
 // Change      The bulk tensor copy with the 128-byte swizzle. An mbarrier counts the bytes that have
-//             landed. Barriers of the block still say when a tile may be overwritten.
-// Prediction  710 instructions per warp and tile for 700, the same bytes, fragments and barriers: 390 to
-//             405 TFLOP/s, within 2% of step 15. Its gain comes later: tiles as wgmma wants them.
+//             arrived. Barriers of the block still say when a tile may be overwritten.
+// Prediction  710 instructions per warp and tile for 700; the same bytes, fragments and barriers: 390 to
+//             405 TFLOP/s, within 2% of step 15. The gain comes later: tiles as wgmma reads them.
 #include "common/kernel/tma.h"
 
 namespace {
@@ -22,7 +22,7 @@ template <int d>
 struct SharedStorage {
   TmaTile<Br, d> Q;
   TmaTile<Bc, d> K, V;
-  Mbarrier K_full, V_full;  // Q lands with the first K
+  Mbarrier K_full, V_full;  // Q arrives with the first K
 };
 
 template <int d>
@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const int first_row = blockIdx.x * Br, head = blockIdx.y;
   const Matrix<half> gO{O + std::int64_t{head} * seqlen * d, seqlen, d};
 
-  // ldmatrix.x4 of a 16 x 16 block: lane i names row i % 16 of its left or its right half.
+  // ldmatrix.x4 of a 16 x 16 block: lane i supplies the address of row i % 16, in the left or the right half.
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
-  // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
+  // Of K the halves are the upper and the lower: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
 
   if (threadIdx.x == 0) {
@@ -49,15 +49,15 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     tma_load(smem.K, K, 0, head, 0, smem.K_full);
   }
 
-  // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
+  // In each m tile, a lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
   FragmentC o[m_tiles][d / 8] = {};
   float l[m_tiles][2] = {}, m[m_tiles][2];
   for (int mt = 0; mt < m_tiles; mt++) m[mt][0] = m[mt][1] = -INFINITY;
 
   for (int j = 0, parity = 0; j < seqlen; j += Bc, parity ^= 1) {
-    __syncthreads();  // the barriers are made, and the previous V has been read by all
+    __syncthreads();  // the mbarriers are initialised, and all have read the previous V
     if (threadIdx.x == 0) {
-      // V is on its way behind Q K^T.
+      // V is copied while Q K^T is computed.
       mbarrier_arrive_expect_tx(smem.V_full, sizeof smem.V);
       tma_load(smem.V, V, j, head, 0, smem.V_full);
     }
@@ -79,15 +79,15 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
       }
     }
 
-    __syncthreads();  // K has been read by all
+    __syncthreads();  // all have read K
     if (threadIdx.x == 0 && j + Bc < seqlen) {
-      // The next K is on its way behind the softmax and P V.
+      // The next K is copied during the softmax and P V.
       mbarrier_arrive_expect_tx(smem.K_full, sizeof smem.K);
       tma_load(smem.K, K, j + Bc, head, 0, smem.K_full);
     }
 
     // Online softmax, lazily: m may stay below the maximum, by at most the threshold. P and l are
-    // relative to m, whatever it is, and O / l is not.
+    // relative to m, whatever it is; O / l does not depend on it.
     bool must_rescale = false;
     float m_lane[m_tiles][2];  // of this lane's scores
     for (int mt = 0; mt < m_tiles; mt++)

@@ -1,23 +1,27 @@
-// Step 35: overlap. The next tile's Q K^T is under way before the softmax of this one begins.
+// Step 35: overlap. A warpgroup starts the next tile's Q K^T before it computes the softmax of this one.
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --type
-// Before      step 34: a warpgroup waits for its products, and then has its softmax.
-// Bottleneck  Where the turn changes, the tensor cores have nothing to do: one waits, compares and says
-//             so, and only then the other starts.
+// Before      step 34: a warpgroup waits for its products, and then computes its softmax.
+// Bottleneck  The tensor cores are idle while the turn changes: one warpgroup waits, compares and arrives,
+//             and only then the other starts.
 // Change      A warpgroup starts Q K^T of the next tile, then P V of this one, and waits only for the
 //             first: the softmax runs beside P V.
 // Prediction  Always a product in the queue: 2,100 clocks. Then power limits: 650 to 690 TFLOP/s.
 #include "common/kernel/ring.h"
-#include "common/kernel/wgmma.h"
+#include "common/kernel/softmax.h"
 
 namespace {
 
-constexpr int consumers = 2;            // warpgroups that compute, with 64 rows of Q each
-constexpr int Br = consumers * 64;      // rows of Q in a tile
-constexpr int Bc = 128;                 // rows of K and V in a tile
-constexpr int stages = 2;               // of K and of V: one is filled while the other is read
-constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
+constexpr int consumers = 2;        // warpgroups that compute, with 64 rows of Q each
+constexpr int Br = consumers * 64;  // rows of Q in a tile
+constexpr int Bc = 128;             // rows of K and V in a tile
+constexpr int stages = 2;           // of K and of V: one is filled while the other is read
+// The last warpgroup of a block is the producer.
+constexpr int threads = (consumers + 1) * 128;
+// Registers of a thread after setmaxnreg. An SM has 65,536.
+constexpr int consumer_registers = 232, producer_registers = 40;
+static_assert(128 * (consumers * consumer_registers + producer_registers) <= 65536);
 // The named barriers, one for each warpgroup; 0 is that of __syncthreads.
 constexpr int first_turn = 1;
 
@@ -28,45 +32,22 @@ struct SharedStorage {
   Mbarrier Q_full;
 };
 
-/// Online softmax, lazily: S becomes P, relative to m. m may stay below the maximum, by at most the
-/// threshold. Else l, and O by the caller, are multiplied by alpha: returns whether.
-__device__ __forceinline__ bool softmax(Accumulator<Bc> &s, float (&m)[2], float (&l)[2],
-                                        float (&alpha)[2], float scale_log2) {
-  float m_lane[2] = {-INFINITY, -INFINITY};  // of this lane's scores
+/// Stores a warp's 16 rows of O from `row` of gO on, divided by l: the sum of what a row's four lanes have of it.
+template <class T, int d>
+__device__ __forceinline__ void store_rows(const Matrix<T> &gO, int row, int lane,
+                                           Accumulator<d> &o, float (&l)[2]) {
 #pragma unroll
-  for (int i = 0; i < s.size; i++) m_lane[i / 2 % 2] = fmaxf(m_lane[i / 2 % 2], s(i));
-  bool must_rescale = false;
-  for (int r = 0; r < 2; r++) must_rescale |= m_lane[r] * scale_log2 > m[r] + rescale_threshold;
-  must_rescale = __any_sync(kAllLanes, must_rescale);
-  if (must_rescale) {
-    for (int r = 0; r < 2; r++) {
-      float m_new = m_lane[r];
-      for (int mask = 1; mask < 4; mask *= 2)
-        m_new = fmaxf(m_new, __shfl_xor_sync(kAllLanes, m_new, mask));
-      m_new = fmaxf(m[r], m_new * scale_log2);
-      alpha[r] = ex2(m[r] - m_new);  // 2^-inf = 0 for the first tile
-      m[r] = m_new;
-      l[r] *= alpha[r];
-    }
+  for (int r = 0; r < 2; r++) {
+    for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
+    for (int i = 2 * r; i < o.size; i += 4)
+      store<2>(gO(row + lane / 4 + 8 * r, i / 4 * 8 + lane % 4 * 2),
+               Vector<T, 2>{from_float<T>(o(i) / l[r]), from_float<T>(o(i + 1) / l[r])});
   }
-#pragma unroll
-  for (int i = 0; i < s.size; i++)
-    l[i / 2 % 2] += s(i) = ex2(fmaf(s(i), scale_log2, -m[i / 2 % 2]));
-  return must_rescale;
-}
-
-/// P, rounded: two neighbouring blocks of 8 columns are A of one product.
-template <class T>
-__device__ __forceinline__ void round(FragmentA (&p)[Bc / 16], Accumulator<Bc> &s) {
-#pragma unroll
-  for (int i = 0; i < s.size; i += 8)
-    p[i / 8] = {cvt_rn_x2<T>(s(i), s(i + 1)), cvt_rn_x2<T>(s(i + 2), s(i + 3)),
-                cvt_rn_x2<T>(s(i + 4), s(i + 5)), cvt_rn_x2<T>(s(i + 6), s(i + 7))};
 }
 
 template <class T, int d>
-__global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per block, blocks per SM
-    attention(const __grid_constant__ TensorMap map_Q,       // [batch * heads, seqlen, d], all four
+__global__ void __launch_bounds__(threads, 1)           // blocks per SM
+    attention(const __grid_constant__ TensorMap map_Q,  // [batch * heads, seqlen, d], all four
               const __grid_constant__ TensorMap map_K, const __grid_constant__ TensorMap map_V,
               T *O, int seqlen, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<T, d>>();
@@ -74,15 +55,15 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
   const int first_row = blockIdx.x * Br, head = blockIdx.y;
   if (threadIdx.x == 0) {
     mbarrier_init(smem.Q_full, 1);
-    ring_init(smem.K, consumers * 4);  // a lane of each warp that computes says that it is empty
+    ring_init(smem.K, consumers * 4);  // the warps that compute
     ring_init(smem.V, consumers * 4);
     mbarrier_fence_init();
   }
-  __syncthreads();  // the barriers are made
+  __syncthreads();  // the barriers are initialised
   RingPosition<stages> k, v;
 
   if (warpgroup == consumers) {
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<producer_registers>();
     if (threadIdx.x == consumers * 128) {
       mbarrier_arrive_expect_tx(smem.Q_full, sizeof smem.Q);
       tma_load(smem.Q, map_Q, first_row, head, 0, smem.Q_full);
@@ -92,15 +73,16 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
       }
     }
   } else {
-    setmaxnreg_inc<232>();
-    // Never taken. Without a way out behind setmaxnreg, nvcc 13.0 compiles what follows for the registers
-    // of the launch, and spills.
+    setmaxnreg_inc<consumer_registers>();
+    // Never taken, because no problem has 0 keys. Without a way out behind setmaxnreg, nvcc 13.0 compiles what
+    // follows for the registers of the launch, and spills.
     if (seqlen == 0) return;
+
     const int wg_row = warpgroup * 64;
     Accumulator<Bc> s;
     Accumulator<d> o;
     FragmentA p[Bc / 16];
-    float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, alpha[2];
+    float l[2] = {}, m[2] = {-INFINITY, -INFINITY}, alpha[2];
     const auto start_qk = [&] {
       mbarrier_wait(smem.K.full[k.stage], k.parity);
       wgmma_fence();
@@ -117,7 +99,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
         wgmma<T>(o, p[key / 16], mn_major(smem.V.tile[v.stage], key, 0), add || key > 0);
       wgmma_commit();
     };
-    // Ping-pong (step 34): a warpgroup's products start when the other's have been started.
+    // Ping-pong (step 34): a warpgroup starts its products when the other has started its own.
     const auto my_turn = [&] { named_barrier_sync(first_turn + warpgroup, consumers * 128); };
     const auto next_turn = [&] {
       named_barrier_arrive(first_turn + (warpgroup + 1) % consumers, consumers * 128);
@@ -131,7 +113,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
     wgmma_wait<0>(s);
     ring_release(smem.K, k);
     softmax(s, m, l, alpha, scale_log2);
-    round<T>(p, s);
+    to_fragments<T>(p, s);
 
     for (int j = Bc; j < seqlen; j += Bc) {
       my_turn();
@@ -143,11 +125,8 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
       const bool must_rescale = softmax(s, m, l, alpha, scale_log2);
       wgmma_wait<0>(o);
       ring_release(smem.V, v);
-      round<T>(p, s);
-      if (must_rescale) {
-#pragma unroll
-        for (int i = 0; i < o.size; i++) o(i) *= alpha[i / 2 % 2];
-      }
+      to_fragments<T>(p, s);
+      if (must_rescale) rescale(o, alpha);
     }
     my_turn();
     start_pv(seqlen > Bc);
@@ -155,14 +134,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
     wgmma_wait<0>(o);
 
     const Matrix<T> gO{O + std::int64_t{head} * seqlen * d, seqlen, d};
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-      const int row = first_row + warp * 16 + lane / 4 + 8 * r;
-      for (int i = 2 * r; i < o.size; i += 4)
-        store<2>(gO(row, i / 4 * 8 + lane % 4 * 2),
-                 Vector<T, 2>{from_float<T>(o(i) / l[r]), from_float<T>(o(i + 1) / l[r])});
-    }
+    store_rows(gO, first_row + warp * 16, lane, o, l);
   }
 }
 
@@ -172,9 +144,8 @@ void run(const Problem &p) {
     return tensor_map<T>(tensor, p.Q_strides, 1, p.batch * p.heads, p.seqlen_q, d, tile_rows);
   };
   const dim3 grid(p.seqlen_q / Br, p.batch * p.heads);
-  launch<SharedStorage<T, d>>(attention<T, d>, grid, dim3((consumers + 1) * 128), map(p.Q, Br),
-                              map(p.K, Bc), map(p.V, Bc), static_cast<T *>(p.O), p.seqlen_q,
-                              log2_e / sqrtf(d));
+  launch<SharedStorage<T, d>>(attention<T, d>, grid, dim3(threads), map(p.Q, Br), map(p.K, Bc),
+                              map(p.V, Bc), static_cast<T *>(p.O), p.seqlen_q, log2_e / sqrtf(d));
 }
 
 template <class T>
