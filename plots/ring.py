@@ -65,12 +65,26 @@ def box(axes, row, begin, end, colour, label="", hatch=None, **text):
                                     edgecolor=style.GREY if hatch else "white", linewidth=0.6 if hatch else 1.5,
                                     zorder=2))
     if label and end - begin > 0.9:
-        axes.text((begin + end) / 2, ROWS[row], label, ha="center", va="center", zorder=4,
-                  **{"fontsize": 11, **text})
+        at, crossings = (begin + end) / 2, sorted(x for x in CROSSED.get(row, []) if begin < x < end)
+        if crossings:  # the word stands in the widest part that no arrow crosses
+            parts = list(zip([begin] + crossings, crossings + [end]))
+            at = sum(max(parts, key=lambda part: part[1] - part[0])) / 2
+        axes.text(at, ROWS[row], label, ha="center", va="center", zorder=6, **{"fontsize": 12, **text})
+
+
+CROSSED = {}  # by row: where arrows cross it
+
+
+def cross(at, begin, end):
+    """Notes the rows between two that an arrow crosses."""
+    low, high = sorted((ROWS[begin], ROWS[end]))
+    for row, y in ROWS.items():
+        if low < y < high:
+            CROSSED.setdefault(row, []).append(at)
 
 
 def signal(axes, at, begin, end, colour):
-    """A barrier's phase ends: from where it is arrived at to who goes on."""
+    """A barrier's phase ends: from the stage to the one that waited."""
     if at > RIGHT:
         return
     down = 1 if ROWS[end] > ROWS[begin] else -1
@@ -85,11 +99,15 @@ def main():
     figure, axes = pyplot.subplots(figsize=(15, 6.4))
     reads = {({"QK": "K", "PV": "V"}[kind], i): (begin, end) for kind, i, begin, end in parts
              if kind != "softmax"}
+    for (name, i), (begin, end) in reads.items():  # first of all: the words make way
+        cross(begin, (name, i % STAGES), "consumer")
+        if (name, i + STAGES) in copies:
+            cross(end, (name, i % STAGES), "producer")
     for (name, i), (asked, landed) in copies.items():
         stage = (name, i % STAGES)
         box(axes, "producer", asked - 0.25, asked, style.INK)
         begin, end = reads[name, i]
-        box(axes, stage, asked, landed, FILLED, f"${name}_{i}$ is copied")
+        box(axes, stage, asked, landed, FILLED, f"copy ${name}_{i}$")
         box(axes, stage, landed, begin, FULL, "full")
         box(axes, stage, begin, end, READ, f"${name}_{i}$ is read")
         signal(axes, begin, stage, "consumer", style.RED)
@@ -110,10 +128,10 @@ def main():
     axes.set_ylim(5.9, -0.6)
     axes.axis("off")
     figure.suptitle("Two rings in time", x=0.02, y=1.07, ha="left", fontsize=18, fontweight="bold")
-    figure.text(0.02, 0.925, "A schematic, not to scale: the order is the kernel's. Red: 'full', the copy has landed, "
-                "and the consumer reads. Blue: 'empty', it has been read,\nand the producer asks for the tile after next. "
-                "Hatched: waits. After the first tile only the producer waits, which has nothing else to do.",
-                fontsize=12.5, linespacing=1.5)
+    figure.text(0.02, 0.925, "The order is the kernel's; lengths are not to scale. Red arrows: 'full', the copy is "
+                "complete, and the consumer reads the tile. Blue arrows: 'empty',\nthe tile has been read, and the "
+                "producer requests the tile after next (black). Hatched: waits. After the first tile only the producer waits.",
+                fontsize=13, linespacing=1.5)
     figure.tight_layout(rect=(0, 0, 1, 0.94))
     style.save(figure, arguments.out, "ring")
 

@@ -23,19 +23,19 @@ def atom(axes):
             colour = style.ORANGE if chunk == marked else SHADES[(row + place) % 2]
             axes.add_patch(pyplot.Rectangle((place, row), 1, 1, facecolor=colour, edgecolor=style.GREY,
                                             linewidth=0.8))
-            axes.text(place + 0.5, row + 0.5, str(chunk), ha="center", va="center", fontsize=12,
+            axes.text(place + 0.5, row + 0.5, str(chunk), ha="center", va="center", fontsize=15,
                       fontweight="bold" if chunk == marked else "normal")
-        axes.text(-0.25, row + 0.5, f"row {row}", ha="right", va="center", fontsize=11.5)
+        axes.text(-0.25, row + 0.5, f"row {row}", ha="right", va="center", fontsize=13)
     for place in range(SLAB // CHUNK):
         axes.text(place + 0.5, -0.15, f"{4 * place}–{4 * place + 3}", ha="center", va="bottom",
-                  fontsize=8, color=style.GREY)
-    axes.text(4, -0.75, "banks", ha="center", va="bottom", fontsize=10.5, color=style.GREY)
-    axes.text(0, 8.35, "A number: which 16 bytes of the row lie there, place XOR\nrow % 8. Eight rows of one "
-              "column (orange), what ldmatrix\nreads at a time, meet each bank once.", va="top", fontsize=11.5,
+                  fontsize=11.5, rotation=45)
+    axes.text(-0.25, -0.2, "banks", ha="right", va="bottom", fontsize=13)
+    axes.text(-1.7, 8.35, "A number: which 16 bytes of the row lie\nthere, place XOR row % 8. Orange: 8 rows of\n"
+              "one column, which ldmatrix reads at a time.\nThey meet each bank once.", va="top", fontsize=14,
               linespacing=1.45)
-    axes.set_title("The atom: 8 rows of 128 bytes", fontsize=14, pad=26)
+    axes.set_title("The atom: 8 rows of 128 bytes", fontsize=17, pad=34)
     axes.set_xlim(-1.9, 8.2)
-    axes.set_ylim(10.6, -1.2)
+    axes.set_ylim(11.1, -1.2)
 
 
 def tile(axes, title, text, marked, colour):
@@ -47,52 +47,52 @@ def tile(axes, title, text, marked, colour):
                 edgecolor=style.GREY, linewidth=1))
             number = slab * (ROWS // ATOM_ROWS) + block
             axes.text(slab * SLAB + SLAB - 3, block * ATOM_ROWS + ATOM_ROWS / 2, f"{number * 1024:,}",
-                      ha="right", va="center", fontsize=10, color=style.GREY, zorder=4)
+                      ha="right", va="center", fontsize=13.5, color=style.INK, zorder=6)
     for row, column, rows, columns in marked:
         axes.add_patch(pyplot.Rectangle((column, row), columns, rows, facecolor=colour, alpha=0.35,
                                         edgecolor="none", zorder=3))
         axes.add_patch(pyplot.Rectangle((column, row), columns, rows, fill=False, edgecolor=colour,
                                         linewidth=2.5, zorder=5))
-    axes.text(0, ROWS + 3, text, va="top", fontsize=11.5, linespacing=1.45)
-    axes.set_title(title, fontsize=14, pad=26)
+    axes.text(-20, ROWS + 3, text, va="top", fontsize=14, linespacing=1.45)
+    axes.set_title(title, fontsize=17, pad=34)
     for column in range(0, COLUMNS + 1, SLAB):
-        axes.text(column, -1, str(column), ha="center", va="bottom", fontsize=10.5)
+        axes.text(column, -1, str(column), ha="center", va="bottom", fontsize=13)
     for row in range(0, ROWS + 1, 16):
-        axes.text(-2, row, str(row), ha="right", va="center", fontsize=10.5)
-    axes.set_xlim(-22, COLUMNS + 22)
-    axes.set_ylim(ROWS + 21, -5)
+        axes.text(-2, row, str(row), ha="right", va="center", fontsize=13)
+    axes.set_xlim(-27, COLUMNS + 3)
+    axes.set_ylim(ROWS + 25, -6)
 
 
 def arrow(axes, begin, end, label, colour, at, **text):
     axes.annotate("", end, begin, zorder=6, arrowprops={
         "arrowstyle": "-|>,head_width=0.3,head_length=0.5", "color": colour, "linewidth": 2.4,
         "shrinkA": 0, "shrinkB": 0})
-    axes.text(*at, label, color=colour, fontsize=11, fontweight="bold", zorder=6, **text)
+    axes.text(*at, label, color=colour, fontsize=13.5, fontweight="bold", zorder=6, **text)
 
 
 def main():
     arguments = style.parser(__doc__).parse_args()
     figure, (left, middle, right) = pyplot.subplots(
-        1, 3, figsize=(17, 7.2), gridspec_kw={"width_ratios": [1, 1.05, 1.05]})
+        1, 3, figsize=(17, 8), gridspec_kw={"width_ratios": [1, 1.12, 1.12]})
     atom(left)
     tile(middle, "K, as B of $Q\\,K^T$: K-major",
-         "16 columns of one slab, of all 64 keys. From\n8 keys to the next 8: 'stride', 1,024 bytes. The\n"
-         "next 16 columns: the start, 32 bytes further.", [(0, 16, ROWS, 16)], style.BLUE)
+         "One wgmma: 16 columns of all 64 keys.\nFrom 8 keys to the next 8: 'stride',\n1,024 bytes. "
+         "The next 16 columns\nbegin 32 bytes later.", [(0, 16, ROWS, 16)], style.BLUE)
     arrow(middle, (-8, 4), (-8, 12), "stride\n1,024", style.BLUE, (-10, 7), ha="right", va="center")
     tile(right, "V, as B of $P\\,V$: MN-major",
-         "16 keys, of all 128 columns. From 8 keys to the\nnext 8: 'stride', 1,024 bytes. From a slab to the\n"
-         "next: 'leading', 8,192. The next 16 keys: 2,048.", [(16, 0, 16, COLUMNS)], DARK_GREEN)
+         "One wgmma: all 128 columns of 16 keys.\nFrom 8 keys to the next 8: 'stride', 1,024\nbytes. From a slab "
+         "to the next: 'leading',\n8,192. The next 16 keys: 2,048 later.", [(16, 0, 16, COLUMNS)], DARK_GREEN)
     arrow(right, (-8, 20), (-8, 28), "stride\n1,024", DARK_GREEN, (-10, 24), ha="right", va="center")
-    arrow(right, (SLAB / 2, 24), (SLAB * 3 / 2, 24), "leading", DARK_GREEN, (4, 20),
+    arrow(right, (8, 24), (SLAB + 8, 24), "leading", DARK_GREEN, (6, 19.5),
           ha="left", va="center")
     for axes in (left, middle, right):
         axes.axis("off")
-    figure.suptitle("The 128-byte swizzle, and how a wgmma is told of it", x=0.02, y=1.06, ha="left",
-                    fontsize=18, fontweight="bold")
-    figure.text(0.02, 0.955, "A tile of 64 keys, 128 columns of fp16, as one request to TMA lays it out: two slabs "
-                "of 64 columns, each row by row, in atoms of 1,024 bytes.\nGrey numbers: where an atom begins in the "
-                "tile. Coloured: the operand of one wgmma, and what its descriptor says beside its start.",
-                fontsize=12.5, linespacing=1.5)
+    figure.suptitle("The 128-byte swizzle, and how a wgmma's descriptor sees it", x=0.02, y=1.06, ha="left",
+                    fontsize=20, fontweight="bold")
+    figure.text(0.02, 0.955, "A tile of 64 keys and 128 columns of fp16, as TMA writes it: two slabs of 64 columns, "
+                "each row by row, in atoms of 1,024 bytes.\nNumbers in the tiles: the byte where an atom begins. "
+                "Coloured: what one wgmma reads. Arrows: the offsets in its descriptor.",
+                fontsize=15, linespacing=1.5)
     figure.tight_layout(rect=(0, 0, 1, 0.95), w_pad=1)
     style.save(figure, arguments.out, "swizzle_atom")
 
