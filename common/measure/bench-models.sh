@@ -21,7 +21,7 @@ decode() { echo "$(at "$1" 1 64) --kv-heads 8 --seqlen-k $2"; }
 round() {
   local shape n
   problem "20 21 22 23 50" --causal $(at 16 8192)
-  problem "26 27 50" $(decode 1 131072)
+  problem "25 26 27 50" $(decode 1 131072)
   for shape in "4 65536" "64 4096" "16 65536"; do problem "27 50" $(decode $shape); done
   for n in 512 1024; do problem "20 22 50" --causal $(at 16 $n); done
   # Lengths: 8192 fits all tiles, the others none.
@@ -38,7 +38,7 @@ once() {
   # Decoding: the short caches. Those of up to 12k keys in all (4 KB a key: 50 MB) are read from the L2
   # cache.
   for shape in "1 1024" "1 4096" "1 16384" "1 32768" "1 65536" "16 1024" "16 4096" "16 16384"; do
-    problem "26 27 50" $(decode $shape)
+    problem "25 26 27 50" $(decode $shape)
   done
   for shape in "4 16384" "64 1024" "256 1024"; do problem "27 50" $(decode $shape); done
   problem "20 22 50" --causal $(at 16 2048)

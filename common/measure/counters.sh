@@ -29,6 +29,8 @@ problems="
 23 --kv-heads 1 --batch 1 --heads 2 --seqlen 257 --head-dim 128
 24 --rope halves --causal --batch 1 --heads 2 --seqlen 320 --head-dim 64
 24 --rope neighbours --batch 1 --heads 2 --seqlen 257 --head-dim 128
+25 --kv-heads 2 --seqlen-k 1000 --batch 1 --heads 16 --seqlen 1 --head-dim 128
+25 --causal --kv-heads 2 --seqlen-k 517 --batch 2 --heads 8 --seqlen 3 --head-dim 64
 26 --kv-heads 2 --seqlen-k 1000 --batch 1 --heads 16 --seqlen 1 --head-dim 128
 26 --kv-heads 2 --seqlen-k 517 --append 1 --batch 2 --heads 8 --seqlen 1 --head-dim 64
 27 --kv-heads 2 --seqlen-k 1000 --splits 4 --batch 1 --heads 16 --seqlen 1 --head-dim 128

@@ -18,7 +18,7 @@
 # 3. Before the copies of a tile, ptxas puts three loads that are switched off for good (`make sass-24`:
 # @!PT LDS), before a fence four (`make sass-27`). ncu counts them as requests. (Of steps without any other load
 # ncu.awk leaves them out.) In step 24 a warp comes by two such places per tile of K, and votes once, and by one
-# before Q's copies. That is the only one in steps 26 and 27, of each warp that copies: of as many as Q has 256
+# before Q's copies. That is the only one in steps 25 to 27, of each warp that copies: of as many as Q has 256
 # elements, or of all. In steps 27 and 50 one warp of a block passes two fences, if there are splits: the warp that
 # counts the block, by an atomic.
 # 4. In step 22 a block whose sequence has no row for it leaves, and nvcc puts the load of the keys' number

@@ -1,16 +1,14 @@
-// Step 26: KV cache. A few new queries against a long cache of keys: one m tile, and all bandwidth.
+// Step 26: pages. The cache grows by appended keys and lies in pages, wherever there was room.
 // SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --page-size, --append
-// Before      step 23: a block is 128 queries of one head. Of one query it is 127 rows of nothing.
-// Bottleneck  Memory: one query does two operations per byte of K and V. Neither products nor
-//             instructions matter; bytes under way do.
-// Change      The rows of an m tile are the queries of all heads that share the keys. Each warp
-//             streams keys of its own, three stages deep, and waits for no other warp; at the end
-//             they add up their parts. A page table says where a key is, and new keys are stored.
-// Prediction  128 KB of copies under way per SM, where 4.8 TB/s need 36 KB at a latency of 1 us. But
-//             there is one block per sequence and key head: with batch 1 and 8 key heads 8 SMs of
-//             132 work, at most 0.5 TB/s. With batch 16 it is 3.9 to 4.4, and no less beyond.
+// Before      step 25: the keys of a sequence follow each other in memory.
+// Bottleneck  Memory that is reserved and not used: a sequence grows by a token at a time, and a cache
+//             without pages must be allocated at its longest, or moved.
+// Change      A page table says where a key is: each lane looks up one key of the next tile, and lanes
+//             pass the addresses on by shuffles. New keys are stored in passing.
+// Prediction  The same time: the lookup is one 4-byte load per key, a tile ahead of the copies. With
+//             pages of 16 keys and head dim 128 that is 4 bytes more for each 512, 0.8%.
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
 #include "common/kernel/swizzle.h"
@@ -32,21 +30,21 @@ struct SharedStorage {
   SharedTile<rows, d> Q;
 };
 
-/// Where a key and its value begin: pointers, as numbers, which lanes can shuffle.
+/// Where a key and its value begin: addresses as numbers, which lanes can shuffle.
 struct KeyPlace {
   std::int64_t K, V;
 };
 
-/// The d elements at a place.
+/// The d elements at an address.
 template <int d, class T = const half>
-__device__ Matrix<T> row_at(std::int64_t place) {
-  return {reinterpret_cast<T *>(place), 1, d};
+__device__ Matrix<T> row_at(std::int64_t address) {
+  return {reinterpret_cast<T *>(address), 1, d};
 }
 
-/// The place of a sequence's key: in its page, if there are pages. From new_from on beside the cache.
+/// The place of a sequence's key: in its page, if there are pages. From new_from on it is beside the cache.
 template <int d>
 __device__ KeyPlace place_of(const Problem &p, int b, int kv_h, int key, int new_from) {
-  const auto place = [=](auto *tensor, const Strides &strides, int block, int row) {
+  const auto place = [=](const void *tensor, const Strides &strides, int block, int row) {
     const auto head = head_of<const half, d>(tensor, strides, block, kv_h, row, 1);
     return reinterpret_cast<std::int64_t>(head.data);
   };
@@ -77,18 +75,19 @@ __device__ void append(const Problem &p, int b, int kv_h, int seqlen_k) {
   }
 }
 
-/// Starts the copies of a warp's tile of K and V: lane i knows the place of key i. Only the first
-/// `there` are there. Zeros arrive for the others: they are masked, but a weight of 0 times NaN is NaN.
-template <int keys, int d, class KV>
-__device__ void load_keys(KV &tile, const KeyPlace &place, int there) {
-  constexpr int lanes = d / 8;  // per row, 16 bytes each
+/// Starts the copies of a warp's tile of K and V: lane i knows the place of key i. Keys from `there` on become
+/// zeros: they are masked, but a weight of 0 times NaN is NaN.
+template <int d>
+__device__ void load_keys(SharedTile<keys, d> &to_K, SharedTile<keys, d> &to_V,
+                          const KeyPlace &place, int there) {
+  constexpr int lanes = d / 8;  // per row
   const int first = threadIdx.x % 32 / lanes, col = threadIdx.x % lanes * 8;
 #pragma unroll
   for (int i = 0; i < keys; i += 32 / lanes) {
     const std::int64_t K = __shfl_sync(kAllLanes, place.K, first + i);
     const std::int64_t V = __shfl_sync(kAllLanes, place.V, first + i);
-    cp_async_16_or_zeros(tile.K(first + i, col), row_at<d>(K)(0, col), first + i < there);
-    cp_async_16_or_zeros(tile.V(first + i, col), row_at<d>(V)(0, col), first + i < there);
+    cp_async_16_or_zeros(to_K(first + i, col), row_at<d>(K)(0, col), first + i < there);
+    cp_async_16_or_zeros(to_V(first + i, col), row_at<d>(V)(0, col), first + i < there);
   }
 }
 
@@ -120,7 +119,7 @@ __global__ void __launch_bounds__(threads) attention(const Problem p, float scal
   const int first_row = blockIdx.x * rows, kv_h = blockIdx.y, b = blockIdx.z;
   const int seqlen_q = of_batch(p.lengths_q, p, b, p.seqlen_q);
   const int seqlen_k = of_batch(p.lengths_k, p, b, p.seqlen_k);
-  const int q_start = of_batch(p.cu_seqlens_q, p, b, 0);
+  const int q_start = of_batch(p.cu_seqlens_q, p, b, 0);  // if packed
   // Row r of the group's heads is query r / group of its head r % group.
   const int group = p.heads / p.kv_heads, rows_there = min(rows, seqlen_q * group - first_row);
   const auto row_of = [=]<class T>(T *tensor, const Strides &strides, int row) {
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(threads) attention(const Problem p, float scal
                          row_of(static_cast<const half *>(p.Q), p.Q_strides, i / d)(0, i % d),
                          i / d < rows_there);
 
-  // A key's place is looked up a tile before its copy begins: the page table is memory, too.
+  // A key's place is looked up a tile before its copy begins, because the page table is memory, too.
   auto *const stage = smem.warp[warp].stage;
   int next = warp * keys;  // the first key of the tile to load
   const auto find_next = [&] {
@@ -146,7 +145,7 @@ __global__ void __launch_bounds__(threads) attention(const Problem p, float scal
   };
   KeyPlace place = find_next();
   const auto load_next = [&](int to) {
-    if (next < keys_end) load_keys<keys, d>(stage[to], place, seqlen_k - next);
+    if (next < keys_end) load_keys(stage[to].K, stage[to].V, place, seqlen_k - next);
     cp_async_commit();
     next += num_warps * keys;
     place = find_next();

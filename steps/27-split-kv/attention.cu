@@ -1,22 +1,19 @@
-// Step 27: split KV. The keys of a sequence are shared among blocks; the last to finish adds up.
+// Step 27: split KV. Several blocks share the keys of a sequence; the last to finish merges their parts.
 // SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --page-size, --append, --splits
 // Before      step 26: a block has all keys of a sequence and a head of K and V.
-// Bottleneck  Bytes under way: of batch 1 and 8 key heads 8 SMs of 132 work.
+// Bottleneck  Bytes in flight: at batch 1 and 8 key heads 8 SMs of 132 work.
 // Change      The loop over keys is cut into splits, a block for each. A block leaves its part in
-//             memory and counts itself; the last one of a tile adds up the parts.
+//             memory and counts itself. The last block of a tile merges the parts.
 // Prediction  The bandwidth of a full GPU at any batch: 131,072 keys of 8 heads are 112 us at 4.8
-//             TB/s, and some 8 us to begin and to end: 4.5 TB/s. 1024 keys: 5 to 7 us of latency.
-#include "common/kernel/heads.h"
-#include "common/kernel/kernel.h"
-#include "common/kernel/swizzle.h"
+//             TB/s, and 8 us to begin and to end: 4.5 TB/s. 1024 keys: 5 to 7 us of latency.
+#include "common/kernel/cache.h"
 
 namespace {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
-constexpr int keys = 16, stages = 3;    // of K and V: in a warp's tile, and the tiles that it has
-constexpr float no_maximum = -FLT_MAX;  // of no keys: finite, for -inf - -inf is NaN
+constexpr int keys = 16, stages = 3;  // of K and V: in a warp's tile, and the tiles that it has
 
 template <int d, int num_warps>
 struct SharedStorage {
@@ -29,95 +26,6 @@ struct SharedStorage {
   SharedTile<rows, d> Q;
   Tile<bool, 1, 8> is_last;
 };
-
-/// Where a key and its value begin: pointers, as numbers, which lanes can shuffle.
-struct KeyPlace {
-  std::int64_t K, V;
-};
-
-/// The d elements at a place.
-template <int d, class T = const half>
-__device__ Matrix<T> row_at(std::int64_t place) {
-  return {reinterpret_cast<T *>(place), 1, d};
-}
-
-/// The place of a sequence's key: in its page, if there are pages. From new_from on beside the cache.
-template <int d>
-__device__ KeyPlace place_of(const Problem &p, int b, int kv_h, int key, int new_from) {
-  const auto place = [=](auto *tensor, const Strides &strides, int block, int row) {
-    const auto head = head_of<const half, d>(tensor, strides, block, kv_h, row, 1);
-    return reinterpret_cast<std::int64_t>(head.data);
-  };
-  if (key >= new_from) {
-    const std::int64_t of_head = std::int64_t{p.seqlen_new} * d;
-    const Strides dense{of_head * p.kv_heads, of_head, d};
-    return {place(p.K_new, dense, b, key - new_from), place(p.V_new, dense, b, key - new_from)};
-  }
-  int block = b, row = key + of_batch(p.cu_seqlens_k, p, b, 0);
-  if (p.page_table) {
-    const int pages = (p.seqlen_k + p.page_size - 1) / p.page_size;
-    block = Matrix<const int>{p.page_table, p.batch, pages}(b, key / p.page_size);
-    row = key % p.page_size;
-  }
-  return {place(p.K, p.K_strides, block, row), place(p.V, p.V_strides, block, row)};
-}
-
-/// Stores the new keys of a sequence and their values in the cache, by all threads of a block. A
-/// launch that does so reads them beside the cache.
-template <int d>
-__device__ void append(const Problem &p, int b, int kv_h, int seqlen_k) {
-  const int new_from = seqlen_k - p.seqlen_new;
-  for (int i = threadIdx.x * 8; i < p.seqlen_new * d; i += blockDim.x * 8) {
-    const KeyPlace from = place_of<d>(p, b, kv_h, new_from + i / d, new_from);
-    const KeyPlace to = place_of<d>(p, b, kv_h, new_from + i / d, seqlen_k);
-    store<8>(row_at<d, half>(to.K)(0, i % d), load<8>(row_at<d>(from.K)(0, i % d)));
-    store<8>(row_at<d, half>(to.V)(0, i % d), load<8>(row_at<d>(from.V)(0, i % d)));
-  }
-}
-
-/// Starts the copies of a warp's tile of K and V: lane i knows the place of key i. Only the first
-/// `there` are there. Zeros arrive for the others: they are masked, but a weight of 0 times NaN is NaN.
-template <int keys, int d, class KV>
-__device__ void load_keys(KV &tile, const KeyPlace &place, int there) {
-  constexpr int lanes = d / 8;  // per row, 16 bytes each
-  const int first = threadIdx.x % 32 / lanes, col = threadIdx.x % lanes * 8;
-#pragma unroll
-  for (int i = 0; i < keys; i += 32 / lanes) {
-    const std::int64_t K = __shfl_sync(kAllLanes, place.K, first + i);
-    const std::int64_t V = __shfl_sync(kAllLanes, place.V, first + i);
-    cp_async_16_or_zeros(tile.K(first + i, col), row_at<d>(K)(0, col), first + i < there);
-    cp_async_16_or_zeros(tile.V(first + i, col), row_at<d>(V)(0, col), first + i < there);
-  }
-}
-
-/// What some of the keys give a row: l and 4 columns of O, relative to m.
-struct Part {
-  float m = no_maximum, l = 0;
-  Vector<float, 4> O = {};
-
-  __device__ void add(const Part &other) {
-    const float m_new = fmaxf(m, other.m);
-    const float alpha = ex2(m - m_new), beta = ex2(other.m - m_new);
-    m = m_new;
-    l = alpha * l + beta * other.l;
-    for (int e = 0; e < 4; e++) O[e] = alpha * O[e] + beta * other.O[e];
-  }
-};
-
-/// A part in a matrix: O is its columns 0 to d - 1, m and l are columns d and d + 1.
-template <int d, class View>
-__device__ Part part_at(View &parts, int row, int col) {
-  const Vector<float, 2> m_and_l = load<2>(parts(row, d));
-  return {m_and_l[0], m_and_l[1], load<4>(parts(row, col))};
-}
-
-/// The sum of the parts that a block's warps hold.
-template <int d, class Warps>
-__device__ Part sum_of_warps(Warps &warps, int row, int col) {
-  Part sum;
-  for (auto &warp : warps) sum.add(part_at<d>(warp.part, row, col));
-  return sum;
-}
 
 template <int d, class View>
 __device__ void store_part(View &parts, int row, int col, const Part &part) {
@@ -152,7 +60,8 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
     cp_async_16_or_zeros(smem.Q(i / d, i % d),
                          row_of(static_cast<const half *>(p.Q), p.Q_strides, i / d)(0, i % d),
                          i / d < rows_there);
-  // A key's place is looked up a tile before its copy begins: the page table is memory, too.
+
+  // A key's place is looked up a tile before its copy begins, because the page table is memory, too.
   auto *const stage = smem.warp[warp].stage;
   int next = keys_begin + warp * keys;  // the first key of the tile to load
   const auto find_next = [&] {
@@ -161,7 +70,7 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   };
   KeyPlace place = find_next();
   const auto load_next = [&](int to) {
-    if (next < keys_end) load_keys<keys, d>(stage[to], place, seqlen_k - next);
+    if (next < keys_end) load_keys(stage[to].K, stage[to].V, place, seqlen_k - next);
     cp_async_commit();
     next += num_warps * keys;
     place = find_next();
@@ -282,16 +191,17 @@ int wave() {
   return resident_blocks<Storage>(attention<d, num_warps>, num_warps * 32);
 }
 
-/// The number of splits of each of so many tiles of rows: the fewest whose blocks fill the last of their
-/// waves as well as any number does, within 5%. A wave is as many blocks as the GPU runs at once.
+/// Returns the number of splits of each of so many tiles of rows: the fewest whose waves are as full as those
+/// of any number, within 5%. A wave is as many blocks as the GPU runs at once.
 int fewest_splits(std::int64_t tiles, int wave, int most) {
-  int fewest = 1;
-  float best_filled = 0;  // of all waves
-  for (int splits = 1; splits <= min(most, 128); splits++) {
+  const auto filled = [=](int splits) {
     const std::int64_t blocks = tiles * splits;
-    const float filled = float(blocks) / ((blocks + wave - 1) / wave * wave);
-    if (filled > 1.05f * best_filled) fewest = splits, best_filled = filled;
-  }
+    return float(blocks) / ((blocks + wave - 1) / wave * wave);
+  };
+  float best = 0;
+  for (int splits = 1; splits <= min(most, 128); splits++) best = fmaxf(best, filled(splits));
+  int fewest = 1;
+  while (filled(fewest) * 1.05f < best) fewest++;
   return fewest;
 }
 

@@ -37,6 +37,20 @@ int wave() {
   });
 }
 
+/// Returns the number of splits of each of so many tiles of rows: the fewest whose waves are as full as those
+/// of any number, within 5%. A wave is as many blocks as the GPU runs at once.
+int fewest_splits(std::int64_t tiles, int wave, int most) {
+  const auto filled = [=](int splits) {
+    const std::int64_t blocks = tiles * splits;
+    return float(blocks) / ((blocks + wave - 1) / wave * wave);
+  };
+  float best = 0;
+  for (int splits = 1; splits <= min(most, 128); splits++) best = fmaxf(best, filled(splits));
+  int fewest = 1;
+  while (filled(fewest) * 1.05f < best) fewest++;
+  return fewest;
+}
+
 template <class T, int d>
 int num_splits(const Problem &p) {
   if (row_tiles(p) > decoding::max_counters) return 1;

@@ -3,13 +3,14 @@
 // types and head dims of step 29, with the windows of step 28 and the queries of step 24.
 #pragma once
 
-#include "common/kernel/parts.h"
-#include "steps/50-in-a-model/stages.h"
+#include "common/kernel/cache.h"
+#include "steps/50-in-a-model/rows.h"
 
 namespace {
 
 namespace decoding {
 
+constexpr int keys = 16;  // of K and V in a warp's tile
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a key head
 template <int d>
 constexpr int most_warps = d <= 128 ? 8 : 4;
@@ -20,7 +21,9 @@ constexpr int max_counters = 4096;        // more row tiles than fill any GPU: t
 template <class T, int d, int num_warps>
 struct SharedStorage {
   union {
-    Stage<T, d> stage[stages<d>];
+    struct {
+      SharedTile<keys, d, T> K, V;
+    } stage[stages<d>];
     Tile<float, rows, d + 8> part;  // of O; in columns d and d + 1 are m and l
   } warp[num_warps];
   SharedTile<rows, d, T> Q;
@@ -78,20 +81,16 @@ __global__ void __launch_bounds__(num_warps * 32) decode(const Problem p, float 
   }
 
   // The place of a key is looked up a tile before its copies begin: a page table is slow, too.
-  Stage<T, d> *const stage = smem.warp[warp].stage;
+  auto *const stage = smem.warp[warp].stage;
   int next = t;  // the tile to load
   KeyPlace place{};
   const auto find_next = [&] {
     const int key = key_of(next) + lane % keys;
     if (next >= last || key >= seqlen_k) return;
-    const auto at = [&](const void *tensor, const Strides &strides) {
-      return reinterpret_cast<std::int64_t>(
-          kv_row<const T, d>(p, tensor, strides, b, kv_head, key).data);
-    };
-    place = {at(p.K, p.K_strides), at(p.V, p.V_strides)};
+    place = place_of<d, T>(p, b, kv_head, key, seqlen_k);
   };
   const auto load_next = [&](int to) {
-    if (next < last) load_stage<T, d>(stage[to], place, seqlen_k - key_of(next));
+    if (next < last) load_keys(stage[to].K, stage[to].V, place, seqlen_k - key_of(next));
     cp_async_commit();
     next += num_warps;
     find_next();

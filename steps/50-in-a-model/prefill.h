@@ -3,8 +3,8 @@
 // step 29, with the queries of step 24; and K and V may be in pages.
 #pragma once
 
+#include "common/kernel/cache.h"
 #include "common/kernel/order.h"
-#include "common/kernel/parts.h"
 #include "steps/50-in-a-model/tiles.h"
 
 namespace {

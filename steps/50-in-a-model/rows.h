@@ -3,33 +3,9 @@
 // stores rows: new keys in the cache, or rotated ones in the workspace.
 #pragma once
 
-#include "common/kernel/heads.h"
-#include "common/kernel/kernel.h"
+#include "common/kernel/cache.h"
 
 namespace {
-
-/// The pages of the sequences' rows of K and V.
-struct Pages {
-  Matrix<const int> table;
-  int size;
-
-  __device__ explicit Pages(const Problem &p)
-      : table{p.page_table, p.batch, (p.seqlen_k - 1) / p.page_size + 1}, size(p.page_size) {}
-  /// How far row `key` of sequence b begins from the first row of its head.
-  __device__ std::int64_t offset(const Strides &strides, int b, int key) const {
-    return table(b, key / size) * strides.batch + key % size * strides.row;
-  }
-};
-
-/// A row of a head of K or V, wherever it is kept.
-template <class T, int d, class Void>
-__device__ Matrix<T> kv_row(const Problem &p, Void *tensor, const Strides &strides, int b, int h,
-                            int key) {
-  T *const head = static_cast<T *>(tensor) + h * strides.head;
-  if (p.page_table) return {head + Pages(p).offset(strides, b, key), 1, d};
-  const int start = of_batch(p.cu_seqlens_k, p, b, 0);
-  return {head + b * strides.batch + (start + std::int64_t{key}) * strides.row, 1, d};
-}
 
 /// The pairs among 16 elements of a row, 8 from column `col` and 8 from `col` + d / 2, whichever
 /// elements are pairs: turns each by its angle at this position.
@@ -72,14 +48,14 @@ __global__ void __launch_bounds__(store_threads) store_keys(const Problem from, 
   const int length = of_batch(from.lengths_k, from, b, from.seqlen_k);
   const int key = of_batch(to.lengths_k, to, b, to.seqlen_k) - length + i;
   if (i >= length || key < 0) return;
-  const auto K = kv_row<const T, d>(from, from.K, from.K_strides, b, h, i);
-  const auto K_to = kv_row<T, d>(to, to.K, to.K_strides, b, h, key);
+  const KeyPlace old = place_of<d, T>(from, b, h, i, length),
+                 place = place_of<d, T>(to, b, h, key, key + 1);
+  const auto K = row_at<d, const T>(old.K), V = row_at<d, const T>(old.V);
+  const auto K_to = row_at<d, T>(place.K), V_to = row_at<d, T>(place.V);
   Vector<T, 8> left = load<8>(K(0, col)), right = load<8>(K(0, col + d / 2));
   if (to.rope != Rope::kNone) rotate<T, d>(left, right, to, key, col);
   store<8>(K_to(0, col), left), store<8>(K_to(0, col + d / 2), right);
   if (from.V == to.V) return;  // they stay where they are
-  const auto V = kv_row<const T, d>(from, from.V, from.V_strides, b, h, i);
-  const auto V_to = kv_row<T, d>(to, to.V, to.V_strides, b, h, key);
   store<8>(V_to(0, col), load<8>(V(0, col)));
   store<8>(V_to(0, col + d / 2), load<8>(V(0, col + d / 2)));
 }

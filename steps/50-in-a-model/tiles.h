@@ -46,7 +46,7 @@ __device__ void load_pages(SharedTile<Rows, d, T> &tile, const StridedMatrix<con
   std::int64_t offset_of[Rows / 32] = {};
   for (int i = 0; i < Rows / 32; i++)
     if (const int key = first_row + i * 32 + threadIdx.x % 32; key < head.rows)
-      offset_of[i] = pages.offset(strides, b, key);
+      offset_of[i] = pages.page_of(b, key) * strides.batch + key % pages.size * strides.row;
   const int first = threadIdx.x / threads, col = threadIdx.x % threads * 8;
 #pragma unroll
   for (int i = 0; i < Rows; i += tiling<d>.num_warps * 32 / threads) {
