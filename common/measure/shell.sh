@@ -127,7 +127,7 @@ problems_of() {
     22) also_checked=--causal measured=("--causal --batch 8" "--causal --batch 8 --layout "{bnhd,bnhd-32,bnhd-128} "--causal --seqlen 1024") ;;
     23) also_checked="--kv-heads 1" measured=("--batch 4 --heads 64 --kv-heads 8" "--batch 4 --heads 64" "--causal --batch 8") ;;
     24) also_checked="--rope halves" measured=("--causal --batch 8 --rope halves" "--causal --seqlen 512 --rope halves") ;;
-    26 | 27)
+    25 | 26 | 27)
       checked=("--batch 2 --heads 8 --kv-heads 1 --seqlen 1 --seqlen-k 515 --head-dim 64"
         "--batch 1 --heads 8 --kv-heads 2 --seqlen 1 --seqlen-k 1030 --head-dim 128")
       measured=()
