@@ -34,11 +34,12 @@ void abandon_atomics() {
 }
 
 Accesses::Accesses(Scheduler &scheduler, Clocks &clocks, SharedMemory &shared, Requests &requests,
-                   bool beside)
+                   Events &events, bool beside)
     : scheduler_(scheduler),
       clocks_(clocks),
       shared_(shared),
       requests_(requests),
+      events_(events),
       beside_(beside),
       copies_(scheduler.size()) {}
 
@@ -70,6 +71,7 @@ void Accesses::access(const void *address, int bytes, const void *value, bool st
   const std::size_t offset = shared_.offset(address);
   if (offset >= shared_.bytes()) {
     access_global(access, where);
+    events_.slice(access.thread, store ? "global store" : "global load", site, access.bytes);
     if (settings.profile)
       requests_.add(scheduler_.running(), store ? Kind::kGlobalStore : Kind::kGlobalLoad, bytes,
                     reinterpret_cast<std::uintptr_t>(address), site, caller);
@@ -80,6 +82,7 @@ void Accesses::access(const void *address, int bytes, const void *value, bool st
       shared_.has(offset, bytes) &&  // else Block::load_in_short has tried it
       shared_.shadow().load_in_short(offset, bytes, scheduler_.running(), site, clocks_);
   if (!checked) check_shared(operation, offset, access, where);
+  events_.slice(access.thread, store ? "shared store" : "shared load", site, access.bytes);
   if (settings.profile)
     requests_.add(scheduler_.running(), store ? Kind::kSharedStore : Kind::kSharedLoad, bytes,
                   offset, site, caller);
@@ -144,6 +147,7 @@ unsigned Accesses::atomic(unsigned *address, const std::function<unsigned(unsign
       *allocation, {clocks_, scheduler_.running(), site_of(where), true, sizeof *address, address},
       "atomic", where);
   scheduler_.pause();
+  events_.slice(scheduler_.running(), "atomic", site_of(where), sizeof *address);
   std::this_thread::yield();  // a block that waits for another lets its host thread go on
   const std::lock_guard lock(atomics);
   clocks_.atomic(scheduler_.running(), told_by_atomics[address]);
@@ -174,6 +178,8 @@ void Accesses::access_rows(bool store, const std::array<const void *, 32> &rows,
     check_shared(what, offset, {clocks_, thread, site, store, 16}, where);
     request.address[i] = offset;
   }
+  events_.slice(warp * 32, store ? "stmatrix" : "ldmatrix", site,
+                16 * static_cast<std::size_t>(count));
   if (settings.profile) requests_.count(site, request, warp);
 }
 
@@ -199,6 +205,7 @@ void Accesses::begin_copy(void *shared, const void *global, const Where &where,
   if (global)
     access_global({clocks_, scheduler_.running(), site, false, kCopyBytes, global}, where);
   copies_.begin(scheduler_.running(), offset, global, site);
+  events_.slice(scheduler_.running(), "cp.async", site, kCopyBytes);
   if (!settings.profile) return;
   const auto source = reinterpret_cast<std::uintptr_t>(global);
   requests_.add(scheduler_.running(), Kind::kCopy, kCopyBytes, offset, site, caller, source);
@@ -206,7 +213,8 @@ void Accesses::begin_copy(void *shared, const void *global, const Where &where,
     requests_.add(scheduler_.running(), Kind::kGlobalLoad, kCopyBytes, source, site, caller);
 }
 
-void Accesses::wait_for_copies(int groups) {
+void Accesses::wait_for_copies(int groups, const Where &where) {
+  events_.slice(scheduler_.running(), "cp.async wait", site_of(where));
   Copy copy;
   while (copies_.end_one(scheduler_.running(), groups, copy)) {
     if (copy.global)

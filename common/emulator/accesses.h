@@ -12,6 +12,7 @@
 
 #include "common/emulator/clocks.h"
 #include "common/emulator/copies.h"
+#include "common/emulator/events.h"
 #include "common/emulator/requests.h"
 #include "common/emulator/runtime.h"
 #include "common/emulator/scheduler.h"
@@ -35,7 +36,7 @@ class Accesses {
  public:
   /// `beside`: the launch may have begun before the launch before has ended.
   Accesses(Scheduler &scheduler, Clocks &clocks, SharedMemory &shared, Requests &requests,
-           bool beside);
+           Events &events, bool beside);
 
   void begin_block();
 
@@ -46,7 +47,7 @@ class Accesses {
                    const Where &where);
   void begin_copy(void *shared, const void *global, const Where &where, const void *caller);
   void commit_copies() { copies_.commit(scheduler_.running()); }
-  void wait_for_copies(int groups);
+  void wait_for_copies(int groups, const Where &where);
   unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
                   const Where &where);
   void wait_for_launch_before();
@@ -66,6 +67,7 @@ class Accesses {
   Clocks &clocks_;
   SharedMemory &shared_;
   Requests &requests_;
+  Events &events_;
   const bool beside_;
   Copies copies_;
   std::vector<std::pair<unsigned, Time>> waits_;  // for the launch before: which thread, and when

@@ -186,7 +186,8 @@ void AsyncEngine::begin_load(unsigned to, const TmaTransfer &transfer, std::size
                                         describe(line_of(barrier.site)) +
                                         ": no mbarrier_fence_init between them"},
                     where);
-  events_.note(scheduler_.running(), "tma_load", static_cast<std::int64_t>(barrier_offset), where);
+  const SliceId asked = events_.note(scheduler_.running(), "tma_load",
+                                     static_cast<std::int64_t>(barrier_offset), where);
   if (!barrier.agent) barrier.agent = clocks_.add_agent();
   const SiteId site = site_of(where);
   const Piece piece{shared_.offset(transfer.tile), bytes_of(transfer)};
@@ -201,15 +202,17 @@ void AsyncEngine::begin_load(unsigned to, const TmaTransfer &transfer, std::size
   access_tensor(transfer, false, site, where);
   TmaTransfer there = transfer;
   there.tile = shared_.memory(to) + piece.offset;
-  scheduler_.begin_operation(kNoQueue,
-                             [=, this, &barrier] { land_load(to, there, 0, barrier, where); });
+  const SliceId work =
+      events_.begin_work(to, TraceSlice::kTma, "tma_load", site, piece.bytes, asked);
+  scheduler_.begin_operation(
+      kNoQueue, [=, this, &barrier] { land_load(to, there, 0, barrier, work, where); });
   scheduler_.pause();
 }
 
 /// Copies a load's bytes from this one on. If its barrier's phase ends with fewer, because it expects fewer,
 /// the rest lands at another moment, as on a GPU.
 void AsyncEngine::land_load(unsigned to, const TmaTransfer &transfer, std::size_t from,
-                            BarrierState &barrier, const Where &where) {
+                            BarrierState &barrier, SliceId work, const Where &where) {
   const SiteId site = site_of(where);
   const std::size_t offset = static_cast<std::size_t>(transfer.tile - shared_.memory(to));
   std::size_t bytes = bytes_of(transfer) - from;
@@ -220,7 +223,7 @@ void AsyncEngine::land_load(unsigned to, const TmaTransfer &transfer, std::size_
     const std::size_t next = from + bytes;
     shared_.shadow(to).note_short({offset + next, bytes_of(transfer) - next});
     scheduler_.begin_operation(
-        kNoQueue, [=, this, &barrier] { land_load(to, transfer, next, barrier, where); });
+        kNoQueue, [=, this, &barrier] { land_load(to, transfer, next, barrier, work, where); });
   }
   access_tensor(transfer, false, site, where);  // it read until now
   const auto rows = static_cast<std::size_t>(transfer.tile_rows);
@@ -234,7 +237,8 @@ void AsyncEngine::land_load(unsigned to, const TmaTransfer &transfer, std::size_
   }
   shared_.shadow(to).end_async_write({offset + from, bytes}, barrier.agent,
                                      {clocks_, scheduler_.running(), site, true, 0});
-  mbarriers_.land(barrier, to, bytes, site);
+  events_.end_work(work);
+  mbarriers_.land(barrier, to, bytes, site, work);
 }
 
 void AsyncEngine::tma_store(const TmaTransfer &transfer, const Where &where) {
@@ -264,14 +268,18 @@ void AsyncEngine::tma_store(const TmaTransfer &transfer, const Where &where) {
     requests_.count(site, kTmaStores, 1);
     requests_.count(site, kTmaStoreBytes, read.pieces[0].bytes * read.pieces.size());
   }
-  const Operation operation = scheduler_.begin_operation(kNoQueue, [=] {
+  const SliceId work = events_.begin_work(scheduler_.rank(), TraceSlice::kTma, "tma_store", site,
+                                          read.pieces[0].bytes * read.pieces.size(),
+                                          events_.slice(scheduler_.running(), "tma_store", site));
+  const Operation operation = scheduler_.begin_operation(kNoQueue, [=, this] {
     for (int row = first; row < first + rows; row++)
       for (int chunk = 0; chunk < chunks_of_row(transfer); chunk++)
         std::memcpy(row_of(transfer, row) + chunk * kCopyBytes, chunk_of(transfer, row, chunk),
                     kCopyBytes);
+    events_.end_work(work);
   });
   Stores &self = stores_[scheduler_.running()];
-  self.under_way.push_back({operation, std::move(read), self.groups});
+  self.under_way.push_back({operation, std::move(read), self.groups, work});
   scheduler_.pause();
 }
 
@@ -280,15 +288,18 @@ void AsyncEngine::tma_store_commit() {
   scheduler_.pause();
 }
 
-void AsyncEngine::tma_store_wait_read(int groups) {
+void AsyncEngine::tma_store_wait_read(int groups, const Where &where) {
   Stores &self = stores_[scheduler_.running()];
   auto store = self.under_way.begin();
+  SliceId last = 0;
   // One that is not committed has the group that comes next: no wait covers it.
   for (; store != self.under_way.end() && store->group + groups < self.groups; ++store) {
     scheduler_.finish(store->operation);
+    last = store->work;
     end(store->read);
   }
   self.under_way.erase(self.under_way.begin(), store);
+  events_.slice(scheduler_.running(), "tma_store_wait_read", site_of(where), 0, last);
 }
 
 void AsyncEngine::report_unawaited() {

@@ -34,7 +34,7 @@ class AsyncEngine {
                           const Where &where);
   void tma_store(const TmaTransfer &transfer, const Where &where);
   void tma_store_commit();
-  void tma_store_wait_read(int groups);
+  void tma_store_wait_read(int groups, const Where &where);
 
   /// Reports a store of the running thread that it has not waited for: it exits.
   void report_unawaited();
@@ -44,6 +44,7 @@ class AsyncEngine {
     Operation operation;
     AsyncRead read;
     std::uint64_t group;  // of its thread's
+    SliceId work;
   };
   struct Stores {                  // of a thread
     std::vector<Store> under_way;  // the oldest first
@@ -57,7 +58,7 @@ class AsyncEngine {
   void begin_load(unsigned to, const TmaTransfer &transfer, std::size_t barrier,
                   const Where &where);
   void land_load(unsigned to, const TmaTransfer &transfer, std::size_t from, BarrierState &barrier,
-                 const Where &where);
+                 SliceId work, const Where &where);
 
   Scheduler &scheduler_;
   Clocks &clocks_;

@@ -32,6 +32,12 @@ const KindInfo &info(Kind kind) {
   return kTable[static_cast<int>(kind)];
 }
 
+std::uint64_t Profile::next_time() const {
+  std::uint64_t time = 0;
+  for (const TraceSlice &slice : slices) time = std::max(time, slice.end);
+  return time;
+}
+
 Counts Profile::total() const {
   Counts sum{};
   for (const auto &[line, counts] : lines)

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -114,6 +115,21 @@ struct EventRow {
       after;  // what it newly learned; a warpgroup of which it learned nothing is left out
 };
 
+/// A slice of a trace: what a warp or an engine of block 0, or of its cluster, does for a while. Times have no unit:
+/// each thing that a thread or an engine does is one later than what was done before.
+struct TraceSlice {
+  // Tracks of a block: its warps by their numbers, and then its engines.
+  static constexpr unsigned kTma = 32, kTensorCores = 33;
+  int launch;
+  unsigned block;  // its rank in the cluster
+  unsigned track;
+  const char *what;  // "mbarrier_wait"
+  Line line;
+  std::uint64_t bytes, times;  // of all lanes; how often it was done, with nothing between
+  std::uint64_t begin, end;    // slices of one track do not overlap
+  std::ptrdiff_t cause;        // the slice before which it could not end, or begin; -1: none
+};
+
 /// All counts of the launches since the profile began.
 struct Profile {
   std::map<Line, Counts> lines;
@@ -122,9 +138,13 @@ struct Profile {
   std::vector<TraceRow> trace;
   std::vector<BlockRow> blocks;
   std::vector<EventRow> events;
+  std::vector<TraceSlice> slices;
   std::set<Line> mixed;  // see Requests: where lanes counted together may have come apart
 
   Counts total() const;
+
+  /// The time from which on a trace's slices may begin: after all that are here.
+  std::uint64_t next_time() const;
 
   /// The number of the launch after those whose blocks are here.
   int next_launch() const { return blocks.empty() ? 0 : blocks.back().launch + 1; }

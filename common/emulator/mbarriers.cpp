@@ -116,12 +116,12 @@ void Mbarriers::arrive(const void *address, int bytes, const Where &where) {
     scheduler_.fail({Fault::kBarrier, "mbarrier_arrive: one arrival more than " +
                                           barrier.describe() + " has room for"},
                     where);
-  events_.note(scheduler_.running(), "mbarrier_arrive", static_cast<std::int64_t>(barrier.offset),
-               where);
+  const SliceId arrival = events_.note(scheduler_.running(), "mbarrier_arrive",
+                                       static_cast<std::int64_t>(barrier.offset), where);
   clocks_.release(scheduler_.running(), barrier.told);
   barrier.expected += bytes;
   barrier.to_come--;
-  go_on_if_ended(barrier);
+  go_on_if_ended(barrier, arrival);
   scheduler_.pause();
 }
 
@@ -151,7 +151,7 @@ void Mbarriers::arrive_at(const void *address, int rank, const Where &where) {
   clocks_.release_agents(scheduler_.running(), barrier.told);
   note_remote(barrier, false, site_of(where));
   barrier.to_come--;
-  go_on_if_ended(barrier);
+  go_on_if_ended(barrier, events_.slice(scheduler_.running(), kName, site_of(where)));
   scheduler_.pause();
 }
 
@@ -162,17 +162,19 @@ void Mbarriers::note_remote(BarrierState &barrier, bool copy, SiteId site) {
   barrier.remote.push_back({copy, site, scheduler_.running(), clocks_.now()});
 }
 
-void Mbarriers::land(BarrierState &barrier, unsigned rank, std::size_t bytes, SiteId site) {
+void Mbarriers::land(BarrierState &barrier, unsigned rank, std::size_t bytes, SiteId site,
+                     SliceId copy) {
   clocks_.release_agent(barrier.agent, barrier.told);
   if (rank != scheduler_.rank()) note_remote(barrier, true, site);
   barrier.load = {barrier.phase, site, scheduler_.running()};
   barrier.landed += static_cast<std::int64_t>(bytes);
-  go_on_if_ended(barrier);
+  go_on_if_ended(barrier, copy);
 }
 
 /// If the phase has ended, lets those go on that wait for it.
-void Mbarriers::go_on_if_ended(BarrierState &barrier) {
+void Mbarriers::go_on_if_ended(BarrierState &barrier, SliceId arrival) {
   if (!barrier.end_phase()) return;
+  barrier.ended_by = arrival;
   for (const unsigned thread : std::exchange(barrier.waiting, {})) scheduler_.make_ready(thread);
 }
 
@@ -184,6 +186,7 @@ void Mbarriers::wait(const void *address, int parity, const Where &where) {
                                           ": 0 and 1 are allowed"},
                     where);
   waits_[scheduler_.running()] = {&barrier, barrier.phase};
+  if (static_cast<int>(barrier.phase % 2) == parity) events_.begin_wait();
   // Who goes on late may find the next phase ended, too, and waits again, as on a GPU.
   while (static_cast<int>(barrier.phase % 2) == parity) {
     scheduler_.wait(*this, "mbarrier_wait", where);
@@ -193,7 +196,7 @@ void Mbarriers::wait(const void *address, int parity, const Where &where) {
   barrier.waited_for = std::max(barrier.waited_for, barrier.phase);
   clocks_.acquire(scheduler_.running(), barrier.told_to_waiting);
   events_.note(scheduler_.running(), "mbarrier_wait", static_cast<std::int64_t>(barrier.offset),
-               where);
+               where, barrier.ended_by);
   scheduler_.pause();
 }
 

@@ -52,6 +52,7 @@ struct BarrierState {
   } load{};                        // the last that has landed here
   std::uint64_t remote_phase = 0;  // the last one with arrivals and copies of other blocks,
   std::vector<RemoteUse> remote;   // and these
+  SliceId ended_by = 0;            // the last phase: whose arrival, or which copy
 
   /// "the mbarrier smem.K.full[1] of attention.cu:57 (at byte 8192, phase 3, 1 of 8 arrivals to come, 16384 bytes expected, ...)"
   std::string describe() const;
@@ -83,7 +84,7 @@ class Mbarriers : public Waits {
   }
 
   /// So many bytes of a load of the running thread have landed at a barrier of the block with this rank.
-  void land(BarrierState &barrier, unsigned rank, std::size_t bytes, SiteId site);
+  void land(BarrierState &barrier, unsigned rank, std::size_t bytes, SiteId site, SliceId copy);
 
   /// All threads have exited: reports an mbarrier that is not as it must be then.
   void report_at_end();
@@ -98,7 +99,7 @@ class Mbarriers : public Waits {
   };
 
   void note_remote(BarrierState &barrier, bool copy, SiteId site);
-  void go_on_if_ended(BarrierState &barrier);
+  void go_on_if_ended(BarrierState &barrier, SliceId arrival);
   void report_bytes();
   void report_late();
   void report_loads();

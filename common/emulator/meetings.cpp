@@ -19,10 +19,11 @@ std::string hex(std::uint32_t mask) {
 
 }  // namespace
 
-Meetings::Meetings(Scheduler &scheduler, Clocks &clocks, Requests &requests)
+Meetings::Meetings(Scheduler &scheduler, Clocks &clocks, Requests &requests, Events &events)
     : scheduler_(scheduler),
       clocks_(clocks),
       requests_(requests),
+      events_(events),
       lanes_(scheduler.size()),
       warps_(clocks.warps()),
       blocks_(scheduler.blocks()) {}
@@ -102,12 +103,34 @@ bool Meetings::meet(const Collective &what, unsigned warp_index, std::uint32_t m
     else
       requests_.meet(warp_index, lanes, site_of(scheduler_.where(running)));
     if (what.counter != kCounters) count_each_place(warp_index, lanes, what.counter);
+    if (what.counter == kMma) trace_product(warp_index * 32);
   }
   warp.waiting &= ~lanes;
   for (unsigned lane = 0; lane < 32; lane++)
     if (const unsigned thread = warp_index * 32 + lane; lanes >> lane & 1 && thread != running)
       scheduler_.make_ready(thread);
   return true;
+}
+
+/// These threads have met. The running one was the last to come, unless another's exit has ended the barrier.
+void Meetings::trace_barrier(const std::vector<unsigned> &threads) {
+  const auto trace = [&](unsigned thread, SliceId cause) {
+    return events_.slice(thread, scheduler_.instruction(thread), site_of(scheduler_.where(thread)),
+                         0, cause);
+  };
+  const unsigned last = scheduler_.running();
+  const bool arrives = std::binary_search(threads.begin(), threads.end(), last);
+  const SliceId arrival = arrives ? trace(last, 0) : 0;
+  for (const unsigned thread : threads)
+    if (thread != last) trace(thread, arrival);
+}
+
+/// The lanes of a warp have multiplied, at once.
+void Meetings::trace_product(unsigned thread) {
+  const SiteId site = site_of(scheduler_.where(thread));
+  const SliceId asked = events_.slice(thread, "mma", site);
+  events_.end_work(
+      events_.begin_work(scheduler_.rank(), TraceSlice::kTensorCores, "mma", site, 0, asked));
 }
 
 /// Fails unless these lanes wait in one instruction.
@@ -177,6 +200,7 @@ void Meetings::warpgroup_collective(const Collective &what, const Where &where, 
 
 void Meetings::block_barrier(const Where &where) {
   scheduler_.wait(*this, "__syncthreads", where);
+  events_.begin_wait();
   warp().in_block |= lane_bit();
   Cta &block = blocks_[scheduler_.rank()];
   if (++block.in_barrier < block.live) return Fiber::yield();
@@ -193,6 +217,7 @@ void Meetings::end_block_barrier() {
 
 void Meetings::cluster_barrier(const Where &where) {
   scheduler_.wait(*this, "cluster_sync", where);
+  events_.begin_wait();
   warp().in_cluster |= lane_bit();
   if (++in_cluster_barrier_ < live_) return Fiber::yield();
   end_cluster_barrier();
@@ -218,6 +243,7 @@ void Meetings::end_barrier(std::uint32_t Warp::*in, unsigned first, unsigned cou
     requests_.flush(warp);
     count_each_place(warp, warps_[warp].live, counter);
   }
+  if (settings.trace) trace_barrier(threads);
   for (const unsigned thread : threads)
     if (thread != scheduler_.running()) scheduler_.make_ready(thread);
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/emulator/clocks.h"
+#include "common/emulator/events.h"
 #include "common/emulator/requests.h"
 #include "common/emulator/runtime.h"
 #include "common/emulator/scheduler.h"
@@ -16,7 +17,7 @@ namespace emulator {
 
 class Meetings : public Waits {
  public:
-  Meetings(Scheduler &scheduler, Clocks &clocks, Requests &requests);
+  Meetings(Scheduler &scheduler, Clocks &clocks, Requests &requests, Events &events);
 
   void begin_block();
 
@@ -54,6 +55,8 @@ class Meetings : public Waits {
     std::uint64_t mma = 0;
   };
 
+  void trace_barrier(const std::vector<unsigned> &threads);
+  void trace_product(unsigned thread);
   bool meet(const Collective &what, unsigned warp, std::uint32_t members);
   void check_same(const Collective &what, unsigned warp, std::uint32_t lanes);
   void end_block_barrier();
@@ -67,6 +70,7 @@ class Meetings : public Waits {
   Scheduler &scheduler_;
   Clocks &clocks_;
   Requests &requests_;
+  Events &events_;
   std::vector<Lane> lanes_;  // by thread
   std::vector<Warp> warps_;
   std::vector<Cta> blocks_;  // by rank

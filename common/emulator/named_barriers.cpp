@@ -45,7 +45,11 @@ void NamedBarriers::named_barrier(int id, int threads, bool sync, const Where &w
   barrier.threads = threads;
   barrier.where = where;
   barrier.arrivals.push_back({running, sync, clocks_.now()});
-  if (!sync) events_.note(running, "named_barrier_arrive", id, where);
+  SliceId arrival = 0;
+  if (sync)
+    events_.begin_wait();
+  else
+    arrival = events_.note(running, "named_barrier_arrive", id, where);
   clocks_.release(running, barrier.told);
   const bool last = ++barrier.come == threads;
   if (!last) {
@@ -54,7 +58,8 @@ void NamedBarriers::named_barrier(int id, int threads, bool sync, const Where &w
     waits_at_[running] = id;
     barrier.waiting.push_back(running);
     Fiber::yield();
-    return events_.note(running, "named_barrier_sync", id, where);
+    events_.note(running, "named_barrier_sync", id, where, barrier.ended_by);
+    return;
   }
   for (const unsigned thread : barrier.waiting) {
     clocks_.acquire(thread, barrier.told);
@@ -62,9 +67,10 @@ void NamedBarriers::named_barrier(int id, int threads, bool sync, const Where &w
   }
   if (sync) {
     clocks_.acquire(running, barrier.told);
-    events_.note(running, "named_barrier_sync", id, where);
+    arrival = events_.note(running, "named_barrier_sync", id, where);
   }
   NamedBarrier next;
+  next.ended_by = arrival;
   next.where = where;
   next.threads_before = threads;
   next.before = std::move(barrier.arrivals);

@@ -38,6 +38,7 @@ class NamedBarriers : public Waits {
     std::vector<Arrival> arrivals, before;  // in this phase and in the last one
     int threads_before = 0;                 // that the last one was for
     Told told;
+    SliceId ended_by = 0;  // the last phase: whose arrival
   };
 
   Scheduler &scheduler_;

@@ -141,6 +141,7 @@ struct Product {
   Operation operation;
   std::array<std::uint64_t, kWarpsOfGroup> group;  // of each warp's
   std::array<ReadNumber, kWarpsOfGroup> reads;     // of each warp
+  std::uint32_t work;                              // in the trace
   std::array<Lane, kLanesOfGroup> lanes;
 };
 

@@ -129,9 +129,9 @@ inline void cp_async_commit() {
 }
 
 template <int N>
-void cp_async_wait() {
+void cp_async_wait(Where where = Where::current()) {
   static_assert(N >= 0);
-  emulator::wait_for_copies(N);
+  emulator::wait_for_copies(N, where);
 }
 
 [[gnu::noinline]] inline std::uint32_t cvt_rn_f16x2(float low, float high) {

@@ -114,7 +114,14 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
     try {
       Block worker(grid, block, shared_bytes, thread, attributes);
       while (!stop && (number = next.fetch_add(cluster)) < blocks) {
-        worker.run(number);
+        try {
+          worker.run(number);
+        } catch (...) {
+          // The trace shows what came before the error.
+          const std::lock_guard lock(mutex);
+          if (settings.trace) worker.events.add_to(profile);
+          throw;
+        }
         if (settings.profile)
           for (unsigned rank = 0; rank < cluster; rank++)
             mma[number + rank] = worker.meetings.mma(rank);
@@ -204,8 +211,8 @@ void commit_copies() {
   Block::current->accesses.commit_copies();
 }
 
-void wait_for_copies(int groups) {
-  Block::current->accesses.wait_for_copies(groups);
+void wait_for_copies(int groups, const Where &where) {
+  Block::current->accesses.wait_for_copies(groups, where);
 }
 
 unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
@@ -285,8 +292,8 @@ void tma_store_commit() {
   Block::current->async.tma_store_commit();
 }
 
-void tma_store_wait_read(int groups) {
-  Block::current->async.tma_store_wait_read(groups);
+void tma_store_wait_read(int groups, const Where &where) {
+  Block::current->async.tma_store_wait_read(groups, where);
 }
 
 void block_barrier(const Where &where) {

@@ -53,6 +53,7 @@ int shared_memory_per_block();
 struct Settings {
   std::uint64_t seed = 0;  // draws the order in which threads run
   bool profile = false;    // count, at up to ten times the time
+  bool trace = false;      // and trace block 0, or its cluster
   int host_threads = 0;    // 0: all cores
   // A small GPU's: few enough that a test's problem fills them or does not. An H200 has 132.
   int multiprocessors = 16;
@@ -132,7 +133,7 @@ void store_rows(const std::array<const void *, 32> &rows, const Where &where);
 /// arrive as late as that allows.
 void begin_copy(void *shared, const void *global, const Where &where);
 void commit_copies();
-void wait_for_copies(int groups);
+void wait_for_copies(int groups, const Where &where);
 
 /// Checks that there is an unsigned in global memory at this address, and gives it this value of what
 /// it was, at once for all blocks of the launch; returns what it was. Atomics do not race.
@@ -211,7 +212,7 @@ void tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsign
                         const Where &where);
 void tma_store(const TmaTransfer &transfer, const Where &where);
 void tma_store_commit();
-void tma_store_wait_read(int groups);
+void tma_store_wait_read(int groups, const Where &where);
 
 // --- launches that begin early -----------------------------------------------------------------
 

@@ -22,6 +22,7 @@ SharedMemory::SharedMemory(const Scheduler &scheduler, std::size_t bytes, unsign
     : scheduler_(scheduler), bytes_(bytes) {
   for (unsigned rank = 0; rank < scheduler.blocks(); rank++)
     blocks_.push_back({{allocate_shared(bytes), std::free}, SharedShadow(bytes, warps)});
+  for (const Cta &block : blocks_) begin_.push_back(block.memory.get());
 }
 
 void SharedMemory::begin_block() {

@@ -22,9 +22,9 @@ class SharedMemory {
   std::size_t bytes() const { return bytes_; }
 
   /// Of the running thread's block, or of the one with this rank: the memory, and who touched it.
-  std::byte *memory() const { return blocks_[scheduler_.rank()].memory.get(); }
+  std::byte *memory() const { return memory(scheduler_.rank()); }
   SharedShadow &shadow() { return blocks_[scheduler_.rank()].shadow; }
-  std::byte *memory(unsigned rank) const { return blocks_[rank].memory.get(); }
+  std::byte *memory(unsigned rank) const { return begin_[rank]; }
   SharedShadow &shadow(unsigned rank) { return blocks_[rank].shadow; }
 
   /// Returns where in the shared memory of the running thread, or of a block, an address lies; at least bytes() if
@@ -47,7 +47,8 @@ class SharedMemory {
   };
   const Scheduler &scheduler_;
   const std::size_t bytes_;
-  std::vector<Cta> blocks_;  // by rank
+  std::vector<Cta> blocks_;         // by rank
+  std::vector<std::byte *> begin_;  // of their memory, which every load looks up
 };
 
 }  // namespace emulator

@@ -57,9 +57,9 @@ inline void tma_store_commit() {
 }
 
 template <int N>
-void tma_store_wait_read() {
+void tma_store_wait_read(Where where = Where::current()) {
   static_assert(N >= 0);
-  emulator::tma_store_wait_read(N);
+  emulator::tma_store_wait_read(N, where);
 }
 
 inline void fence_proxy_async(Where where = Where::current()) {

@@ -60,12 +60,20 @@ void start(void **lanes) {
   // described as it is has conflicts.)
   const int wavefronts = ((first.product.a ? 0 : 64) + first.product.columns) * 32 / 128;
   if (settings.profile) block.requests.count(site_of(first.where), kWgmmaWavefronts, wavefronts);
-  block.events.note(warpgroup * kLanesOfGroup,
-                    first.product.a ? "wgmma with A in registers" : "wgmma with A in shared memory",
-                    -1, first.where);
+  SliceId asked = 0;
+  for (unsigned warp = 0; warp < kWarpsOfGroup; warp++)
+    asked = block.events.note(
+        warpgroup * kLanesOfGroup + 32 * warp,
+        first.product.a ? "wgmma with A in registers" : "wgmma with A in shared memory", -1,
+        first.where);
   Product &product = block.products.start(warpgroup, products, first.where);
   product.reads = reads;
-  product.operation = begin_operation(warpgroup, [&product, shared] { land(product, shared); });
+  product.work = block.events.begin_work(block.scheduler.rank(), TraceSlice::kTensorCores, "wgmma",
+                                         site_of(first.where), 0, asked);
+  product.operation = begin_operation(warpgroup, [&block, &product, shared] {
+    land(product, shared);
+    block.events.end_work(product.work);
+  });
 }
 
 struct WaitLane {
@@ -77,8 +85,10 @@ struct WaitLane {
 void wait(void **lanes) {
   const unsigned warp = thread_number() / 32;
   const auto &first = *static_cast<const WaitLane *>(lanes[0]);
+  SliceId last = 0;  // product
   while (Product *product = Block::current->products.end_one(warp, first.groups)) {
     finish(product->operation);
+    last = product->work;
     end_async_read(product->reads[warp % kWarpsOfGroup]);
     for (unsigned i = 0; i < 32; i++) {
       const Product::Lane &lane = product->lanes[warp % kWarpsOfGroup * 32 + i];
@@ -104,7 +114,7 @@ void wait(void **lanes) {
                  describe(named->product) + " may still be writing them"},
             *first.where);
     }
-  Block::current->events.note(warp * 32, "wgmma_wait", first.groups, *first.where);
+  Block::current->events.note(warp * 32, "wgmma_wait", first.groups, *first.where, last);
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ CsvFile::CsvFile(std::string option, std::string path, std::string header)
     throw UsageError(option_ + " " + path_ +
                      ": cannot be written; must be a file in a folder that exists and can be "
                      "written to");
+  if (header_.empty()) return;
   std::string first_line;
   std::ifstream file(path_);
   if (file.peek() == std::ifstream::traits_type::eof()) return;  // new or empty
@@ -43,10 +44,14 @@ CsvFile::CsvFile(std::string option, std::string path, std::string header)
 }
 
 void CsvFile::append(const std::vector<std::string> &rows) const {
+  if (header_.empty()) {
+    std::error_code removed;
+    fs::resize_file(path_, 0, removed);  // if it is there
+  }
   std::error_code none;
   const auto size = fs::file_size(path_, none);
   std::string text;
-  if (none || size == 0) text = header_ + "\n";
+  if ((none || size == 0) && !header_.empty()) text = header_ + "\n";
   if (std::ifstream end(path_); end.seekg(-1, std::ios::end) && end.get() != '\n')
     text = "\n";  // the last row was cut off: it must not swallow this one
   for (const std::string &row : rows) text += row + "\n";

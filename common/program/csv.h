@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// CSV files that are appended to: whole rows or nothing, under one header.
+// What a run writes into files: CSV files are appended to, whole rows or nothing, under one header; a trace is
+// written anew.
 #pragma once
 
 #include <string>
 #include <vector>
 
-/// What a run can append to a file.
-enum CsvKind { kResultCsv, kProfileCsv, kTraceCsv, kBlocksCsv, kEventsCsv, kCsvKinds };
+/// What a run can write into a file. What has no header is written anew.
+enum CsvKind { kResultCsv, kProfileCsv, kTraceCsv, kBlocksCsv, kEventsCsv, kTrace, kCsvKinds };
 
 #define PROBLEM_COLUMNS "batch,heads,seqlen,head_dim,options"
 constexpr struct {
@@ -23,16 +24,19 @@ constexpr struct {
     {"blocks-csv", "step," PROBLEM_COLUMNS ",launch,block,x,y,z,mma",
      "append how many mma each block did, in the order of their start"},
     {"events-csv", "step," PROBLEM_COLUMNS ",launch,warpgroup,event,what,line,of,times,after",
-     "append what block 0's warpgroups did, and what had to come before it"}};
+     "append what block 0's warpgroups did, and what had to come before it"},
+    {"trace", "",
+     "write what the first block of each launch, or its cluster, did on the\n"
+     "emulator, for ui.perfetto.dev or chrome://tracing"}};
 #undef PROBLEM_COLUMNS
 
 class CsvFile {
  public:
-  /// Checks that the file can be appended to, and that it is new, empty or has this header. Writes
-  /// nothing. Throws UsageError.
+  /// Checks that the file can be written to, and that it is new, empty or has this header, if that is not
+  /// empty. Writes nothing. Throws UsageError.
   CsvFile(std::string option, std::string path, std::string header);
 
-  /// Appends rows, after the header if the file is new. Throws UsageError.
+  /// Appends rows, after the header if the file is new; without a header, replaces all that is there. Throws UsageError.
   void append(const std::vector<std::string> &rows) const;
 
  private:

@@ -272,9 +272,11 @@ std::string csv_option(int kind) {
 void check_together(const Options &options) {
   const std::string counting = counting_option(options);
   if (!counting.empty() && options.device == DeviceChoice::kGpu)
-    throw UsageError(counting +
-                     " cannot be combined with --device gpu, because the emulator counts; leave "
-                     "--device out, or measure with `make counters`");
+    throw UsageError(counting + " cannot be combined with --device gpu, because " +
+                     (counting == csv_option(kTrace)
+                          ? "the emulator alone traces; leave --device out"
+                          : "the emulator counts; leave --device out, or measure with `make "
+                            "counters`"));
   if (!counting.empty() && options.check_only)
     throw UsageError(counting + " cannot be combined with --check-only, which does not count");
   if (options.shape.sinks && !options.shape.window)
@@ -410,7 +412,8 @@ std::string describe_text(const Step &step) {
       {"inputs", join(reference::family_names(), " ")},
       {"gpu", problem(true)},
       {"emulator", problem(false)}};
-  for (const auto &csv : kCsv) lines.emplace_back(csv.option, csv.header);
+  for (const auto &csv : kCsv)
+    if (*csv.header) lines.emplace_back(csv.option, csv.header);
   std::string text;
   for (const auto &[name, value] : lines) text += name + (value.empty() ? "" : " ") + value + "\n";
   return text;

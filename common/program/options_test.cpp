@@ -315,7 +315,7 @@ TEST_CASE("options: a number is read well whatever went wrong before") {
 
 TEST_CASE("options: a path that is empty, or given twice, is refused") {
   for (const std::string option :
-       {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv", "--events-csv"})
+       {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv", "--events-csv", "--trace"})
     CHECK(error_of({option, ""}) == option + " needs a file name");
   CHECK(error_of({"--csv", "a.csv", "--profile-csv", "a.csv"}) ==
         "--profile-csv a.csv: must be another file than --csv's");
@@ -329,6 +329,7 @@ TEST_CASE("options: a path that is empty, or given twice, is refused") {
         "--events-csv a.csv: must be another file than --csv's");
   CHECK(error_of({"--csv", "a.csv", "--profile-csv", "./a.csv"}) ==
         "--profile-csv ./a.csv: must be another file than --csv's");
+  CHECK(error_of({"--trace", "a", "--csv", "a"}) == "--trace a: must be another file than --csv's");
   CHECK(error_of({"--trace-csv", "a.csv", "--profile-csv", "b.csv", "--csv", "c.csv"}) == "");
 }
 
@@ -400,6 +401,9 @@ TEST_CASE("options: counting on a GPU is refused, and the option is named") {
   CHECK(error_of({"--trace-csv", "a.csv", "--device", "gpu"}) == "--trace-csv" + emulator_counts);
   CHECK(error_of({"--blocks-csv", "a.csv", "--device", "gpu"}) == "--blocks-csv" + emulator_counts);
   CHECK(error_of({"--events-csv", "a.csv", "--device", "gpu"}) == "--events-csv" + emulator_counts);
+  CHECK(error_of({"--trace", "a.json", "--device", "gpu"}) ==
+        "--trace cannot be combined with --device gpu, because the emulator alone traces; leave "
+        "--device out");
   CHECK(error_of({"--csv", "a.csv", "--device", "gpu"}) == "");
   CHECK(error_of({"--device", "cpu", "--profile"}) == "");
   CHECK(error_of({"--profile"}) == "");
@@ -436,6 +440,7 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
                                           "--trace-csv FILE",
                                           "--blocks-csv FILE",
                                           "--events-csv FILE",
+                                          "--trace FILE",
                                           "--describe ",
                                           "--help "};
   const std::vector<std::string> beyond = {

@@ -288,8 +288,15 @@ ExitStatus run(const Options &asked) {
   const bool profiled = !device->is_gpu() && !options.check_only;
   emulator::settings.seed = options.seed;
   emulator::settings.profile = profiled;
+  emulator::settings.trace = !options.files[kTrace].empty();
   const auto launch = [&] { step.launch(problem); };
-  device->run(launch);
+  try {
+    device->run(launch);
+  } catch (const emulator::KernelError &) {
+    for (const auto &[kind, file] : files)
+      if (kind == kTrace) file.append(csv_rows(kind, result, emulator::take_profile()));
+    throw;
+  }
   const emulator::Profile profile = emulator::take_profile();
 
   const std::vector<reference::Place> places =

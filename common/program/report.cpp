@@ -242,6 +242,61 @@ void print_lines(const emulator::Profile &profile) {
         "  mixed: lanes came here in different ways; a GPU may count their requests apart\n");
 }
 
+namespace {
+
+std::string named(const std::string &what, int process, int thread, const std::string &name) {
+  return R"({"ph":"M","name":")" + what + R"(","pid":)" + std::to_string(process) + R"(,"tid":)" +
+         std::to_string(thread) + R"(,"args":{"name":")" + name + R"("}},)";
+}
+
+/// The lines of a JSON file in the trace event format, which Perfetto and chrome://tracing read.
+std::vector<std::string> chrome_trace(const emulator::Profile &profile) {
+  using Slice = emulator::TraceSlice;
+  constexpr int kClusterBlocks = 8;  // of a cluster
+  const auto number = [](std::uint64_t value) { return std::to_string(value); };
+  const auto process = [&](const Slice &slice) {
+    return slice.launch * kClusterBlocks + static_cast<int>(slice.block);
+  };
+  const auto place = [&](const Slice &slice, std::uint64_t time) {
+    return R"("pid":)" + std::to_string(process(slice)) + R"(,"tid":)" + number(slice.track) +
+           R"(,"ts":)" + number(time);
+  };
+  std::vector<std::string> rows = {R"({"otherData":{"time":"turns of the emulator, not clocks"},)",
+                                   R"("traceEvents":[)"};
+  const Slice *before = nullptr;
+  for (const Slice &slice : profile.slices) {
+    const bool same_block = before && process(*before) == process(slice);
+    if (!same_block)
+      rows.push_back(
+          named("process_name", process(slice), 0,
+                "launch " + std::to_string(slice.launch) + ", block " + number(slice.block)));
+    if (!same_block || before->track != slice.track)
+      rows.push_back(named("thread_name", process(slice), static_cast<int>(slice.track),
+                           slice.track == Slice::kTma           ? "TMA"
+                           : slice.track == Slice::kTensorCores ? "tensor cores"
+                                                                : "warp " + number(slice.track)));
+    rows.push_back(R"({"ph":"X",)" + place(slice, slice.begin) + R"(,"dur":)" +
+                   number(slice.end - slice.begin) + R"(,"name":")" + slice.what +
+                   R"(","args":{"line":")" + describe(slice.line) + R"(","bytes":)" +
+                   number(slice.bytes) + R"(,"times":)" + number(slice.times) + "}},");
+    before = &slice;
+  }
+  for (std::size_t i = 0; i < profile.slices.size(); i++) {
+    const Slice &slice = profile.slices[i];
+    if (slice.cause < 0) continue;
+    const Slice &cause = profile.slices[static_cast<std::size_t>(slice.cause)];
+    const std::string arrow = R"("cat":"arrow","name":"arrow","id":)" + number(i) + ",";
+    rows.push_back(R"({"ph":"s",)" + arrow + place(cause, cause.end - 1) + "},");
+    rows.push_back(R"({"ph":"f","bp":"e",)" + arrow + place(slice, slice.end - 1) + "},");
+  }
+  rows.push_back(named("process_labels", 0, 0, "turns, not clocks"));
+  rows.back().pop_back();  // the comma
+  rows.push_back("]}");
+  return rows;
+}
+
+}  // namespace
+
 std::vector<std::string> csv_rows(CsvKind kind, const Result &result,
                                   const emulator::Profile &profile) {
   switch (kind) {
@@ -249,6 +304,7 @@ std::vector<std::string> csv_rows(CsvKind kind, const Result &result,
     case kTraceCsv: return trace_rows(profile);
     case kBlocksCsv: return block_rows(result, profile);
     case kEventsCsv: return event_rows(result, profile);
+    case kTrace: return chrome_trace(profile);
     default: return {result_row(result)};
   }
 }

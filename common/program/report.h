@@ -42,6 +42,6 @@ void print_cache_verdict(const reference::CacheVerdict &verdict, std::size_t str
 void print_totals(const emulator::Profile &profile);
 void print_lines(const emulator::Profile &profile);
 
-/// The rows of a CSV file.
+/// The rows of a CSV file, or the lines of a trace.
 std::vector<std::string> csv_rows(CsvKind kind, const Result &result,
                                   const emulator::Profile &profile);
