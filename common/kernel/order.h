@@ -6,10 +6,10 @@
 
 #include "common/kernel/kernel.h"
 
-/// A grid of x: heads that run side by side, y: tiles of Br rows of Q, z: the next such heads. Blocks
-/// start in the order of their index, x first. One head at a time where all of its tiles are as long;
-/// else those of so many heads of K and V, 32 MB, that these stay in L2 (an A100 has 40 MB) while
-/// all tiles of Q meet them.
+/// Returns a grid of x: the heads of a section, y: tiles of Br rows of Q, z: sections. Blocks start in
+/// the order of their index, x first. Without a mask all tiles take as long, and a section is one head.
+/// With one, it is as many heads as have 32 MB of K and V, which stay in L2 (an A100 has 40 MB) until
+/// all tiles of Q have read them.
 inline dim3 grid_by_heads(const Problem &p, int Br) {
   const int kv_heads = p.batch * p.kv_heads, group = p.heads / p.kv_heads;
   const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * p.head_dim * 2 * 2;  // of one of them

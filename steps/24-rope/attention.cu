@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --rope
-// Before      step 23: who wants positions in the scores rotates Q and K beforehand.
+// Before      step 23: for positions in the scores, the caller rotates Q and K beforehand.
 // Bottleneck  HBM: a kernel that rotates both reads and writes 2.15 GB at the default shape, 0.50 ms
 //             at 4.25 TB/s. Step 23 takes 22 ms there, and a quarter of that with half the keys.
-// Change      Q is rotated in shared memory: its rows are loaded by one block. K's are by seqlen_q / 128
-//             blocks, so a kernel rotates them once, into the workspace.
+// Change      One block loads a row of Q, and rotates it in shared memory. seqlen_q / 128 blocks load a
+//             row of K, so a kernel rotates K once, into the workspace.
 // Prediction  0.25 ms for K and 0.1 for Q: 1.6%. K rotated in shared memory, too: 1.2 times as long.
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"

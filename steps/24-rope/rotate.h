@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Rotary embedding, for step 24: of rows wherever they are, and of K before the attention begins.
+// Rotary embedding for step 24: of rows in any memory, and of K before the attention starts.
 #pragma once
 
 #include "common/kernel/heads.h"
@@ -37,8 +37,8 @@ __device__ void rotate_pairs(From &from, To &to, int rows, const Problem &proble
     }
 }
 
-/// Turns rows 0 to `rows` - 1 by the angles of their positions, pair by pair, and puts them where `to`
-/// says. A thread reads and writes the same elements.
+/// Rotates rows 0 to `rows` - 1 by the angles of their positions, pair by pair, and stores them in `to`.
+/// A thread reads and writes the same elements, so `to` may be `from`.
 template <int d, class From, class To>
 __device__ void rotate_rows(From &from, To &to, int rows, const Problem &problem,
                             int first_position) {
@@ -63,12 +63,12 @@ __global__ void __launch_bounds__(rotating_threads)
   rotate_rows<d>(gK, to, min(rows, rotated_rows), problem, first_row);
 }
 
-/// The bytes of K, rotated: what rotate_keys_beforehand wants as workspace.
+/// Returns the bytes of K, rotated: the workspace that rotate_keys_beforehand needs.
 inline std::size_t rotated_keys_bytes(const Problem &p) {
   return p.rope == Rope::kNone ? 0 : sizeof(half) * p.batch * p.kv_heads * p.seqlen_k * p.head_dim;
 }
 
-/// Starts a kernel that rotates K into the workspace, and makes that the problem's K.
+/// Launches a kernel that rotates K into the workspace, and makes the workspace the problem's K.
 template <int d>
 void rotate_keys_beforehand(Problem &p) {
   // [kv_heads, batch, seqlen_k, d]; of packed sequences [kv_heads, the rows of all, d].
