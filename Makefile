@@ -60,7 +60,7 @@ VARIANTS := $(foreach s,$(STEPS),$(call variants,$(s))) $(TRIES)
 goals = $(filter $(1),$(MAKECMDGOALS))
 refuse = $(error make $(1): $(2))
 digits := 0 1 2 3 4 5 6 7 8 9
-of_a_step := $(call goals,step-% diff-% variants-% sass-% try-% answer-% $(foreach d,$(digits),check-$(d)%))
+of_a_step := $(call goals,step-% debug-% diff-% variants-% sass-% try-% answer-% $(foreach d,$(digits),check-$(d)%))
 $(foreach g,$(of_a_step),$(if $(filter $(word 2,$(subst -, ,$(g))),$(NUMBERS)),,\
 	$(call refuse,$(g),there is no step $(word 2,$(subst -, ,$(g))). The steps are $(NUMBERS))))
 variants_of = $(patsubst step-$(1)-%,%,$(filter step-$(1)-%,$(VARIANTS)))
@@ -84,6 +84,7 @@ $(call needs,plot,matplotlib: sudo apt-get install python3-matplotlib,$(PYTHON) 
 #?   make step-02 && ./step-02   builds a step and runs it; ./step-02 --help lists its options
 #?   make step-15-padded         builds a variant of a step: steps/15-early-k/variants/padded.patch
 #?   make                        builds every step
+#?   make debug-06               builds step 06 with its variables, and says how to stop one of its threads in gdb
 #?   make diff-02                shows what step 02 changes in the step that it builds on
 #?   make libattention.so        builds step 50 as a library: steps/50-in-a-model/attention.h
 #?   make client && ./client     builds a program that calls the library, and runs it: a model's block, token by token
@@ -157,6 +158,17 @@ folder = $(if $(filter $(1),$(NUMBERS)),steps/$(call step_of,$(1)),$(patsubst \
 $(BUILD)/bin/step-%: build/host/$$(call folder,$$*)/attention.o \
 		$(if $(FOR_GPU),$(BUILD)/$$(call folder,$$*)/attention.o) $(PROGRAM_OBJECTS)
 	$(call says,./step-$* for $(built_for)) $(call link,$(if $(FOR_GPU),$(NVCC) -Xcompiler -pthread,$(CXX) -pthread) $^)
+# For gdb: the kernel's variables as they are written, and the rest of the emulator as it always is.
+DEBUGGED := $(HOST:-O2=-O0) -g3
+build/debug/%/attention.o: %/attention.cu build/host/flags
+	$(call says,$* for gdb) $(call compile,printf '%s\n' '#include <common/kernel/kernel.h>' \
+		$(call macros,by_line) '#include "$<"' | $(DEBUGGED) -x c++ -c -)
+build/debug/helpers.o: common/debug/helpers.cpp build/host/flags
+	$(call says,$<) $(call compile,$(DEBUGGED) -c $<)
+build/debug/bin/step-%: build/debug/$$(call folder,$$*)/attention.o build/debug/helpers.o $(EMULATOR_ALONE)
+	$(call says,$@) $(call link,$(CXX) -pthread $^)
+debug-%: build/debug/bin/step-%
+	@sed 's/STEP/$*/g' common/debug/usage.txt
 build/variants/%/attention.cu: steps/$$(*D)/variants/$$(*F).patch steps/$$(*D)/attention.cu \
 		$$(wildcard steps/$$(*D)/variants/*.patch) common/kernel/variant.sh
 	@mkdir -p $(@D) && cd $(@D) && "$(CURDIR)/common/kernel/variant.sh" "$(CURDIR)/steps/$(*D)" $(*F) || \

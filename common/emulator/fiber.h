@@ -42,6 +42,9 @@ class Fiber {
   /// Whether the stack was full. The fiber is in the middle of something then, and must not go on.
   bool overflowed() const { return overflowed_; }
 
+  /// The lowest address of the stack. Two fibers that run one function have a variable at one distance from it.
+  std::byte *stack() const { return stack_; }
+
   /// Called from inside a fiber: back to whoever resumed it.
   static void yield();
 

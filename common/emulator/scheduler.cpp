@@ -132,6 +132,40 @@ std::string Scheduler::describe_wait(unsigned thread) const {
   return self.instruction + self.waits->describe_wait(thread) + in_block(rank_of(thread));
 }
 
+std::string Scheduler::describe_thread(unsigned thread) const {
+  const Thread &self = threads_[thread];
+  if (thread == running_) return "runs";
+  if (self.exited) return "has exited";
+  const bool has_met = *self.instruction != 0;
+  const std::string place = has_met ? " at " + describe(self.where) : "";
+  if (self.waits) return "waits in " + describe_wait(thread) + place;
+  return has_met ? std::string("can go on after ") + self.instruction + place
+                 : "has yet to begin, or to wait";
+}
+
+std::string Scheduler::describe_threads() const {
+  std::vector<std::pair<std::string, unsigned>> places;  // what, and how many threads
+  for (unsigned i = 0; i < size_; i++) {
+    const std::string what = describe_thread(i);
+    const auto same = std::find_if(places.begin(), places.end(),
+                                   [&](const auto &place) { return place.first == what; });
+    if (same == places.end())
+      places.push_back({what, 1});
+    else
+      same->second++;
+  }
+  std::string lines;
+  for (const auto &[what, threads] : places)
+    lines +=
+        std::to_string(threads) + (threads == 1 ? " thread " : " threads: each ") + what + "\n";
+  return lines;
+}
+
+const void *Scheduler::in_thread(const void *variable, unsigned thread) const {
+  return threads_[thread].fiber.stack() +
+         (static_cast<const std::byte *>(variable) - threads_[running_].fiber.stack());
+}
+
 void Scheduler::report_stuck() {
   unsigned exited = 0;
   // The thread to name: one that is the cause, or a suspect, before who else waits.

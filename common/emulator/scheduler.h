@@ -96,6 +96,17 @@ class Scheduler {
   const char *instruction(unsigned thread) const { return threads_[thread].instruction; }
   const Where &where(unsigned thread) const { return threads_[thread].where; }
 
+  // --- for a debugger ----------------------------------------------------------------------------
+
+  /// Returns who waits for what, and who can go on: a line for each place.
+  std::string describe_threads() const;
+
+  /// Returns what a thread does now, in words.
+  std::string describe_thread(unsigned thread) const;
+
+  /// Returns where another thread has a variable of the running one's kernel.
+  const void *in_thread(const void *variable, unsigned thread) const;
+
   // --- operations --------------------------------------------------------------------------------
 
   /// See runtime.h.
