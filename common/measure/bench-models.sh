@@ -21,7 +21,7 @@ decode() { echo "$(at "$1" 1 64) --kv-heads 8 --seqlen-k $2"; }
 round() {
   local shape n
   problem "20 21 22 23 50" --causal $(at 16 8192)
-  problem "25 26 27 50" $(decode 1 131072)
+  problem "23 25 26 27 50" $(decode 1 131072)
   for shape in "4 65536" "64 4096" "16 65536"; do problem "27 50" $(decode $shape); done
   for n in 512 1024; do problem "20 22 50" --causal $(at 16 $n); done
   # Lengths: 8192 fits all tiles, the others none.
@@ -38,8 +38,17 @@ once() {
   # Decoding: the short caches. Those of up to 12k keys in all (4 KB a key: 50 MB) are read from the L2
   # cache.
   for shape in "1 1024" "1 4096" "1 16384" "1 32768" "1 65536" "16 1024" "16 4096" "16 16384"; do
-    problem "25 26 27 50" $(decode $shape)
+    problem "23 25 26 27 50" $(decode $shape)
   done
+  # What a model calls for each token: pages, new keys, a rotation.
+  for shape in "1 1024" "1 16384" "16 16384"; do
+    problem "26 27 50" --page-size 16 $(decode $shape)
+    problem "26 27 50" --append 1 $(decode $shape)
+    problem "26 27 50" --page-size 16 --append 1 $(decode $shape)
+    problem "50" --page-size 16 --append 1 --rope halves $(decode $shape)
+  done
+  # A few queries of a long cache.
+  for n in 16 17 32 64 128; do problem "27 50" --causal --kv-heads 8 --seqlen-k 131072 $(at 1 $n 64); done
   for shape in "4 16384" "64 1024" "256 1024"; do problem "27 50" $(decode $shape); done
   problem "20 22 50" --causal $(at 16 2048)
   for n in 16 64; do problem "20 50" --causal $(at $n 4096); done

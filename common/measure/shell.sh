@@ -144,7 +144,17 @@ problems_of() {
       checked=("--batch 1 --heads 2 --seqlen 500 --head-dim "{64,192,256})
       measured=("--batch 4 --head-dim "{64,192,256})
       ;;
-    50) also_checked=--causal measured=("--causal --batch 8") ;;
+    50)
+      also_checked=--causal
+      checked+=("--batch 1 --heads 8 --kv-heads 2 --seqlen 20 --seqlen-k 515 --head-dim 64")
+      measured=("--causal --batch 8")
+      # Which kernel a few queries want, of a long cache and of a short one.
+      decode="--causal --heads 64 --kv-heads 8 --head-dim 128"
+      for shape in "1 131072 "{17,32,64,128} "4 32768 "{17,32,64} "16 4096 "{17,32}; do
+        read -r batch keys queries <<<"$shape"
+        measured+=("--batch $batch --seqlen $queries --seqlen-k $keys $decode")
+      done
+      ;;
     36) measured=("" "--seqlen 1024" "--head-dim 64") ;;
     39) also_checked=--causal measured=("--causal" "--causal --seqlen 1024" "--head-dim 64" "--causal --head-dim 64") ;;
     41) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
