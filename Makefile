@@ -225,7 +225,7 @@ build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_
 	$(call says,the tests) $(call link,$(CXX) -pthread $^)
 DOCUMENTS := README.md plots/README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
 QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[-a-z0-9]+) .*|\1|p' $(DOCUMENTS)))
-build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp common/program/text.cpp common/testing/process.cpp)
+build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp common/testing/process.cpp) $(EMULATOR) $(REFERENCE) $(OPTIONS)
 	$(call says,$@) $(call link,$(CXX) -pthread $^)
 tests:
 	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh

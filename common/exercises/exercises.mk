@@ -4,8 +4,7 @@
 EXERCISES := $(call sources,common/exercises,%/main.cpp %/watch.cpp)
 # Behind the bar: what the reader's programs are linked with.
 build/host/bin/exercises: $(call objects,$(EXERCISES) common/exercises/main.cpp common/pages/values.cpp \
-		common/program/ladder.cpp common/program/text.cpp common/testing/compiler.cpp common/testing/edits.cpp \
-		common/testing/process.cpp) \
+		common/testing/compiler.cpp common/testing/edits.cpp common/testing/process.cpp) $(EMULATOR) $(REFERENCE) $(OPTIONS) \
 		| $(EMULATOR_ALONE) build/host/common/exercises/watch.o
 	$(call says,$@) $(call link,$(CXX) -pthread $^)
 exercises: build/host/bin/exercises
