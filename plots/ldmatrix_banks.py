@@ -9,11 +9,11 @@ import style
 
 ROW_BYTES = 128 * 2  # of K in shared memory: head dim 128, fp16
 BLOCK_ROWS = 16  # of K, which one ldmatrix.x4 reads; K lies at a multiple of as many rows
-MATRIX_LANES = 8  # each names a row, 16 bytes, of an 8 x 8 matrix
+MATRIX_LANES = 8  # each supplies a row, 16 bytes, of an 8 x 8 matrix
 
 
 def lane_and_row(rows):
-    """What stands in a cell: the lane that is served, and the row of the 16 x 16 block it names."""
+    """What stands in a cell: the lane that is served, and the row of the 16 x 16 block that it supplies."""
     row = int(rows[0]["address"]) // ROW_BYTES % BLOCK_ROWS
     return f"{bank_map.lanes_of(rows)}: row {row}"
 
@@ -33,5 +33,5 @@ def name_matrices(axes, request):
 
 bank_map.compare(
     "ldmatrix_banks", "The bank map of one ldmatrix.x4 of K, before and after the swizzle.",
-    "ldmatrix.x4 reads four 8×8 matrices of K: in a cell, a lane and the row of K it names",
+    "ldmatrix.x4 reads four 8×8 matrices of K: in a cell, a lane and the row of K that it supplies",
     "ldmatrix", "05-tensor-cores", "06-swizzle", lane_and_row, (20, 15), name_matrices)

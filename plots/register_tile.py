@@ -46,14 +46,14 @@ def grid(axes, columns, owner, label_width, title, across):
     axes.set_yticks([n + 0.5 for n in range(ROWS)], range(ROWS))
     axes.tick_params(length=0, labelsize=12)
     axes.set_xlabel(across, fontsize=13)
-    axes.set_ylabel("row of the warp", fontsize=13)
+    axes.set_ylabel("row of the warp (8 of 16)", fontsize=13)
     axes.set_title(title, fontsize=16, pad=12)
     for spine in axes.spines.values():
         spine.set_visible(False)
 
 
 def sharing(axes, y, address, label):
-    """The 32 lanes of a load, in boxes of those that ask for the same 16 bytes."""
+    """The 32 lanes of a load, in boxes of those that request the same 16 bytes."""
     for lane in range(32):
         axes.add_patch(pyplot.Rectangle((lane, y), 1, 1, edgecolor="white", linewidth=1,
                                         facecolor=SHADES[address(lane) % 2]))
@@ -71,7 +71,7 @@ def main():
     grid(outputs, COLUMNS, owner_of_output, 4,
          f"O: lane {LANE} has 8 × 8 elements, the same rows, columns {col} + 64 n + e",
          "column of O: the first half of head dim 128 (the other half is alike)")
-    loads.set_title("Which lanes of a load ask for the same 16 bytes",
+    loads.set_title("Which lanes of a load request the same 16 bytes",
                     fontsize=16, pad=12)
     sharing(loads, 0, lambda lane: patch(lane)[1],
             "a load of K (or V): pairs of lanes share;\n16 addresses, 256 bytes: 2 wavefronts")
