@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
 // Before      step 07: a larger tile. A block waits for its copies as soon as it has issued them.
-// Bottleneck  Every tile begins with a wait for 64 KB from L2, a microsecond in which the block's
-//             tensor cores have nothing to do.
+// Bottleneck  Every tile begins with a wait for 64 KB from L2, a microsecond in which the block
+//             multiplies nothing.
 // Change      V is copied during Q K^T and the softmax, the next K during P V. K and V have buffers
 //             of their own, so one is read while the other arrives.
 // Prediction  Two blocks share an SM, and one already works while the other waits. What can be
