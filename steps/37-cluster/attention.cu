@@ -29,22 +29,22 @@ struct SharedStorage {
   Ring<TmaTile<Bc, d, T>, stages> K, V;
 };
 
-/// A tile of Q: its rows begin at `row` of a head. A head's tiles follow each other.
+/// A tile of Q: its rows begin at `row` of a head of the batch. A head's tiles follow each other.
 struct Place {
-  int row, head, b;
-  __device__ Place(int tile, int row_tiles, int heads)
-      : row(tile % row_tiles * Br), head(tile / row_tiles % heads), b(tile / row_tiles / heads) {}
+  int row, head;
+  __device__ Place(int tile, int seqlen)
+      : row(tile % (seqlen / Br) * Br), head(tile / (seqlen / Br)) {}
 };
 
 /// Fills the next tile of the ring, once it is empty in both blocks, in both: this block's half of its rows.
 template <class T, int d>
 __device__ void load_half(Ring<TmaTile<Bc, d, T>, stages> &ring, RingPosition<stages> &at,
-                          const TensorMap &map, int row, const Place &place, int rank) {
+                          const TensorMap &map, int row, int head, int rank) {
   mbarrier_wait(ring.empty[at.stage], at.parity ^ 1);
   mbarrier_arrive_expect_tx(ring.full[at.stage], sizeof ring.tile[0]);
   const int part = rank * Bc / cluster;
   for (int col = 0; col < d; col += 64)
-    tma_load_multicast(ring.tile[at.stage], part, col, map, row + part, place.head, place.b,
+    tma_load_multicast(ring.tile[at.stage], part, col, map, row + part, head, 0,
                        ring.full[at.stage], (1 << cluster) - 1);
   at.next();
 }
@@ -57,12 +57,12 @@ __device__ void release(Ring<Tile, stages> &ring, RingPosition<stages> &at, int 
 }
 
 template <class T, int d>
-__global__ void __launch_bounds__((consumers + 1) * 128, 1)
-    attention(const __grid_constant__ TensorMap map_Q, const __grid_constant__ TensorMap map_K,
-              const __grid_constant__ TensorMap map_V, const __grid_constant__ TensorMap map_O,
-              int heads, int tiles, int row_tiles, int key_tiles, float scale_log2) {
+__global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per block, blocks per SM
+    attention(const __grid_constant__ TensorMap map_Q,       // [batch * heads, seqlen, d], all four
+              const __grid_constant__ TensorMap map_K, const __grid_constant__ TensorMap map_V,
+              const __grid_constant__ TensorMap map_O, int tiles, int seqlen, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<T, d>>();
-  const int warpgroup = warp_index() / 4, lane = threadIdx.x % 32;
+  const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (auto &Q : smem.Q) ring_init(Q, 1);
     // A lane of each warp that computes, of both blocks, says that a tile is empty.
@@ -70,36 +70,32 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
     ring_init(smem.V, cluster * consumers * 4);
     mbarrier_fence_init();
   }
-  cluster_sync();  // the barriers are there for both blocks
+  cluster_sync();  // the barriers of both blocks are made
+  // blockIdx.x % cluster: the blocks of a cluster have neighbouring tiles of Q.
   const int rank = cluster_rank();
   RingPosition<stages> q, k, v;
 
   if (warpgroup == consumers) {
     setmaxnreg_dec<40>();
     if (threadIdx.x == consumers * 128) {
-      // In the order in which the consumers ask: each V after the next K. After the last tile, Q and K
-      // are those of the last tile again: there is no other, and the products are not used.
-      const auto load_q = [&](const Place &at) {
+      // The consumers need each V after the K behind it, which may be the next tile's.
+      int head_before = 0;
+      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const Place at(tile, seqlen);
         for (int i = 0; i < consumers; i++) {
           RingPosition<stages> same = q;
-          ring_load(smem.Q[i], same, map_Q, at.row + i * 64, at.head, at.b);
+          ring_load(smem.Q[i], same, map_Q, at.row + i * 64, at.head, 0);
         }
         q.next();
-      };
-      Place at(blockIdx.x, row_tiles, heads);
-      load_q(at);
-      load_half(smem.K, k, map_K, (key_tiles - 1) * Bc, at, rank);
-      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        for (int j = key_tiles - 1; j > 0; j--) {
-          load_half(smem.K, k, map_K, (j - 1) * Bc, at, rank);
-          load_half(smem.V, v, map_V, j * Bc, at, rank);
+        load_half(smem.K, k, map_K, 0, at.head, rank);
+        if (tile != int(blockIdx.x)) load_half(smem.V, v, map_V, seqlen - Bc, head_before, rank);
+        for (int j = Bc; j < seqlen; j += Bc) {
+          load_half(smem.K, k, map_K, j, at.head, rank);
+          load_half(smem.V, v, map_V, j - Bc, at.head, rank);
         }
-        const Place next(min(int(tile + gridDim.x), tiles - 1), row_tiles, heads);
-        load_q(next);
-        load_half(smem.K, k, map_K, (key_tiles - 1) * Bc, next, rank);
-        load_half(smem.V, v, map_V, 0, at, rank);
-        at = next;
+        head_before = at.head;
       }
+      load_half(smem.V, v, map_V, seqlen - Bc, head_before, rank);
     }
   } else {
     setmaxnreg_inc<232>();
@@ -131,22 +127,48 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
     };
     if (warpgroup == consumers - 1) next_turn();
 
+    const auto invert = [](float(&l)[2]) {  // l becomes 1 / l; four lanes share a row
+      for (int r = 0; r < 2; r++) {
+        for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
+        l[r] = 1 / l[r];
+      }
+    };
+    // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
+    const auto store_o = [&](const Place &at, const float(&l)[2], int stage) {
+      const int row = warp % 4 * 16 + lane % 16;
+#pragma unroll
+      for (int i = 0; i < o.size; i += 8)
+        stmatrix_x4(Q.tile[stage](row, i * 2 + lane / 16 * 8),
+                    {cvt_rn_x2<T>(o(i) * l[0], o(i + 1) * l[0]),
+                     cvt_rn_x2<T>(o(i + 2) * l[1], o(i + 3) * l[1]),
+                     cvt_rn_x2<T>(o(i + 4) * l[0], o(i + 5) * l[0]),
+                     cvt_rn_x2<T>(o(i + 6) * l[1], o(i + 7) * l[1])});
+      fence_proxy_async();
+      named_barrier_sync(first_stored + warpgroup, 128);  // all four warps have written O
+      if (threadIdx.x % 128 == 0) {
+        tma_store(map_O, at.row + warpgroup * 64, at.head, 0, Q.tile[stage]);
+        tma_store_commit();
+        tma_store_wait_read<0>();
+        mbarrier_arrive(Q.empty[stage]);
+      }
+    };
+
     mbarrier_wait(Q.full[q.stage], q.parity);
     my_turn();
     start_qk();
     next_turn();
     wgmma_wait<0>(s);
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const Place at(tile, row_tiles, heads);
-      float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, alpha[2];
+      const Place at(tile, seqlen);
+      float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
       release(smem.K, k, lane);
       softmax(s, m, l, alpha, scale_log2);
       to_fragments<T>(p, s);
 
-      for (int j = key_tiles - 1; j > 0; j--) {
+      for (int j = Bc; j < seqlen; j += Bc) {
         my_turn();
         start_qk();
-        start_pv(j < key_tiles - 1);
+        start_pv(j > Bc);  // of the tile before
         next_turn();
         wgmma_wait<1>(s);
         release(smem.K, k, lane);
@@ -154,44 +176,30 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
         wgmma_wait<0>(o);
         release(smem.V, v, lane);
         to_fragments<T>(p, s);
-        if (must_rescale) {
-#pragma unroll
-          for (int i = 0; i < o.size; i++) o(i) *= alpha[i / 2 % 2];
-        }
+        if (must_rescale) rescale(o, alpha);
       }
 
-      const RingPosition<stages> used = q;
+      const int used = q.stage;
       q.next();
-      mbarrier_wait(Q.full[q.stage], q.parity);
-      my_turn();
-      start_pv(key_tiles > 1);
-      start_qk();  // of the next tile
-      next_turn();
-      for (int r = 0; r < 2; r++) {
-        for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-        l[r] = 1 / l[r];
+      if (tile + int(gridDim.x) < tiles) {
+        mbarrier_wait(Q.full[q.stage], q.parity);
+        my_turn();
+        start_pv(seqlen > Bc);
+        start_qk();  // of the next tile
+        next_turn();
+        invert(l);
+        wgmma_wait<1>(o);
+        release(smem.V, v, lane);
+        store_o(at, l, used);
+        wgmma_wait<0>(s);
+      } else {  // a branch of its own: with `if` around start_qk alone, nvcc 13.0 serialises all wgmma
+        my_turn();
+        start_pv(seqlen > Bc);
+        next_turn();
+        invert(l);
+        wgmma_wait<0>(o);
+        store_o(at, l, used);
       }
-      wgmma_wait<1>(o);
-      release(smem.V, v, lane);
-
-      // O lies where Q was: a warp's 16 rows, which only its own products have read.
-      const int row = warp_index() % 4 * 16 + lane % 16;
-#pragma unroll
-      for (int i = 0; i < o.size; i += 8)
-        stmatrix_x4(Q.tile[used.stage](row, i * 2 + lane / 16 * 8),
-                    {cvt_rn_x2<T>(o(i) * l[0], o(i + 1) * l[0]),
-                     cvt_rn_x2<T>(o(i + 2) * l[1], o(i + 3) * l[1]),
-                     cvt_rn_x2<T>(o(i + 4) * l[0], o(i + 5) * l[0]),
-                     cvt_rn_x2<T>(o(i + 6) * l[1], o(i + 7) * l[1])});
-      fence_proxy_async();
-      named_barrier_sync(first_stored + warpgroup, 128);  // all of O is there, for the copy engine
-      if (threadIdx.x % 128 == 0) {
-        tma_store(map_O, at.row + warpgroup * 64, at.head, at.b, Q.tile[used.stage]);
-        tma_store_commit();
-        tma_store_wait_read<0>();
-        mbarrier_arrive(Q.empty[used.stage]);
-      }
-      wgmma_wait<0>(s);
     }
   }
   cluster_sync();  // a block stays while the other may still copy to it or arrive at its barriers
@@ -199,19 +207,18 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
 
 template <class T, int d>
 void run(const Problem &p) {
-  const auto map = [&](const void *tensor, const Strides &strides, int rows, int tile_rows,
-                       int tile_slabs = 0) {
-    return tensor_map<T>(tensor, strides, p.batch, p.heads, rows, d, tile_rows, tile_slabs);
+  const auto map = [&](const void *tensor, int tile_rows, int tile_slabs = 0) {
+    return tensor_map<T>(tensor, p.Q_strides, 1, p.batch * p.heads, p.seqlen_q, d, tile_rows,
+                         tile_slabs);
   };
-  const int row_tiles = p.seqlen_q / Br, tiles = row_tiles * p.heads * p.batch;
+  const int tiles = p.seqlen_q / Br * p.heads * p.batch;
   constexpr int threads = (consumers + 1) * 128;
   const int blocks =
       std::min(tiles, resident_blocks<SharedStorage<T, d>>(attention<T, d>, threads));
-  launch_clusters<SharedStorage<T, d>>(
-      cluster, attention<T, d>, dim3(blocks), dim3(threads), map(p.Q, p.Q_strides, p.seqlen_q, 64),
-      map(p.K, p.K_strides, p.seqlen_k, Bc / cluster, 1),
-      map(p.V, p.V_strides, p.seqlen_k, Bc / cluster, 1), map(p.O, p.O_strides, p.seqlen_q, 64),
-      p.heads, tiles, row_tiles, p.seqlen_k / Bc, log2_e / sqrtf(d));
+  launch_clusters<SharedStorage<T, d>>(cluster, attention<T, d>, dim3(blocks), dim3(threads),
+                                       map(p.Q, 64), map(p.K, Bc / cluster, 1),
+                                       map(p.V, Bc / cluster, 1), map(p.O, 64), tiles, p.seqlen_q,
+                                       log2_e / sqrtf(d));
 }
 
 template <class T>
