@@ -54,8 +54,12 @@ problems="
 37 --type bf16 --batch 5 --heads 33 --seqlen 256 --head-dim 64
 39 --type bf16 --batch 5 --heads 33 --seqlen 256 --head-dim 64
 41 --causal --batch 7 --heads 21 --seqlen 384 --head-dim 128
+38 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
+38 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
 39 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 39 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
+40 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
+40 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 41 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
 41 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 "

@@ -39,5 +39,5 @@ deadlock() {
 failed=0
 deadlock 30-tma 'mbarrier_arrive_expect_tx(smem.V_full, sizeof smem.V)' \
   'mbarrier_arrive_expect_tx(smem.V_full, sizeof smem.V + 1)' "a byte too many expected" || failed=1
-deadlock 36-persistent 'mbarrier_arrive(Q.empty[used.stage]);' ';' "nobody says that Q is empty" || failed=1
+deadlock 36-persistent 'mbarrier_arrive(Q.empty[stage]);' ';' "nobody says that Q is empty" || failed=1
 exit $failed

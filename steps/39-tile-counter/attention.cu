@@ -1,13 +1,14 @@
-// Step 39: causal, on Hopper. The longest tiles first, and the next one to whoever is free.
+// Step 39: tiles from a counter. A block that is free draws its next tile of Q.
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --type
-// Before      step 36: all tiles of Q take as long, and each block knows its own beforehand.
-// Bottleneck  Half of the scores would be hidden work, and fixed shares of tiles that differ are unequal.
-// Change      The loop over K and V ends at the diagonal, where tiles are masked. Of the heads that fit L2
-//             the longest tiles come first, and a block's producer draws the next from a counter. And at
-//             head dim 64, where O takes half as many registers, a third warpgroup computes.
-// Prediction  In bf16 0.98 times full attention at 8192, 0.87 times at 1024.
+// Before      step 38: a block knows its tiles of Q beforehand, every 132nd.
+// Bottleneck  With a causal mask tiles take 1 to 64 tiles of keys at 8192: the shares are unequal, and the
+//             launch ends with the largest.
+// Change      A block's producer draws the next tile from a counter in global memory and tells the
+//             consumers its number with the tile's Q.
+// Prediction  The blocks end within 0.5% of each other: 1.13 times step 38 at 1024, 1.01 times at 8192, and
+//             no change without a mask.
 #include <algorithm>
 
 #include "common/kernel/ring.h"
@@ -30,21 +31,18 @@ struct SharedStorage {
 /// The tiles of Q in the order in which they begin: of `side` heads, which share L2, the last rows, which
 /// see the most keys, then the rows before them; then of the next heads.
 struct Order {
-  int heads, all_heads, row_tiles, side;  // all_heads: of the whole batch
-  int Br, seqlen;                         // Br: rows of a tile
+  int heads, row_tiles, side;  // heads: of the whole batch
+  int Br, seqlen;              // Br: rows of a tile
   bool causal;
-
-  __device__ int tiles() const { return all_heads * row_tiles; }
 };
 struct Place {
-  int row, head, b, key_tiles;
+  int row, head, key_tiles;
   __device__ Place(int tile, const Order &order) {
     const int section = tile / (order.side * order.row_tiles) * order.side;  // its first head
-    const int here = min(order.side, order.all_heads - section);
+    const int here = min(order.side, order.heads - section);
     const int in_section = tile - section * order.row_tiles;
     row = (order.row_tiles - 1 - in_section / here) * order.Br;
-    head = (section + in_section % here) % order.heads;
-    b = (section + in_section % here) / order.heads;
+    head = section + in_section % here;
     key_tiles = (order.causal ? min(row + order.Br + Bc - 1, order.seqlen) : order.seqlen) / Bc;
   }
 };
@@ -57,55 +55,54 @@ __device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
 }
 
 template <class T, int d>
-__global__ void __launch_bounds__((warpgroups<d> + 1) * 128, 1)
-    attention(const __grid_constant__ TensorMap map_Q, const __grid_constant__ TensorMap map_K,
-              const __grid_constant__ TensorMap map_V, const __grid_constant__ TensorMap map_O,
-              Order order, unsigned *counter, float scale_log2) {
+__global__ void __launch_bounds__((warpgroups<d> + 1) * 128, 1)  // threads per block, blocks per SM
+    attention(const __grid_constant__ TensorMap map_Q,  // [batch * heads, seqlen, d], all four
+              const __grid_constant__ TensorMap map_K, const __grid_constant__ TensorMap map_V,
+              const __grid_constant__ TensorMap map_O, Order order, unsigned *counter,
+              float scale_log2) {
   constexpr int consumers = warpgroups<d>;
   // The named barriers, one for each warpgroup; 0 is that of __syncthreads.
   constexpr int first_turn = 1, first_stored = first_turn + consumers;
   auto &smem = shared_storage<SharedStorage<T, d>>();
-  const int warpgroup = warp_index() / 4, lane = threadIdx.x % 32;
+  const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (auto &Q : smem.Q) ring_init(Q, 1);
     ring_init(smem.K, consumers * 4);  // a lane of each warp that computes says that it is empty
     ring_init(smem.V, consumers * 4);
     mbarrier_fence_init();
   }
-  __syncthreads();  // the barriers are there for all threads
-  const int tiles = order.tiles();
+  __syncthreads();  // the barriers are made
+  const int tiles = order.heads * order.row_tiles;
   RingPosition<stages> q, k, v;
 
   if (warpgroup == consumers) {
     setmaxnreg_dec<consumers == 2 ? 40 : 32>();
     if (threadIdx.x == consumers * 128) {
-      // In the order in which the consumers ask: each V after the next K. After the last tile, Q and K
-      // are those of the last tile again: there is no other, and the products are not used.
-      const auto load_q = [&](const Place &at, int tile) {
-        for (int i = 0; i < consumers; i++) mbarrier_wait(smem.Q[i].empty[q.stage], q.parity ^ 1);
-        smem.tile(0, q.stage) = tile;  // told with Q
+      // The consumers need each V after the K behind it, which may be the next tile's.
+      const auto tell = [&](int tile) {  // it becomes visible when the phase of `full` ends
+        for (auto &Q : smem.Q) mbarrier_wait(Q.empty[q.stage], q.parity ^ 1);
+        smem.tile(0, q.stage) = tile;
+      };
+      int head_before = 0;
+      for (int tile = blockIdx.x; tile < tiles; tile = draw_tile(counter, tiles)) {
+        tell(tile);
+        const Place at(tile, order);
         for (int i = 0; i < consumers; i++) {
           RingPosition<stages> same = q;
-          ring_load(smem.Q[i], same, map_Q, at.row + i * 64, at.head, at.b);
+          ring_load(smem.Q[i], same, map_Q, at.row + i * 64, at.head, 0);
         }
         q.next();
-      };
-      int tile = blockIdx.x;
-      Place at(tile, order);
-      load_q(at, tile);
-      ring_load(smem.K, k, map_K, (at.key_tiles - 1) * Bc, at.head, at.b);
-      while (tile < tiles) {
+        ring_load(smem.K, k, map_K, (at.key_tiles - 1) * Bc, at.head, 0);
+        if (tile != int(blockIdx.x)) ring_load(smem.V, v, map_V, 0, head_before, 0);
         for (int j = at.key_tiles - 1; j > 0; j--) {
-          ring_load(smem.K, k, map_K, (j - 1) * Bc, at.head, at.b);
-          ring_load(smem.V, v, map_V, j * Bc, at.head, at.b);
+          ring_load(smem.K, k, map_K, (j - 1) * Bc, at.head, 0);
+          ring_load(smem.V, v, map_V, j * Bc, at.head, 0);
         }
-        tile = draw_tile(counter, tiles);
-        const Place next(min(tile, tiles - 1), order);
-        load_q(next, tile);
-        ring_load(smem.K, k, map_K, (next.key_tiles - 1) * Bc, next.head, next.b);
-        ring_load(smem.V, v, map_V, 0, at.head, at.b);
-        at = next;
+        head_before = at.head;
       }
+      tell(tiles);  // the end: no Q comes with it
+      for (auto &Q : smem.Q) mbarrier_arrive(Q.full[q.stage]);
+      ring_load(smem.V, v, map_V, 0, head_before, 0);
     }
   } else {
     setmaxnreg_inc<consumers == 2 ? 232 : 160>();
@@ -137,6 +134,32 @@ __global__ void __launch_bounds__((warpgroups<d> + 1) * 128, 1)
     };
     if (warpgroup == consumers - 1) next_turn();
 
+    const auto invert = [](float(&l)[2]) {  // l becomes 1 / l; four lanes share a row
+      for (int r = 0; r < 2; r++) {
+        for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
+        l[r] = 1 / l[r];
+      }
+    };
+    // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
+    const auto store_o = [&](const Place &at, const float(&l)[2], int stage) {
+      const int row = warp % 4 * 16 + lane % 16;
+#pragma unroll
+      for (int i = 0; i < o.size; i += 8)
+        stmatrix_x4(Q.tile[stage](row, i * 2 + lane / 16 * 8),
+                    {cvt_rn_x2<T>(o(i) * l[0], o(i + 1) * l[0]),
+                     cvt_rn_x2<T>(o(i + 2) * l[1], o(i + 3) * l[1]),
+                     cvt_rn_x2<T>(o(i + 4) * l[0], o(i + 5) * l[0]),
+                     cvt_rn_x2<T>(o(i + 6) * l[1], o(i + 7) * l[1])});
+      fence_proxy_async();
+      named_barrier_sync(first_stored + warpgroup, 128);  // all four warps have written O
+      if (threadIdx.x % 128 == 0) {
+        tma_store(map_O, at.row + warpgroup * 64, at.head, 0, Q.tile[stage]);
+        tma_store_commit();
+        tma_store_wait_read<0>();
+        mbarrier_arrive(Q.empty[stage]);
+      }
+    };
+
     const auto wait_for_q = [&] {
       mbarrier_wait(Q.full[q.stage], q.parity);
       return uniform(smem.tile(0, q.stage));
@@ -152,7 +175,7 @@ __global__ void __launch_bounds__((warpgroups<d> + 1) * 128, 1)
       ring_release(smem.K, k);
       const int first_row = at.row + warpgroup * 64;
       const auto mask_keys = [&](int j) {  // scores of the tile j of keys
-        const int row = first_row + warp_index() % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
+        const int row = first_row + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < s.size; i++)
           if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
@@ -164,7 +187,7 @@ __global__ void __launch_bounds__((warpgroups<d> + 1) * 128, 1)
       for (int j = at.key_tiles - 1; j > 0; j--) {
         my_turn();
         start_qk();
-        start_pv(j < at.key_tiles - 1);
+        start_pv(j < at.key_tiles - 1);  // of the tile before
         next_turn();
         wgmma_wait<1>(s);
         ring_release(smem.K, k);
@@ -174,67 +197,51 @@ __global__ void __launch_bounds__((warpgroups<d> + 1) * 128, 1)
         wgmma_wait<0>(o);
         ring_release(smem.V, v);
         to_fragments<T>(p, s);
-        if (must_rescale) {
-#pragma unroll
-          for (int i = 0; i < o.size; i++) o(i) *= alpha[i / 2 % 2];
-        }
+        if (must_rescale) rescale(o, alpha);
       }
 
-      const RingPosition<stages> used = q;
+      const int used = q.stage;
       q.next();
       tile = wait_for_q();
-      my_turn();
-      start_pv(at.key_tiles > 1);
-      start_qk();  // of the next tile
-      next_turn();
-      for (int r = 0; r < 2; r++) {
-        for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-        l[r] = 1 / l[r];
+      if (tile < tiles) {
+        my_turn();
+        start_pv(at.key_tiles > 1);
+        start_qk();  // of the next tile
+        next_turn();
+        invert(l);
+        wgmma_wait<1>(o);
+        ring_release(smem.V, v);
+        store_o(at, l, used);
+        wgmma_wait<0>(s);
+      } else {  // a branch of its own: with `if` around start_qk alone, nvcc 13.0 serialises all wgmma
+        my_turn();
+        start_pv(at.key_tiles > 1);
+        next_turn();
+        invert(l);
+        wgmma_wait<0>(o);
+        store_o(at, l, used);
       }
-      wgmma_wait<1>(o);
-      ring_release(smem.V, v);
-
-      // O lies where Q was: a warp's 16 rows, which only its own products have read.
-      const int row = warp_index() % 4 * 16 + lane % 16;
-#pragma unroll
-      for (int i = 0; i < o.size; i += 8)
-        stmatrix_x4(Q.tile[used.stage](row, i * 2 + lane / 16 * 8),
-                    {cvt_rn_x2<T>(o(i) * l[0], o(i + 1) * l[0]),
-                     cvt_rn_x2<T>(o(i + 2) * l[1], o(i + 3) * l[1]),
-                     cvt_rn_x2<T>(o(i + 4) * l[0], o(i + 5) * l[0]),
-                     cvt_rn_x2<T>(o(i + 6) * l[1], o(i + 7) * l[1])});
-      fence_proxy_async();
-      named_barrier_sync(first_stored + warpgroup, 128);  // all of O is there, for the copy engine
-      if (threadIdx.x % 128 == 0) {
-        if (first_row < order.seqlen)  // the last tile may have fewer rows
-          tma_store(map_O, first_row, at.head, at.b, Q.tile[used.stage]);
-        tma_store_commit();
-        tma_store_wait_read<0>();
-        mbarrier_arrive(Q.empty[used.stage]);
-      }
-      wgmma_wait<0>(s);
     }
   }
 }
 
 template <class T, int d>
 void run(const Problem &p) {
-  const auto map = [&](const void *tensor, const Strides &strides, int rows, int tile_rows) {
-    return tensor_map<T>(tensor, strides, p.batch, p.heads, rows, d, tile_rows);
+  const int heads = p.batch * p.heads;
+  const auto map = [&](const void *tensor, int tile_rows) {
+    return tensor_map<T>(tensor, p.Q_strides, 1, heads, p.seqlen_q, d, tile_rows);
   };
   constexpr int Br = warpgroups<d> * 64;
   // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
   const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);
-  Order order{p.heads, p.heads * p.batch, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
-  if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, order.all_heads);
+  Order order{heads, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
+  if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
   constexpr int threads = (warpgroups<d> + 1) * 128;
-  const int blocks = std::min(order.all_heads * order.row_tiles,
+  const int blocks = std::min(heads * order.row_tiles,
                               resident_blocks<SharedStorage<T, d>>(attention<T, d>, threads));
-  launch<SharedStorage<T, d>>(
-      attention<T, d>, dim3(blocks), dim3(threads), map(p.Q, p.Q_strides, p.seqlen_q, 64),
-      map(p.K, p.K_strides, p.seqlen_k, Bc), map(p.V, p.V_strides, p.seqlen_k, Bc),
-      map(p.O, p.O_strides, p.seqlen_q, 64), order, static_cast<unsigned *>(p.workspace),
-      log2_e / sqrtf(d));
+  launch<SharedStorage<T, d>>(attention<T, d>, dim3(blocks), dim3(threads), map(p.Q, 64),
+                              map(p.K, Bc), map(p.V, Bc), map(p.O, 64), order,
+                              static_cast<unsigned *>(p.workspace), log2_e / sqrtf(d));
 }
 
 template <class T>

@@ -1,13 +1,16 @@
-// Step 41: FP8. Q, K and V in e4m3, with a scale for each head; the tensor cores multiply twice as fast.
+// Step 41: handover. A warpgroup waits for no turn, keeps no tile that it does not need, and a launch begins
+// while the one before ends.
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --type fp8
-// Before      step 39: the products of 128 x 128 scores at head dim 128 take 2048 clocks of an SM.
-// Bottleneck  The tensor cores, at half of what they can do, with 16-bit operands.
-// Change      wgmma of e4m3. It wants V with its keys side by side: a kernel before transposes it, and orders
-//             the keys as a thread has its scores, so that P goes on in registers. The scales of Q and K
-//             join the scores' factor, that of V joins 1 / l. Three warpgroups, each doing one thing at a time.
-// Prediction  Products and exponentials take 1024 clocks each: 1.3 to 1.5 times step 39 at 8192.
+// Before      step 40: two warpgroups take turns, and each has the next Q K^T under way beside its softmax.
+// Bottleneck  In fp8 a tile's products take as long as its exponentials, and each warpgroup has more to do
+//             than exponentials: no unit is busy all the time.
+// Change      Three warpgroups, each doing one thing at a time: Q K^T, softmax, P V. There are no turns, so a
+//             warpgroup hands on tiles of keys that none of its rows sees. The kernel's launch begins while V
+//             is still being transposed.
+// Prediction  As step 40's two warpgroups with 3/2 of the work under way: 1.1 to 1.2 times at 8192. Causal at
+//             1024, 72 tiles of keys are multiplied instead of 96. At 512 the launch saves 4 us, 6%.
 #include <algorithm>
 
 #include "common/kernel/heads.h"
@@ -16,44 +19,40 @@
 
 namespace {
 
+using T = e4m3;
+constexpr int d = 128;              // a row fills the 128 bytes of a swizzle atom
 constexpr int consumers = 3;        // warpgroups that compute, with 64 rows of Q each
 constexpr int Br = consumers * 64;  // rows of Q in a tile
 constexpr int Bc = 128;             // rows of K and V in a tile
-constexpr int d = 128;              // a row fills the 128 bytes of a swizzle atom
 constexpr int stages = 3;           // of K and of V
 constexpr int before_v = 128;       // bytes of the workspace before V^T: the counter's
 constexpr float rise = 4;           // P's largest is 2^4 to 2^8; e4m3 ends at 448
-// The named barriers, one for each warpgroup; 0 is that of __syncthreads.
-constexpr int first_free = 1, first_stored = first_free + consumers;
 
 struct SharedStorage {
-  Ring<TmaTile<64, d, e4m3>, 2> Q[consumers];
-  Ring<TmaTile<Bc, d, e4m3>, stages> K;
-  Ring<TmaTile<d, Bc, e4m3>, stages> V;  // transposed
-  TmaTile<64, d, bf16> O[consumers];     // twice as large as Q
-  Tile<int, 1, 2> tile;                  // which one Q is of
-  Tile<float, 2, 2> scale;               // of its scores, for exponents of 2; and of V
+  Ring<TmaTile<64, d, T>, 2> Q[consumers];
+  Ring<TmaTile<Bc, d, T>, stages> K;
+  Ring<TmaTile<d, Bc, T>, stages> V;  // transposed
+  TmaTile<64, d, bf16> O[consumers];  // twice as large as Q
+  Tile<int, 1, 2> tile;               // which one Q is of
+  Tile<float, 2, 2> scale;            // of its scores, for exponents of 2; and of V
 };
 
 /// The tiles of Q in the order in which they begin: of `side` heads, which share L2, the last rows, which
 /// see the most keys, then the rows before them; then of the next heads.
 struct Order {
-  int heads, all_heads, row_tiles, side;  // all_heads: of the whole batch
-  int Br, seqlen;                         // Br: rows of a tile
+  int heads, row_tiles, side;  // heads: of the whole batch
+  int Br, seqlen;              // Br: rows of a tile
   bool causal;
-
-  __device__ int tiles() const { return all_heads * row_tiles; }
 };
 struct Place {
-  int row, head, b, key_tiles;
+  int row, head, key_tiles;
   __device__ Place(int tile, const Order &order) {
     const int section = tile / (order.side * order.row_tiles) * order.side;  // its first head
-    const int here = min(order.side, order.all_heads - section);
+    const int here = min(order.side, order.heads - section);
     const int in_section = tile - section * order.row_tiles;
     row = (order.row_tiles - 1 - in_section / here) * order.Br;
-    head = (section + in_section % here) % order.heads;
-    b = (section + in_section % here) / order.heads;
-    key_tiles = ((order.causal ? min(row + order.Br, order.seqlen) : order.seqlen) + Bc - 1) / Bc;
+    head = section + in_section % here;
+    key_tiles = (order.causal ? min(row + order.Br + Bc - 1, order.seqlen) : order.seqlen) / Bc;
   }
 };
 
@@ -73,29 +72,32 @@ __device__ constexpr int key_at(int place) {
 /// V^T, tile by tile: d rows of Bc keys in the order of key_at. A thread turns 16 keys of 4 columns: of V 8
 /// threads share a sector of 32 bytes, of V^T 2.
 __global__ void __launch_bounds__(Bc / 16 * 32)
-    transpose(const void *V, Strides strides, e4m3 *V_transposed, int heads, int seqlen) {
+    transpose(const void *V, Strides strides, T *V_transposed, int heads, int seqlen) {
   griddepcontrol_launch_dependents();  // tiles of Q may load and wait meanwhile
   const int b = blockIdx.y / heads, head = blockIdx.y % heads, thread = threadIdx.x;
-  const auto v = head_of<const e4m3, d>(V, strides, b, head, 0, seqlen);
+  const auto v = head_of<const T, d>(V, strides, b, head, 0, seqlen);
   const int col = (thread % 8 + thread / 16 % 4 * 8) * 4;
   const int group = thread / 64 * 2 + thread / 8 % 2, key = blockIdx.x * Bc + group * 16;
-  Vector<e4m3, 16> keys[4];  // of each column
+  Vector<T, 16> keys[4];  // of each column
 #pragma unroll
   for (int place = 0; place < 16; place++) {
-    const Vector<e4m3, 4> row = load<4>(v(key + key_at(place), col));
+    const Vector<T, 4> row = load<4>(v(key + key_at(place), col));
     for (int i = 0; i < 4; i++) keys[i][place] = row[i];
   }
   const std::int64_t first = (std::int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * d * Bc;
-  const Matrix<e4m3> out{V_transposed + first, d, Bc};
+  const Matrix<T> out{V_transposed + first, d, Bc};
   for (int i = 0; i < 4; i++) store(out(col + i, group * 16), keys[i]);
 }
 
-__global__ void __launch_bounds__((consumers + 1) * 128, 1)
-    attention(const __grid_constant__ TensorMap map_Q, const __grid_constant__ TensorMap map_K,
-              const __grid_constant__ TensorMap map_V, const __grid_constant__ TensorMap map_O,
-              HeadScales scales, Order order, unsigned *counter) {
+__global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per block, blocks per SM
+    attention(const __grid_constant__ TensorMap map_Q,       // [batch * heads, seqlen, d], all four
+              const __grid_constant__ TensorMap map_K, const __grid_constant__ TensorMap map_V,
+              const __grid_constant__ TensorMap map_O, HeadScales scales, Order order,
+              unsigned *counter) {
+  // The named barriers, one for each warpgroup; 0 is that of __syncthreads.
+  constexpr int first_free = 1, first_stored = first_free + consumers;
   auto &smem = shared_storage<SharedStorage>();
-  const int warpgroup = warp_index() / 4;
+  const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (auto &Q : smem.Q)
       ring_init(Q, 4);  // a lane of each warp that computes says that it is empty
@@ -103,40 +105,37 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
     ring_init(smem.V, consumers * 4);
     mbarrier_fence_init();
   }
-  __syncthreads();  // the barriers are there for all threads
-  const int tiles = order.tiles();
+  __syncthreads();  // the barriers are made
+  const int tiles = order.heads * order.row_tiles;
   RingPosition<2> q;
   RingPosition<stages> k, v;
+
   if (warpgroup == consumers) {
     setmaxnreg_dec<32>();
     if (threadIdx.x == consumers * 128) {
-      // After the last tile, Q is that of the last tile again: with it the consumers hear of the end.
-      const auto load_q = [&](const Place &at, int tile) {
-        for (int i = 0; i < consumers; i++) mbarrier_wait(smem.Q[i].empty[q.stage], q.parity ^ 1);
-        const int head = at.b * order.heads + at.head;
-        smem.tile(0, q.stage) = tile;  // told with Q
+      const auto tell = [&](int tile, int head) {  // visible when the phase of `full` ends
+        for (auto &Q : smem.Q) mbarrier_wait(Q.empty[q.stage], q.parity ^ 1);
+        smem.tile(0, q.stage) = tile;
         smem.scale(0, q.stage) =
             of_head(scales.Q, head) * of_head(scales.K, head) * (log2_e / sqrtf(d));
         smem.scale(1, q.stage) = of_head(scales.V, head);
+      };
+      for (int tile = blockIdx.x; tile < tiles; tile = draw_tile(counter, tiles)) {
+        const Place at(tile, order);
+        tell(tile, at.head);
         for (int i = 0; i < consumers; i++) {
           RingPosition<2> same = q;
-          ring_load(smem.Q[i], same, map_Q, at.row + i * 64, at.head, at.b);
+          ring_load(smem.Q[i], same, map_Q, at.row + i * 64, at.head, 0);
         }
         q.next();
-      };
-      int tile = blockIdx.x;
-      Place at(tile, order);
-      load_q(at, tile);
-      griddepcontrol_wait();  // V^T is there
-      while (tile < tiles) {
+        griddepcontrol_wait();  // V^T is complete
         for (int j = at.key_tiles - 1; j >= 0; j--) {
-          ring_load(smem.K, k, map_K, j * Bc, at.head, at.b);
-          ring_load(smem.V, v, map_V, j * d, at.head, at.b);
+          ring_load(smem.K, k, map_K, j * Bc, at.head, 0);
+          ring_load(smem.V, v, map_V, j * d, at.head, 0);
         }
-        tile = draw_tile(counter, tiles);
-        at = Place(min(tile, tiles - 1), order);
-        load_q(at, tile);
       }
+      tell(tiles, 0);  // the end: no Q comes with it
+      for (auto &Q : smem.Q) mbarrier_arrive(Q.full[q.stage]);
     }
   } else {
     setmaxnreg_inc<160>();
@@ -150,8 +149,8 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       wgmma_fence();
 #pragma unroll
       for (int col = 0; col < d; col += 32)
-        wgmma<e4m3>(s, k_major(Q.tile[q.stage], 0, col), k_major(smem.K.tile[k.stage], 0, col),
-                    col > 0);
+        wgmma<T>(s, k_major(Q.tile[q.stage], 0, col), k_major(smem.K.tile[k.stage], 0, col),
+                 col > 0);
       wgmma_commit();
     };
     const auto start_pv = [&](bool add) {
@@ -159,7 +158,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       wgmma_fence();
 #pragma unroll
       for (int key = 0; key < Bc; key += 32)
-        wgmma<e4m3>(o, p[key / 32], k_major(smem.V.tile[v.stage], 0, key), add || key > 0);
+        wgmma<T>(o, p[key / 32], k_major(smem.V.tile[v.stage], 0, key), add || key > 0);
       wgmma_commit();
     };
     // P, rounded. As key_at has the keys, neighbours of 4 blocks of 8 columns are A of one product.
@@ -170,26 +169,49 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
       for (int i = 0; i < s.size; i += 16)
         p[i / 16] = {pairs(i), pairs(i + 2), pairs(i + 8), pairs(i + 10)};
     };
+    const auto invert = [](float(&l)[2], float V_scale) {  // l becomes V_scale / l
+      for (int r = 0; r < 2; r++) {
+        for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
+        l[r] = V_scale / l[r];
+      }
+    };
+    const auto store_o = [&](const Place &at, const float(&l)[2]) {
+      const int row = warp % 4 * 16 + lane % 16;
+#pragma unroll
+      for (int i = 0; i < o.size; i += 8)
+        stmatrix_x4(O(row, i * 2 + lane / 16 * 8),
+                    {cvt_rn_x2<bf16>(o(i) * l[0], o(i + 1) * l[0]),
+                     cvt_rn_x2<bf16>(o(i + 2) * l[1], o(i + 3) * l[1]),
+                     cvt_rn_x2<bf16>(o(i + 4) * l[0], o(i + 5) * l[0]),
+                     cvt_rn_x2<bf16>(o(i + 6) * l[1], o(i + 7) * l[1])});
+      fence_proxy_async();
+      named_barrier_sync(first_stored + warpgroup, 128);  // all four warps have written O
+      if (threadIdx.x % 128 == 0) {
+        tma_store(map_O, at.row + warpgroup * 64, at.head, 0, O);
+        tma_store_commit();
+      }
+    };
+
+    const auto wait_for_q = [&] {
+      mbarrier_wait(Q.full[q.stage], q.parity);
+      return uniform(smem.tile(0, q.stage));
+    };
     const auto pass = [](auto &ring, auto &position) {
       mbarrier_wait(ring.full[position.stage], position.parity);
       __syncwarp();  // all lanes have seen it full before the tile may be another
       ring_release(ring, position);
     };
-    const auto wait_for_q = [&] {
-      mbarrier_wait(Q.full[q.stage], q.parity);
-      return uniform(smem.tile(0, q.stage));
-    };
     int tile = wait_for_q();
     while (tile < tiles) {
       const Place at(tile, order);
       const float scale_log2 = smem.scale(0, q.stage), V_scale = smem.scale(1, q.stage);
-      const int first_row = at.row + warpgroup * 64, row = first_row + warp_index() % 4 * 16;
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
+      const int first_row = at.row + warpgroup * 64;
       const auto mask_keys = [&](int j) {  // scores of the tile j of keys
-        const int lane = threadIdx.x % 32, key = j * Bc, last = row + lane / 4 - lane % 4 * 2;
+        const int row = first_row + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < s.size; i++)
-          if (key + i / 4 * 8 + i % 2 > last + i / 2 % 2 * 8) s(i) = -INFINITY;
+          if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
       };
       // Of the tiles of keys those that these 64 rows see: none, and no row to store, behind the last.
       const int keys = order.causal ? first_row + 64 : order.seqlen;
@@ -213,24 +235,8 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
 
       named_barrier_sync(first_free + warpgroup, 128);  // O's place is free, what came with Q read
       ring_release(Q, q);
-      for (int r = 0; r < 2; r++) {
-        for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-        l[r] = V_scale / l[r];
-      }
-      const int lane = threadIdx.x % 32, O_row = warp_index() % 4 * 16 + lane % 16;
-#pragma unroll
-      for (int i = 0; i < o.size; i += 8)
-        stmatrix_x4(O(O_row, i * 2 + lane / 16 * 8),
-                    {cvt_rn_x2<bf16>(o(i) * l[0], o(i + 1) * l[0]),
-                     cvt_rn_x2<bf16>(o(i + 2) * l[1], o(i + 3) * l[1]),
-                     cvt_rn_x2<bf16>(o(i + 4) * l[0], o(i + 5) * l[0]),
-                     cvt_rn_x2<bf16>(o(i + 6) * l[1], o(i + 7) * l[1])});
-      fence_proxy_async();
-      named_barrier_sync(first_stored + warpgroup, 128);  // all of O is there, for the copy engine
-      if (threadIdx.x % 128 == 0) {
-        if (first_row < order.seqlen) tma_store(map_O, first_row, at.head, at.b, O);
-        tma_store_commit();
-      }
+      invert(l, V_scale);
+      store_o(at, l);
       tile = wait_for_q();
       if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();  // O may be written again
     }
@@ -238,30 +244,28 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)
 }
 
 std::size_t transposed_bytes(const Problem &p) {
-  return std::size_t(p.seqlen_k) * d;
+  return std::size_t(p.batch) * p.heads * p.seqlen_k * d;
 }
 
 void run(const Problem &p) {
-  const auto counter = static_cast<unsigned *>(p.workspace);
-  const auto V_transposed = static_cast<e4m3 *>(p.workspace) + before_v;
-  const std::int64_t v_bytes = transposed_bytes(p);
-  launch<void>(transpose, dim3(p.seqlen_k / Bc, p.batch * p.heads), dim3(Bc / 16 * 32), p.V,
-               p.V_strides, V_transposed, p.heads, p.seqlen_k);
+  const int heads = p.batch * p.heads;
+  const auto map = [&](const void *tensor, int tile_rows) {
+    return tensor_map<T>(tensor, p.Q_strides, 1, heads, p.seqlen_q, d, tile_rows);
+  };
+  const auto V_transposed = static_cast<T *>(p.workspace) + before_v;  // in rows of Bc = d, as K
+  launch<void>(transpose, dim3(p.seqlen_k / Bc, heads), dim3(Bc / 16 * 32), p.V, p.V_strides,
+               V_transposed, p.heads, p.seqlen_k);
   // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d + v_bytes;
-  Order order{p.heads, p.heads * p.batch, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
-  if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, order.all_heads);
+  const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);
+  Order order{heads, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
+  if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
   constexpr int threads = (consumers + 1) * 128;
-  const int blocks = std::min(order.all_heads * order.row_tiles,
-                              resident_blocks<SharedStorage>(attention, threads));
-  launch_beside<SharedStorage>(
-      attention, dim3(blocks), dim3(threads),
-      tensor_map<e4m3>(p.Q, p.Q_strides, p.batch, p.heads, p.seqlen_q, d, 64),
-      tensor_map<e4m3>(p.K, p.K_strides, p.batch, p.heads, p.seqlen_k, d, Bc),
-      tensor_map<e4m3>(V_transposed, {v_bytes * p.heads, v_bytes, Bc}, p.batch, p.heads,
-                       p.seqlen_k / Bc * d, Bc, d),
-      tensor_map<bf16>(p.O, p.O_strides, p.batch, p.heads, p.seqlen_q, d, 64), p.scales, order,
-      counter);
+  const int blocks =
+      std::min(heads * order.row_tiles, resident_blocks<SharedStorage>(attention, threads));
+  launch_beside<SharedStorage>(attention, dim3(blocks), dim3(threads), map(p.Q, 64), map(p.K, Bc),
+                               map(V_transposed, Bc),
+                               tensor_map<bf16>(p.O, p.O_strides, 1, heads, p.seqlen_q, d, 64),
+                               p.scales, order, static_cast<unsigned *>(p.workspace));
 }
 
 }  // namespace
@@ -270,7 +274,6 @@ EXPORT_STEP({
     .tile = 128,
     .default_batch = 16,
     .launch = run,
-    .workspace_bytes =
-        [](const Problem &p) { return before_v + transposed_bytes(p) * p.heads * p.batch; },
+    .workspace_bytes = [](const Problem &p) { return before_v + transposed_bytes(p); },
     .head_dims = {d},
 });
