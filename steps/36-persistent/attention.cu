@@ -18,6 +18,11 @@ constexpr int consumers = 2;        // warpgroups that compute, with 64 rows of 
 constexpr int Br = consumers * 64;  // rows of Q in a tile
 constexpr int Bc = 128;             // rows of K and V in a tile
 constexpr int stages = 2;           // of K and of V: one is filled while the other is read
+// The last warpgroup of a block is the producer.
+constexpr int threads = (consumers + 1) * 128;
+// Registers of a thread after setmaxnreg. An SM has 65,536.
+constexpr int consumer_registers = 232, producer_registers = 40;
+static_assert(128 * (consumers * consumer_registers + producer_registers) <= 65536);
 // The named barriers, one for each warpgroup; 0 is that of __syncthreads.
 constexpr int first_turn = 1, first_stored = first_turn + consumers;
 
@@ -35,23 +40,23 @@ struct Place {
 };
 
 template <class T, int d>
-__global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per block, blocks per SM
-    attention(const __grid_constant__ TensorMap map_Q,       // [batch * heads, seqlen, d], all four
+__global__ void __launch_bounds__(threads, 1)           // blocks per SM
+    attention(const __grid_constant__ TensorMap map_Q,  // [batch * heads, seqlen, d], all four
               const __grid_constant__ TensorMap map_K, const __grid_constant__ TensorMap map_V,
               const __grid_constant__ TensorMap map_O, int tiles, int seqlen, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (auto &Q : smem.Q) ring_init(Q, 1);
-    ring_init(smem.K, consumers * 4);  // a lane of each warp that computes says that it is empty
+    ring_init(smem.K, consumers * 4);  // the warps that compute
     ring_init(smem.V, consumers * 4);
     mbarrier_fence_init();
   }
-  __syncthreads();  // the barriers are made
+  __syncthreads();  // the barriers are initialised
   RingPosition<stages> q, k, v;
 
   if (warpgroup == consumers) {
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<producer_registers>();
     if (threadIdx.x == consumers * 128) {
       // The consumers need each V after the K behind it, which may be the next tile's.
       int head_before = 0;
@@ -73,7 +78,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
       ring_load(smem.V, v, map_V, seqlen - Bc, head_before, 0);
     }
   } else {
-    setmaxnreg_inc<232>();
+    setmaxnreg_inc<consumer_registers>();
     auto &Q = smem.Q[warpgroup];
     Accumulator<Bc> s;
     Accumulator<d> o;
@@ -185,7 +190,6 @@ void run(const Problem &p) {
     return tensor_map<T>(tensor, p.Q_strides, 1, p.batch * p.heads, p.seqlen_q, d, tile_rows);
   };
   const int tiles = p.seqlen_q / Br * p.heads * p.batch;
-  constexpr int threads = (consumers + 1) * 128;
   const int blocks =
       std::min(tiles, resident_blocks<SharedStorage<T, d>>(attention<T, d>, threads));
   launch<SharedStorage<T, d>>(attention<T, d>, dim3(blocks), dim3(threads), map(p.Q, 64),

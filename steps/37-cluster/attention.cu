@@ -20,6 +20,11 @@ constexpr int Br = consumers * 64;  // rows of Q in a tile
 constexpr int Bc = 128;             // rows of K and V in a tile
 constexpr int stages = 2;           // of K and of V: one is filled while the other is read
 constexpr int cluster = 2;          // blocks that share K and V
+// The last warpgroup of a block is the producer.
+constexpr int threads = (consumers + 1) * 128;
+// Registers of a thread after setmaxnreg. An SM has 65,536.
+constexpr int consumer_registers = 232, producer_registers = 40;
+static_assert(128 * (consumers * consumer_registers + producer_registers) <= 65536);
 // The named barriers, one for each warpgroup; 0 is that of __syncthreads.
 constexpr int first_turn = 1, first_stored = first_turn + consumers;
 
@@ -57,8 +62,8 @@ __device__ void release(Ring<Tile, stages> &ring, RingPosition<stages> &at, int 
 }
 
 template <class T, int d>
-__global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per block, blocks per SM
-    attention(const __grid_constant__ TensorMap map_Q,       // [batch * heads, seqlen, d], all four
+__global__ void __launch_bounds__(threads, 1)           // blocks per SM
+    attention(const __grid_constant__ TensorMap map_Q,  // [batch * heads, seqlen, d], all four
               const __grid_constant__ TensorMap map_K, const __grid_constant__ TensorMap map_V,
               const __grid_constant__ TensorMap map_O, int tiles, int seqlen, float scale_log2) {
   auto &smem = shared_storage<SharedStorage<T, d>>();
@@ -76,7 +81,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
   RingPosition<stages> q, k, v;
 
   if (warpgroup == consumers) {
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<producer_registers>();
     if (threadIdx.x == consumers * 128) {
       // The consumers need each V after the K behind it, which may be the next tile's.
       int head_before = 0;
@@ -98,7 +103,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
       load_half(smem.V, v, map_V, seqlen - Bc, head_before, rank);
     }
   } else {
-    setmaxnreg_inc<232>();
+    setmaxnreg_inc<consumer_registers>();
     auto &Q = smem.Q[warpgroup];
     Accumulator<Bc> s;
     Accumulator<d> o;
@@ -212,7 +217,6 @@ void run(const Problem &p) {
                          tile_slabs);
   };
   const int tiles = p.seqlen_q / Br * p.heads * p.batch;
-  constexpr int threads = (consumers + 1) * 128;
   const int blocks =
       std::min(tiles, resident_blocks<SharedStorage<T, d>>(attention<T, d>, threads));
   launch_clusters<SharedStorage<T, d>>(cluster, attention<T, d>, dim3(blocks), dim3(threads),

@@ -20,6 +20,14 @@ template <int d>
 constexpr int warpgroups = d == 64 ? 3 : 2;  // that compute, with 64 rows of Q each
 constexpr int Bc = 128;                      // rows of K and V in a tile
 constexpr int stages = 2;                    // of K and of V: one is filled while the other is read
+// The last warpgroup of a block is the producer.
+template <int d>
+constexpr int threads = (warpgroups<d> + 1) * 128;
+// Registers of a thread after setmaxnreg. An SM has 65,536.
+template <int d>
+constexpr int consumer_registers = warpgroups<d> == 3 ? 160 : 232;
+template <int d>
+constexpr int producer_registers = warpgroups<d> == 3 ? 32 : 40;
 
 template <class T, int d>
 struct SharedStorage {
@@ -55,28 +63,29 @@ __device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
 }
 
 template <class T, int d>
-__global__ void __launch_bounds__((warpgroups<d> + 1) * 128, 1)  // threads per block, blocks per SM
+__global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
     attention(const __grid_constant__ TensorMap map_Q,  // [batch * heads, seqlen, d], all four
               const __grid_constant__ TensorMap map_K, const __grid_constant__ TensorMap map_V,
               const __grid_constant__ TensorMap map_O, Order order, unsigned *counter,
               float scale_log2) {
   constexpr int consumers = warpgroups<d>;
+  static_assert(128 * (consumers * consumer_registers<d> + producer_registers<d>) <= 65536);
   // The named barriers, one for each warpgroup; 0 is that of __syncthreads.
   constexpr int first_turn = 1, first_stored = first_turn + consumers;
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (auto &Q : smem.Q) ring_init(Q, 1);
-    ring_init(smem.K, consumers * 4);  // a lane of each warp that computes says that it is empty
+    ring_init(smem.K, consumers * 4);  // the warps that compute
     ring_init(smem.V, consumers * 4);
     mbarrier_fence_init();
   }
-  __syncthreads();  // the barriers are made
+  __syncthreads();  // the barriers are initialised
   const int tiles = order.heads * order.row_tiles;
   RingPosition<stages> q, k, v;
 
   if (warpgroup == consumers) {
-    setmaxnreg_dec<consumers == 2 ? 40 : 32>();
+    setmaxnreg_dec<producer_registers<d>>();
     if (threadIdx.x == consumers * 128) {
       // The consumers need each V after the K behind it, which may be the next tile's.
       const auto tell = [&](int tile) {  // it becomes visible when the phase of `full` ends
@@ -105,7 +114,7 @@ __global__ void __launch_bounds__((warpgroups<d> + 1) * 128, 1)  // threads per 
       ring_load(smem.V, v, map_V, 0, head_before, 0);
     }
   } else {
-    setmaxnreg_inc<consumers == 2 ? 232 : 160>();
+    setmaxnreg_inc<consumer_registers<d>>();
     auto &Q = smem.Q[warpgroup];
     Accumulator<Bc> s;
     Accumulator<d> o;
@@ -236,10 +245,9 @@ void run(const Problem &p) {
   const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);
   Order order{heads, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
   if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
-  constexpr int threads = (warpgroups<d> + 1) * 128;
   const int blocks = std::min(heads * order.row_tiles,
-                              resident_blocks<SharedStorage<T, d>>(attention<T, d>, threads));
-  launch<SharedStorage<T, d>>(attention<T, d>, dim3(blocks), dim3(threads), map(p.Q, 64),
+                              resident_blocks<SharedStorage<T, d>>(attention<T, d>, threads<d>));
+  launch<SharedStorage<T, d>>(attention<T, d>, dim3(blocks), dim3(threads<d>), map(p.Q, 64),
                               map(p.K, Bc), map(p.V, Bc), map(p.O, 64), order,
                               static_cast<unsigned *>(p.workspace), log2_e / sqrtf(d));
 }

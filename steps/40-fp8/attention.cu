@@ -24,6 +24,11 @@ constexpr int Bc = 128;             // rows of K and V in a tile
 constexpr int stages = 4;           // of K and of V: as many bytes as two of 16-bit numbers
 constexpr int before_v = 128;       // bytes of the workspace before V^T: the counter's
 constexpr float rise = 4;           // P's largest is 2^4 to 2^8; e4m3 ends at 448
+// The last warpgroup of a block is the producer.
+constexpr int threads = (consumers + 1) * 128;
+// Registers of a thread after setmaxnreg. An SM has 65,536.
+constexpr int consumer_registers = 232, producer_registers = 40;
+static_assert(128 * (consumers * consumer_registers + producer_registers) <= 65536);
 
 struct SharedStorage {
   Ring<TmaTile<64, d, T>, 2> Q[consumers];
@@ -85,8 +90,8 @@ __global__ void __launch_bounds__(Bc / 16 * 32)
   for (int i = 0; i < 4; i++) store(out(col + i, group * 16), keys[i]);
 }
 
-__global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per block, blocks per SM
-    attention(const __grid_constant__ TensorMap map_Q,       // [batch * heads, seqlen, d], all four
+__global__ void __launch_bounds__(threads, 1)           // blocks per SM
+    attention(const __grid_constant__ TensorMap map_Q,  // [batch * heads, seqlen, d], all four
               const __grid_constant__ TensorMap map_K, const __grid_constant__ TensorMap map_V,
               const __grid_constant__ TensorMap map_O, HeadScales scales, Order order,
               unsigned *counter) {
@@ -95,19 +100,18 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
   auto &smem = shared_storage<SharedStorage>();
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
-    for (auto &Q : smem.Q)
-      ring_init(Q, 4);  // a lane of each warp that computes says that it is empty
+    for (auto &Q : smem.Q) ring_init(Q, 4);  // the warps that compute
     ring_init(smem.K, consumers * 4);
     ring_init(smem.V, consumers * 4);
     mbarrier_fence_init();
   }
-  __syncthreads();  // the barriers are made
+  __syncthreads();  // the barriers are initialised
   const int tiles = order.heads * order.row_tiles;
   RingPosition<2> q;
   RingPosition<stages> k, v;
 
   if (warpgroup == consumers) {
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<producer_registers>();
     if (threadIdx.x == consumers * 128) {
       // The consumers need each V after the K behind it, which may be the next tile's.
       const auto tell = [&](int tile, int head) {  // visible when the phase of `full` ends
@@ -139,7 +143,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128, 1)  // threads per bloc
       ring_load(smem.V, v, map_V, 0, head_before, 0);
     }
   } else {
-    setmaxnreg_inc<232>();
+    setmaxnreg_inc<consumer_registers>();
     auto &Q = smem.Q[warpgroup];
     auto &O = smem.O[warpgroup];
     Accumulator<Bc> s;
@@ -282,7 +286,6 @@ void run(const Problem &p) {
   const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);
   Order order{heads, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
   if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
-  constexpr int threads = (consumers + 1) * 128;
   const int blocks =
       std::min(heads * order.row_tiles, resident_blocks<SharedStorage>(attention, threads));
   launch<SharedStorage>(attention, dim3(blocks), dim3(threads), map(p.Q, 64), map(p.K, Bc),
