@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where the diagonal lies in step 21, which rows are not there, and in which order a block visits its tiles."""
+"""Where the diagonal lies in step 21, which rows are missing, and in which order a block visits its tiles."""
 
 import style
 from style import pyplot
@@ -24,14 +24,16 @@ def main():
         for first in range(0, queries, BR):
             end = min(keys, first + BR - 1 + query_0_sees)
             visited = list(range(up(end, BC) - BC, -1, -BC)) if end > 0 else []
+            colours = {}
             for j in range(0, keys, BC):
                 masked = j + BC > min(keys, first + query_0_sees)
-                colour = SKIPPED if j not in visited else MASKED if masked else WHOLE
+                colours[j] = colour = SKIPPED if j not in visited else MASKED if masked else WHOLE
                 one.add_patch(pyplot.Rectangle((j, first), BC, BR, facecolor=colour,
                                                edgecolor="white", linewidth=3))
             for i, j in enumerate(visited):
                 one.text(j + BC / 2, first + BR / 4, i + 1, ha="center", va="center", fontsize=15,
-                         fontweight="bold")
+                         fontweight="bold", zorder=5,
+                         bbox={"facecolor": colours[j], "edgecolor": "none", "pad": 1.5})
         # What the tiles have and the tensors have not.
         right, bottom = up(keys, BC), up(queries, BR)
         for corner, width, height in [((keys, 0), right - keys, bottom),
@@ -55,7 +57,7 @@ def main():
                pyplot.Rectangle((0, 0), 1, 1, facecolor=MASKED, label="computed and masked"),
                pyplot.Rectangle((0, 0), 1, 1, facecolor=SKIPPED, label="skipped"),
                pyplot.Rectangle((0, 0), 1, 1, facecolor="none", edgecolor=style.GREY, hatch="////",
-                                linewidth=0, label="rows that are not there: zeros"),
+                                linewidth=0, label="missing rows, filled with zeros"),
                pyplot.Line2D([], [], color=style.INK, linewidth=2.4, label="the last key that a query sees")]
     figure.legend(handles=handles, loc="lower center", ncols=5, fontsize=12, bbox_to_anchor=(0.5, -0.03))
     figure.suptitle("Step 21, causal: each row of tiles is a block, a number the order of its visits",
