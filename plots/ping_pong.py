@@ -2,8 +2,8 @@
 """Who does what in steps 33, 34 and 35: two warpgroups, the tensor cores and the producer's copies.
 
 The emulator's trace (`--events-csv`) says what each warpgroup does in which order, and which events of the others
-come before (the column `after`). It knows no time: the lengths are arithmetic. An event is drawn as soon as all
-that comes before it is over.
+come before (the column `after`). It knows no time: the lengths are arithmetic. An event is drawn as early as the
+events before it allow.
 """
 
 import style
@@ -20,7 +20,7 @@ RIGHT = 8200  # clocks
 HEIGHT = 0.74  # of a box; rows are 1 apart
 PANELS = [("33-two-consumers", "33-two-consumers: nothing orders the two, here they are in step"),
           ("34-ping-pong", "34-ping-pong: P V and the next Q K$^T$ in turns"),
-          ("35-overlap", "35-overlap: the softmax of a tile also beside P V of the one before")]
+          ("35-overlap", "35-overlap: a warpgroup starts its products and goes on")]
 
 
 class Event:
@@ -72,6 +72,7 @@ class Replay:
         self.events = events
         self.over = [[] for _ in events]  # by warpgroup: when each event is over
         self.products, self.softmaxes = [], []
+        self.stalls = []  # at a wgmma_wait: the warpgroup, when it begins and ends
         self.copies = {}  # by mbarrier: when each of its copies begins and ends
         self.waits = {}  # by warpgroup and mbarrier: how many so far
         while ready := [(time, group) for group in range(len(events))
@@ -112,6 +113,7 @@ class Replay:
             self.products.append(Product(event, tile, time))
             self.schedule()
         elif event.what == "wgmma_wait":
+            self.stalls.append((group, self.over[group][-1], time))
             for product in self.awaited(event):
                 product.last = product.last or event
         elif event.what == "exp2" and before.what != "exp2":
@@ -163,6 +165,9 @@ class Panel:
             self.box("tensor cores", product.begin, product.begin + PRODUCT, product.text(), colour)
             if product.last.number == product.first.number + 2:  # commit and wait: it does nothing else
                 self.box(f"warpgroup {product.group}", product.start, product.end, product.text(), colour)
+        for group, begin, end in replay.stalls:
+            if all(p.group != group or p.end != end or p.last.number != p.first.number + 2 for p in replay.products):
+                self.box(f"warpgroup {group}", begin, end, "waits", "#F4F4F4")
         tiles = [0, 0]
         for group, begin, number in replay.softmaxes:
             self.box(f"warpgroup {group}", begin, replay.over[group][number],
@@ -173,7 +178,7 @@ class Panel:
 
     def box(self, row, begin, end, text, colour):
         begin, end, y = max(begin - self.zero, 0), min(end - self.zero, RIGHT), ROWS[row]
-        if begin >= end:
+        if end - begin < 80:  # a sliver at the edge
             return
         self.axes.add_patch(pyplot.Rectangle((begin, y - HEIGHT / 2), end - begin, HEIGHT, zorder=3,
                                              facecolor=colour, edgecolor="white", linewidth=1.2))
@@ -188,8 +193,9 @@ class Panel:
 
     def idle(self, busy):
         """Hatches what is left of the tensor cores' row."""
+        busy = [pair for pair in busy if pair[0] < RIGHT - 80] + [(RIGHT, RIGHT)]
         now, y = 0, ROWS["tensor cores"]
-        for begin, end in busy + [(RIGHT, RIGHT)]:
+        for begin, end in busy:
             if now < min(begin, RIGHT):
                 self.axes.add_patch(pyplot.Rectangle(
                     (now, y - HEIGHT / 2), min(begin, RIGHT) - now, HEIGHT, facecolor="none",
@@ -221,11 +227,11 @@ def main():
     panels[-1].set_xlabel("clocks, as counted")
     figure.suptitle("Who does what: two warpgroups and a producer", x=0.02, y=1.0, ha="left", fontsize=17,
                     fontweight="bold")
-    figure.text(0.02, 0.905, "From the emulator's trace: what each does in which order, and what must come before "
-                "what of the others. Counted, not measured: the lengths. A product of\n64 x 128 x 128 is 512 "
-                "clocks, a softmax some 750 (two that begin at once 1,250), a change of turn some 330, a copy 900. "
-                "Each is drawn as early as the trace allows.\nGreen and blue: products of warpgroup 0 and 1. "
-                "Hatched: the tensor cores have nothing to do.", fontsize=11.5, linespacing=1.4)
+    figure.text(0.02, 0.905, "The emulator's trace says what each does in which order, and what must come before what. The "
+                "lengths are counted, not measured: a product of 64 x 128 x 128\nis 512 clocks, a softmax 750 (two at "
+                "once 1,250), a change of turn 330, a copy 900. Each box begins as early as the trace allows.\nGreen "
+                "and blue: products of warpgroup 0 and 1. Hatched: the tensor cores are idle. Grey: a warpgroup waits "
+                "for a product.", fontsize=11.5, linespacing=1.4)
     figure.tight_layout(rect=(0, 0, 1, 0.925), h_pad=1.2)
     style.save(figure, arguments.out, "ping_pong")
 

@@ -138,8 +138,8 @@ def matmul_speed(rows):
 
 
 def three_digits(value):
-    """2.53, 38.1, 712, 1013"""
-    return f"{value:.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")
+    """2.53, 38.1, 712, 1,010: as `s3` in the pages"""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
 def spread(positions, gap, highest):

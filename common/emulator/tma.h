@@ -19,7 +19,7 @@ TensorMap tensor_map(const void *data, const Strides &strides, int batch, int he
                        (strides.row | strides.head | strides.batch) * size % 16 == 0;
   if (!aligned || tile_rows > 256)
     throw ShapeError(
-        "the TMA does not take this tensor: data and strides must be multiples of 16 bytes, tiles "
+        "TMA cannot read this tensor: data and strides must be multiples of 16 bytes, tiles "
         "at most 256 rows");
   return {{const_cast<std::byte *>(static_cast<const std::byte *>(data)), strides.row * size,
            strides.head * size, strides.batch * size, batch, heads, rows, d, tile_rows,

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: MIT
-// Hopper's barriers: the mbarrier, which counts threads that arrive and bytes that land, and the
-// numbered barriers of some of a block's warps.
+// Hopper's barriers: the mbarrier, which counts arrivals of threads and bytes of copies, and the numbered
+// barriers, for some of a block's warps.
 #pragma once
 
 #include "common/kernel/ptx.h"
 
 /// An mbarrier object, in shared memory (PTX ISA, 'Parallel Synchronization and Communication
-/// Instructions: mbarrier'). It goes from phase to phase: a phase ends when as many threads have arrived
-/// as it was made for and all bytes that it was told to expect have landed. Who waits names the phase
-/// by its parity, 0 for the first, and goes on once that phase has ended.
+/// Instructions: mbarrier'). It goes through phases. A phase ends when the threads that it expects
+/// and all bytes that it expects have arrived. A thread waits for a phase by its parity, 0 for the
+/// first. A wait for the parity of the phase before the current one returns at once, at a new
+/// barrier as well.
 struct Mbarrier {
   std::uint64_t state;  // the instructions' own
 };
 
 #ifdef __CUDACC__
 
-/// Begins the first phase of a barrier at which so many arrivals are expected per phase. One thread
-/// does this; the others, and the copy engine, may use it after mbarrier_fence_init and a barrier of the
-/// block ('mbarrier.init'). The emulator names the barrier by where it is made and, if it is one of a ring's,
-/// by its part.
+/// Begins the first phase of a barrier that expects `arrivals` arrivals per phase. One thread calls
+/// this. The others, and the copy engine, may use the barrier after mbarrier_fence_init and a
+/// barrier of the block ('mbarrier.init'). The emulator names the barrier by the line that
+/// initialises it, and by its part if it belongs to a ring.
 __device__ __forceinline__ void mbarrier_init(Mbarrier &barrier, int arrivals,
                                               Where = Where::current(), const char * = "") {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ptx::shared_address(&barrier)),
@@ -26,20 +27,20 @@ __device__ __forceinline__ void mbarrier_init(Mbarrier &barrier, int arrivals,
                : "memory");
 }
 
-/// Makes the barriers that this thread has initialised visible to the copy engine and to the blocks of
-/// the cluster ('fence.mbarrier_init').
+/// Makes the barriers that this thread has initialised visible to the blocks of the cluster
+/// ('fence.mbarrier_init'), and, by CUTLASS' practice, to the copy engine.
 __device__ __forceinline__ void mbarrier_fence_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/// Arrives. What the thread did before happens before what those do who have waited for the phase
+/// Arrives. What this thread did before is visible to every thread that has waited for the phase
 /// ('mbarrier.arrive').
 __device__ __forceinline__ void mbarrier_arrive(Mbarrier &barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(ptx::shared_address(&barrier))
                : "memory");
 }
 
-/// Lets the phase expect so many bytes more, and arrives ('mbarrier.arrive.expect_tx').
+/// Makes the phase expect `bytes` bytes more, and arrives ('mbarrier.arrive.expect_tx').
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier &barrier, int bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ptx::shared_address(&barrier)),
@@ -47,8 +48,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier &barrier, int
       : "memory");
 }
 
-/// Waits until the phase of this parity has ended ('mbarrier.try_wait'). A kernel that waits for what
-/// never comes is ended with an error after some seconds, and the GPU does not hang.
+/// Waits until the phase of this parity has ended ('mbarrier.try_wait'). After some seconds of
+/// waiting it ends the kernel with an error, so that the GPU does not hang.
 __device__ __forceinline__ void mbarrier_wait(Mbarrier &barrier, int parity) {
   const unsigned address = ptx::shared_address(&barrier);
   unsigned done;
@@ -68,19 +69,19 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier &barrier, int parity) {
     if (tries == 1 << 22) __trap();
 }
 
-/// Waits at barrier `id` (1 to 15; 0 is __syncthreads) until `threads` threads have come to it or
-/// arrived: whole warps ('barrier.sync').
+/// Arrives at barrier `id` (1 to 15; 0 is __syncthreads), and waits until `threads` threads have
+/// arrived, in whole warps ('barrier.sync').
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("barrier.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// Arrives there, and does not wait ('barrier.arrive').
+/// Arrives at barrier `id`, and does not wait ('barrier.arrive').
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// Gives registers back, or asks for more and waits until they are there: each thread of the warpgroup
-/// has so many from now on, a multiple of 8 from 24 to 256 ('setmaxnreg').
+/// Give registers back to the block, or wait until it has enough and take them. From then on each
+/// thread of the warpgroup has `Registers`, a multiple of 8 from 24 to 256 ('setmaxnreg').
 template <int Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));

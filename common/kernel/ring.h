@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// A ring of tiles between a producer, which copies them, and consumers, which read them: step 32 builds it, and the
-// steps after it include it.
+// A ring of tiles between a producer, which copies them, and consumers, which read them. Step 32
+// builds it, and later steps include it.
 #pragma once
 
 #include "common/kernel/tma.h"
 
-/// Tiles in shared memory, one in each stage. A stage is full when its copy is complete, and empty when every
-/// reader has arrived.
+/// Tiles in shared memory, one in each stage. A stage is full when its copy is complete, and empty
+/// when every reader has arrived.
 template <class Tile, int Stages>
 struct Ring {
   Tile tile[Stages];
   Mbarrier full[Stages], empty[Stages];
 };
 
-/// A thread's position in a ring: its next stage, and the parity of the phase that it waits for there.
+/// A thread's position in a ring: its next stage, and the parity that it waits for there.
 template <int Stages>
 struct RingPosition {
   int stage = 0, parity = 0;
@@ -33,8 +33,8 @@ __device__ __forceinline__ void ring_init(Ring<Tile, Stages> &ring, int readers,
   }
 }
 
-/// Waits until the next stage is empty, and starts the copy of the rows from `row` on into it. (Parity ^ 1: the
-/// stages of a new ring count as empty.)
+/// Waits until the next stage is empty, and starts the copy of the rows from `row` on into it.
+/// (Parity ^ 1: the stages of a new ring count as empty.)
 template <class Tile, int Stages>
 __device__ __forceinline__ void ring_load(Ring<Tile, Stages> &ring, RingPosition<Stages> &at,
                                           const TensorMap &map, int row, int head, int batch) {

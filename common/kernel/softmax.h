@@ -10,8 +10,8 @@
 constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
 constexpr float no_maximum = -FLT_MAX;  // of no keys: finite, because -inf - -inf is NaN
 
-// A lane has scores of two rows; element i is of row r = i / 2 % 2. Four lanes share a row, and each of them has
-// the row's m and alpha, but only its own part of the sum l.
+// A lane has scores of two rows; element i is of row r = i / 2 % 2. Four lanes share a row, and
+// each of them has the row's m and alpha, but only its own part of the sum l.
 
 /// Computes m_lane, the maxima of this lane's scores.
 template <int Bc>
@@ -21,8 +21,8 @@ __device__ __forceinline__ void lane_maxima(Accumulator<Bc> &s, float (&m_lane)[
   for (int i = 0; i < s.size; i++) m_lane[i / 2 % 2] = fmaxf(m_lane[i / 2 % 2], s(i));
 }
 
-/// Raises m to the maximum of the whole row, less `rise`, and multiplies l by alpha, which O must be multiplied
-/// by, too.
+/// Raises m to the maximum of the whole row, less `rise`, and multiplies l by alpha, which O must
+/// be multiplied by, too.
 __device__ __forceinline__ void raise_maxima(const float (&m_lane)[2], float (&m)[2], float (&l)[2],
                                              float (&alpha)[2], float scale_log2, float rise = 0) {
   for (int r = 0; r < 2; r++) {
@@ -47,9 +47,10 @@ __device__ __forceinline__ void exponentiate(Accumulator<Bc> &s, const float (&m
   }
 }
 
-/// Online softmax, lazily: replaces S by P, relative to m. m may stay below the maximum by the threshold at
-/// most. Otherwise the function raises m, multiplies l by alpha, and returns true: the caller multiplies O by
-/// alpha. With `rise`, m stays below the maximum by at least that much, so P's largest is 2^rise or more.
+/// Online softmax, lazily: replaces S by P, relative to m. m may stay below the maximum by the
+/// threshold at most. Otherwise the function raises m, multiplies l by alpha, and returns true: the
+/// caller multiplies O by alpha. With `rise`, m stays below the maximum by at least that much, so
+/// P's largest is 2^rise or more.
 template <int Bc>
 __device__ __forceinline__ bool softmax(Accumulator<Bc> &s, float (&m)[2], float (&l)[2],
                                         float (&alpha)[2], float scale_log2, float rise = 0) {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The tensor memory accelerator, TMA: an engine that copies a tile between global and shared memory on
-// the word of one thread, and lays it out as the tensor cores want it.
+// The tensor memory accelerator, TMA: an engine that copies a tile between global and shared memory when
+// one thread requests it, and lays it out as the tensor cores read it.
 #pragma once
 
 #include "common/kernel/kernel.h"
 #include "common/kernel/mbarrier.h"
 
-/// The layout of a tile for TMA and wgmma: the columns in slabs of 128 bytes, each slab row by row. The
-/// 16-byte chunks of a row are permuted by the last 3 bits of its number: the 128-byte swizzle (PTX ISA,
-/// 'Tensor swizzling modes'). It works on addresses, so tiles begin at a multiple of 1024 bytes.
+/// The layout of a tile for TMA and wgmma: the columns in slabs of 128 bytes, each slab row by row.
+/// The 16-byte chunks of a row are permuted by the last 3 bits of its number: the 128-byte swizzle
+/// (PTX ISA, 'Tensor swizzling modes'). It works on addresses, so tiles begin at a multiple of 1024
+/// bytes.
 template <int Rows, int d, class T>
 struct Slabs {
   static constexpr int width = 128 / sizeof(T), chunk = 16 / sizeof(T);
@@ -26,16 +27,15 @@ struct alignas(1024) TmaTile : Tile<T, Rows, d, Slabs<Rows, d, T>> {};
 
 #include <cuda.h>
 
-/// What the engine knows of a tensor and of the tiles that it is asked for: [batch, heads, rows, d], in
-/// tiles of `tile_rows` rows of one head. A kernel has it as a parameter, `const __grid_constant__`.
+/// Describes a tensor [batch, heads, rows, d] to the engine, and the tiles that kernels request
+/// from it: `tile_rows` rows of one head. It is a kernel's parameter, `const __grid_constant__`.
 struct TensorMap {
   CUtensorMap map;
 };
 
-/// Describes a tensor to the engine (CUDA driver API, 'cuTensorMapEncodeTiled'): 5 dimensions, of which
-/// the first are the 64 columns of a slab and the third the slabs: all of a tile's, or `tile_slabs`.
-/// Throws ShapeError where the tensor does not suit it: the data and all strides must be multiples of 16
-/// bytes.
+/// Makes a tensor map (CUDA driver API, 'cuTensorMapEncodeTiled') of 5 dimensions. The first is the
+/// columns of a slab, the third is the slabs. A tile has all slabs, or `tile_slabs` of them. Throws
+/// ShapeError if the data or a stride is not a multiple of 16 bytes.
 template <class T>
 TensorMap tensor_map(const void *data, const Strides &strides, int batch, int heads, int rows,
                      int d, int tile_rows, int tile_slabs = 0) {
@@ -51,7 +51,7 @@ TensorMap tensor_map(const void *data, const Strides &strides, int batch, int he
   const auto u32 = [](int n) { return static_cast<cuuint32_t>(n); };
   const int slab = 128 / sizeof(T);
   const cuuint64_t sizes[] = {u64(slab), u64(rows), u64(d / slab), u64(heads), u64(batch)};
-  // Of all dimensions but the first, in bytes.
+  // The distances in bytes, of all dimensions but the first.
   const cuuint64_t steps[] = {u64(strides.row * sizeof(T)), 128, u64(strides.head * sizeof(T)),
                               u64(strides.batch * sizeof(T))};
   const cuuint32_t box[] = {u32(slab), u32(tile_rows), u32(tile_slabs ? tile_slabs : d / slab), 1,
@@ -68,20 +68,20 @@ TensorMap tensor_map(const void *data, const Strides &strides, int batch, int he
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS)
     throw ShapeError(
-        "the TMA does not take this tensor: data and strides must be multiples of 16 "
+        "TMA cannot read this tensor: data and strides must be multiples of 16 "
         "bytes, tiles at most 256 rows (cuTensorMapEncodeTiled: error " +
         std::to_string(error) + ")");
   return result;
 }
 
-/// Fetches a map into the cache that the engine reads it from ('prefetch.tensormap').
+/// Loads a map into the cache from which the engine reads it ('prefetch.tensormap').
 __device__ __forceinline__ void tma_prefetch_map(const TensorMap &map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-/// Starts to copy the tile that begins at `row` of a head to shared memory. Its bytes count as landed at
-/// the barrier, all Rows * d of them: rows beyond the tensor's are zeros. One thread does this (PTX ISA
-/// 'cp.async.bulk.tensor').
+/// Starts the copy of the tile that begins at `row` of a head to shared memory. All its Rows * d
+/// elements count as arrived at the barrier; rows beyond the tensor's last are zeros. One thread
+/// calls this (PTX ISA 'cp.async.bulk.tensor').
 template <class T, int Rows, int d>
 __device__ __forceinline__ void tma_load(TmaTile<Rows, d, T> &tile, const TensorMap &map, int row,
                                          int head, int batch, Mbarrier &landed) {
@@ -92,9 +92,9 @@ __device__ __forceinline__ void tma_load(TmaTile<Rows, d, T> &tile, const Tensor
       : "memory");
 }
 
-/// Starts to copy a tile from shared memory to the rows from `row` on of a head; rows beyond the
-/// tensor's are not written. What ordinary stores have put into the tile, the engine sees after
-/// fence_proxy_async (PTX ISA 'cp.async.bulk.tensor').
+/// Starts the copy of a tile from shared memory to the rows of a head from `row` on. It writes no
+/// rows beyond the tensor's last. The engine sees what ordinary stores wrote to the tile if
+/// fence_proxy_async came between (PTX ISA 'cp.async.bulk.tensor').
 template <class T, int Rows, int d>
 __device__ __forceinline__ void tma_store(const TensorMap &map, int row, int head, int batch,
                                           TmaTile<Rows, d, T> &tile) {
@@ -105,21 +105,24 @@ __device__ __forceinline__ void tma_store(const TensorMap &map, int row, int hea
       : "memory");
 }
 
-/// Makes one group of the stores that the thread has started ('cp.async.bulk.commit_group').
+/// Makes a group of the stores that the thread has started since its last group
+/// ('cp.async.bulk.commit_group').
 __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/// Waits until at most N of the thread's groups have yet to read their tile: it may then be written
-/// again ('cp.async.bulk.wait_group.read'). A kernel's end waits for the rest.
+/// Waits until all but the thread's N youngest groups have read their tiles, which may then be
+/// written again ('cp.async.bulk.wait_group.read'). The kernel's end waits for the writes to global
+/// memory.
 template <int N>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 
-/// Orders what this thread has done to shared memory by ordinary loads and stores before what TMA and
-/// wgmma do to it next: they reach it by another path, the asynchronous proxy. A barrier between the
-/// two comes after the fence (PTX ISA, 'Async proxy'; 'fence.proxy.async').
+/// Orders this thread's ordinary loads and stores of shared memory before later accesses by TMA and
+/// wgmma, which use another path, the asynchronous proxy. If another thread requests those
+/// accesses, a barrier between the two comes after the fence (PTX ISA, 'Async proxy';
+/// 'fence.proxy.async').
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

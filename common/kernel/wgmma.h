@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 // wgmma, Hopper's matrix product: the four warps of a warpgroup multiply 64 rows at once, with operands
-// that the tensor cores read from shared memory themselves, while the warps go on with something else.
+// that the tensor cores read from shared memory themselves. The warps continue meanwhile.
 #pragma once
 
 #include "common/kernel/tma.h"
 
 #ifdef __CUDACC__
 
-/// A warpgroup's 64 x N accumulators: element i of a lane is at row (warp % 4) * 16 + lane / 4 + 8 (i / 2
-/// % 2), column i / 4 * 8 + lane % 4 * 2 + i % 2 (PTX ISA, 'Register Fragments for wgmma.m64nNk16'). From
-/// wgmma to the wait for its group they are not to be touched.
+/// A warpgroup's 64 x N accumulators: element i of a lane is at row (warp % 4) * 16 + lane / 4 + 8
+/// (i / 2 % 2), column i / 4 * 8 + lane % 4 * 2 + i % 2 (PTX ISA, 'Register Fragments for
+/// wgmma.m64nNk16'). No thread may touch them between a wgmma and the wait for its group.
 template <int N>
 class Accumulator {
  public:
@@ -41,13 +41,14 @@ __device__ __forceinline__ Operand operand(std::uint64_t descriptor, const Tile 
 
 #endif
 
-// An operand in shared memory is described to the tensor cores: where it begins, how far its swizzle atoms (8
-// rows of 128 bytes) are apart, and how they are swizzled (PTX ISA, 'Matrix descriptor'). K-major: the
-// dimension that is summed over lies along the rows of the tile, as in Q and K; MN-major: down its columns, as
-// in V, for types of 16 bits only.
+// A descriptor tells the tensor cores where an operand in shared memory begins, how far apart its
+// swizzle atoms (8 rows of 128 bytes) are, and how they are swizzled (PTX ISA, 'Matrix
+// descriptor'). In a K-major operand the sum runs along the tile's rows, as in Q and K. In an
+// MN-major operand, as V, it runs down the columns; only types of 16 bits can be MN-major.
 
 namespace ptx {
-/// All numbers in units of 16 bytes; the 128-byte swizzle is mode 1.
+/// Returns the descriptor of what begins `offset` bytes behind the tile's begin. Its fields count
+/// units of 16 bytes; mode 1 is the 128-byte swizzle.
 __device__ __forceinline__ std::uint64_t descriptor(const void *tile, int offset, int leading,
                                                     int stride) {
   return (std::uint64_t{1} << 62 | std::uint64_t(stride / 16) << 32 |
@@ -56,7 +57,8 @@ __device__ __forceinline__ std::uint64_t descriptor(const void *tile, int offset
 }
 }  // namespace ptx
 
-/// The part of a tile that begins at this row, a multiple of 8, and column, a multiple of 32 bytes.
+/// Describes the part of a tile that begins at this row, a multiple of 8, and column, a multiple of
+/// 32 bytes.
 template <class T, int Rows, int d>
 __device__ __forceinline__ KMajor k_major(const TmaTile<Rows, d, T> &tile, int row, int col) {
   using Layout = Slabs<Rows, d, T>;
@@ -65,8 +67,8 @@ __device__ __forceinline__ KMajor k_major(const TmaTile<Rows, d, T> &tile, int r
   return ptx::operand<KMajor>(ptx::descriptor(&tile, offset, 16, 8 * 128), tile, row, col);
 }
 
-/// The same with rows and columns exchanged: the rows are summed over. Row and column are multiples of
-/// 8 and of a slab's 64.
+/// Describes an MN-major part: the sum runs over the rows. The row is a multiple of 8, the column
+/// of a slab's 64.
 template <class T, int Rows, int d>
 __device__ __forceinline__ MNMajor mn_major(const TmaTile<Rows, d, T> &tile, int row, int col) {
   const int offset = col / Slabs<Rows, d, T>::width * (Rows * 128) + row * 128;
@@ -75,23 +77,24 @@ __device__ __forceinline__ MNMajor mn_major(const TmaTile<Rows, d, T> &tile, int
 
 #ifdef __CUDACC__
 
-/// Comes before a warpgroup's first wgmma, and again where its registers, accumulators or A, were read or
-/// written since ('wgmma.fence').
+/// Must come before a warpgroup's first wgmma, and again if its registers (accumulators or A) were
+/// read or written since the last one ('wgmma.fence').
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-/// Makes one group of the products that the warpgroup has started ('wgmma.commit_group').
+/// Makes a group of the products that the warpgroup has started since its last group
+/// ('wgmma.commit_group').
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/// Waits until at most N groups, the youngest, are under way ('wgmma.wait_group'). The accumulators that
-/// are named may be touched after it.
+/// Waits until at most the N youngest groups are incomplete ('wgmma.wait_group'). The accumulators
+/// that are named may be touched after it.
 template <int N, class... Accumulators>
 __device__ __forceinline__ void wgmma_wait(Accumulators &...done) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-  // For nvcc, which knows of no wait: they are written here.
+  // nvcc does not know of the wait. This asm pretends to write the accumulators here.
   const auto written_here = [](auto &accumulator) {
 #pragma unroll
     for (int i = 0; i < accumulator.size; i++) asm volatile("" : "+f"(accumulator(i))::"memory");
@@ -101,8 +104,8 @@ __device__ __forceinline__ void wgmma_wait(Accumulators &...done) {
 
 namespace ptx {
 
-// The accumulators' names in the text of the instruction, and the operands that they stand for: N / 2 of
-// each, by tens and by eights.
+// The accumulators' names in the text of the instruction, and the operands that they stand for: N /
+// 2 of each, by tens and by eights.
 #define TEN(t)                                                                                     \
   "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t \
   "9"
@@ -192,16 +195,16 @@ WGMMA_OF(224, 112, 113, 114, 115, 116, 117)
 
 }  // namespace ptx
 
-/// Starts D = A B^T (+ D), for a warpgroup: 64 x N of fp32, A 64 rows and B N rows of 32 bytes: 16 elements
-/// of fp16 or bf16, or 32 of e4m3, both in shared memory (PTX ISA 'wgmma.mma_async', m64nNk16 and
-/// m64nNk32).
+/// Starts D = A B^T (+ D), for a warpgroup: 64 x N of fp32, A 64 rows and B N rows of 32 bytes: 16
+/// elements of fp16 or bf16, or 32 of e4m3, both in shared memory (PTX ISA 'wgmma.mma_async',
+/// m64nNk16 and m64nNk32).
 template <class T = half, int N>
 __device__ __forceinline__ void wgmma(Accumulator<N> &D, KMajor A, KMajor B, bool add) {
   ptx::wgmma<T>(D, A.descriptor, B.descriptor, add);
 }
 
-/// Starts D = A B (+ D): A, 64 x 16, in registers, each warp's 16 rows as mma has them; B 16 rows of N
-/// elements in shared memory. A stays as it is until the wait.
+/// Starts D = A B (+ D): A, 64 x 16, in registers, each warp's 16 rows as mma has them; B 16 rows
+/// of N elements in shared memory. A stays as it is until the wait.
 template <class T = half, int N>
 __device__ __forceinline__ void wgmma(Accumulator<N> &D, const FragmentA &A, MNMajor B, bool add) {
   static_assert(!std::is_same_v<T, e4m3>,
@@ -209,9 +212,10 @@ __device__ __forceinline__ void wgmma(Accumulator<N> &D, const FragmentA &A, MNM
   ptx::wgmma<T>(D, A, B.descriptor, add);
 }
 
-/// Starts D = A B^T (+ D) for e4m3: A, 64 x 32, in registers, B N rows of 32 elements in shared memory. With
-/// g = lane / 4 and t = lane % 4 the registers hold, of a warp's 16 rows, rows g, g + 8, g, g + 8; columns
-/// 4t to 4t + 3, the last two 16 further on ('Register Fragments for wgmma.m64nNk32').
+/// Starts D = A B^T (+ D) for e4m3: A, 64 x 32, in registers, B N rows of 32 elements in shared
+/// memory. With g = lane / 4 and t = lane % 4 the registers hold, of a warp's 16 rows, rows g, g +
+/// 8, g, g + 8; columns 4t to 4t + 3, the last two 16 further on ('Register Fragments for
+/// wgmma.m64nNk32').
 template <class T, int N>
 __device__ __forceinline__ void wgmma(Accumulator<N> &D, const FragmentA &A, KMajor B, bool add) {
   static_assert(std::is_same_v<T, e4m3>);

@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const int first_row = blockIdx.x * Br, head = blockIdx.y;
   const Matrix<half> gO{O + std::int64_t{head} * seqlen * d, seqlen, d};
 
-  // ldmatrix.x4 of a 16 x 16 block: lane i supplies the address of row i % 16, in the left or the right half.
+  // ldmatrix.x4 of a 16 x 16 block: lane i supplies row i % 16 of its left or its right half.
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
-  // Of K the halves are the upper and the lower: registers 0 and 1 are then mma's B of the first 8 keys.
+  // Of K, of its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
 
   if (threadIdx.x == 0) {

@@ -27,7 +27,7 @@ struct SharedStorage {
   Mbarrier K_full, V_full;  // Q arrives with the first K
 };
 
-/// Stores a warp's 16 rows of O from `row` of gO on, divided by l: the sum of what a row's four lanes have of it.
+/// Stores a warp's 16 rows of O, from `row` of gO on, divided by l, the sum over a row's 4 lanes.
 template <class T, int d>
 __device__ __forceinline__ void store_rows(const Matrix<T> &gO, int row, int lane,
                                            Accumulator<d> &o, float (&l)[2]) {
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(threads, 2)           // blocks per SM
     tma_load(smem.K, map_K, 0, head, 0, smem.K_full);
   }
 
-  // Of each m tile a warp has 16 rows, and a lane has rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1) of them.
+  // In each m tile a warp has 16 rows, and a lane rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1).
   Accumulator<Bc> s[m_tiles];
   Accumulator<d> o[m_tiles];
   FragmentA p[m_tiles][Bc / 16];

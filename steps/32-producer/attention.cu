@@ -25,15 +25,15 @@ constexpr int threads = (consumers + 1) * 128;
 constexpr int consumer_registers = 232, producer_registers = 24;
 static_assert(2 * 128 * (consumers * consumer_registers + producer_registers) <= 65536);
 
-/// A ring of tiles in shared memory, one in each stage. A stage is full when its copy is complete, and empty when
-/// every reader has arrived.
+/// A ring of tiles in shared memory, one in each stage. A stage is full when its copy is complete,
+/// and empty when every reader has arrived.
 template <class Tile>
 struct Ring {
   Tile tile[stages];
   Mbarrier full[stages], empty[stages];
 };
 
-/// A thread's position in a ring: its next stage, and the parity of the phase that it waits for there.
+/// A thread's position in a ring: its next stage, and the parity that it waits for there.
 struct RingPosition {
   int stage = 0, parity = 0;
   __device__ void next() {
@@ -57,8 +57,8 @@ __device__ void ring_init(Ring<Tile> &ring, int readers) {
   }
 }
 
-/// Waits until the next stage is empty, and starts the copy of the rows from `row` on into it. (Parity ^ 1: the
-/// stages of a new ring count as empty.)
+/// Waits until the next stage is empty, and starts the copy of the rows from `row` on into it.
+/// (Parity ^ 1: the stages of a new ring count as empty.)
 template <class Tile>
 __device__ void ring_load(Ring<Tile> &ring, RingPosition &at, const TensorMap &map, int row,
                           int head, int batch) {
@@ -75,7 +75,7 @@ __device__ void ring_release(Ring<Tile> &ring, RingPosition &at) {
   at.next();
 }
 
-/// Stores a warp's 16 rows of O from `row` of gO on, divided by l: the sum of what a row's four lanes have of it.
+/// Stores a warp's 16 rows of O, from `row` of gO on, divided by l, the sum over a row's 4 lanes.
 template <class T, int d>
 __device__ __forceinline__ void store_rows(const Matrix<T> &gO, int row, int lane,
                                            Accumulator<d> &o, float (&l)[2]) {
@@ -117,11 +117,11 @@ __global__ void __launch_bounds__(threads, 2)           // blocks per SM
     }
   } else {
     setmaxnreg_inc<consumer_registers>();
-    // Never taken, because no problem has 0 keys. Without a way out behind setmaxnreg, nvcc 13.0 compiles what
-    // follows for the registers of the launch, and spills.
+    // Never taken, as no problem has 0 keys. Without a way to leave the branch here, nvcc 13.0
+    // compiles the rest of it for the launch's registers, and spills.
     if (seqlen == 0) return;
 
-    // Of each m tile a warp has 16 rows, and a lane has rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1) of them.
+    // In each m tile a warp has 16 rows, and a lane rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1).
     Accumulator<Bc> s[m_tiles];
     Accumulator<d> o[m_tiles];
     FragmentA p[m_tiles][Bc / 16];

@@ -32,7 +32,7 @@ struct SharedStorage {
   Mbarrier Q_full;
 };
 
-/// Stores a warp's 16 rows of O from `row` of gO on, divided by l: the sum of what a row's four lanes have of it.
+/// Stores a warp's 16 rows of O, from `row` of gO on, divided by l, the sum over a row's 4 lanes.
 template <class T, int d>
 __device__ __forceinline__ void store_rows(const Matrix<T> &gO, int row, int lane,
                                            Accumulator<d> &o, float (&l)[2]) {
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
     }
   } else {
     setmaxnreg_inc<consumer_registers>();
-    // Never taken, because no problem has 0 keys. Without a way out behind setmaxnreg, nvcc 13.0 compiles what
-    // follows for the registers of the launch, and spills.
+    // Never taken, as no problem has 0 keys. Without a way to leave the branch here, nvcc 13.0
+    // compiles the rest of it for the launch's registers, and spills.
     if (seqlen == 0) return;
 
     const int wg_row = warpgroup * 64;
