@@ -44,10 +44,10 @@ problems="
 50 --kv-heads 2 --seqlen-k 517 --batch 1 --heads 16 --seqlen 1 --head-dim 128
 24 --rope halves --batch 1 --heads 3 --seqlen 291 --head-dim 128
 26 --kv-heads 1 --seqlen-k 1301 --batch 1 --heads 5 --seqlen 1 --head-dim 128
-27 --kv-heads 1 --seqlen-k 3331 --batch 3 --heads 7 --seqlen 1 --head-dim 128
+27 --kv-heads 1 --seqlen-k 3331 --splits 26 --batch 3 --heads 7 --seqlen 1 --head-dim 128
 29 --type bf16 --batch 1 --heads 1 --seqlen 175 --head-dim 192
 29 --batch 1 --heads 2 --seqlen 353 --head-dim 96
-50 --kv-heads 1 --seqlen-k 3331 --batch 3 --heads 7 --seqlen 1 --head-dim 128
+50 --kv-heads 1 --seqlen-k 3331 --splits 26 --batch 3 --heads 7 --seqlen 1 --head-dim 128
 50 --causal --batch 1 --heads 3 --seqlen 203 --head-dim 64
 50 --batch 1 --heads 2 --seqlen 331 --head-dim 192
 36 --type bf16 --batch 5 --heads 33 --seqlen 256 --head-dim 64
