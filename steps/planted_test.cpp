@@ -48,10 +48,9 @@ std::vector<std::string> steps() {
 /// included.
 std::string source_of(const std::string &step) {
   std::string source = read_text("steps/" + step + "/attention.cu");
-  const std::vector<std::string> held = {"#include \"steps/" + step + "/",
-                                         "#include \"common/kernel/order.h",
-                                         "#include \"common/kernel/ring.h",
-                                         "#include \"common/kernel/cache.h"};
+  const std::vector<std::string> held = {
+      "#include \"steps/" + step + "/", "#include \"common/kernel/order.h",
+      "#include \"common/kernel/ring.h", "#include \"common/kernel/cache.h"};
   const auto next = [&] {
     std::size_t first = std::string::npos;
     for (const std::string &start : held) first = std::min(first, source.find(start));
@@ -138,11 +137,16 @@ const std::vector<std::string> kHopperBarriers = {
     "cluster_sync(",         "mbarrier_arrive_at(",
     "griddepcontrol_wait("};
 
+/// Whether a step is of Part IV.
+bool of_hopper(const std::string &step) {
+  return step >= "30" && step < "50";
+}
+
 /// These calls in a source, but not their definitions; not those that it can do without.
 std::vector<Replacement> calls_of(const std::string &step, const std::string &source,
                                   const std::vector<Replacement> &spare) {
   std::vector<Replacement> calls;
-  for (const std::string &name : step < "30" ? kBarriers : kHopperBarriers)
+  for (const std::string &name : of_hopper(step) ? kHopperBarriers : kBarriers)
     for (std::size_t at = 0; (at = source.find(name, at)) != std::string::npos; at++) {
       const std::size_t end = source.find(';', at), line = source.rfind('\n', at);
       if (source.substr(line, at - line).find("//") != std::string::npos) continue;
@@ -259,7 +263,7 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
   const std::string &program = step.mutants.commands[step.first_call + call];
   if (program.empty()) return step.mutants.complaint;
   std::string failures;
-  const bool hopper = step.mutants.step >= "30";
+  const bool hopper = of_hopper(step.mutants.step);
   // Several tiles; and what a step takes, it may have barriers for.
   std::string options = step.help.tile == 1 ? "--seqlen 256" : hopper ? "--seqlen 384" : "";
   if (step.help.takes_option("--rope")) options += " --rope halves";
@@ -269,7 +273,8 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
   // A tile that sees no key.
   if (step.help.tile == 1 && step.help.takes_option("--causal"))
     shapes.push_back("--seqlen 200 --seqlen-k 3 --causal");
-  if (step.mutants.step >= "36") shapes = {kPersistent, kPersistentShort, "--seqlen 1024"};
+  if (hopper && step.mutants.step >= "36")
+    shapes = {kPersistent, kPersistentShort, "--seqlen 1024"};
   if (step.help.tile > 128) shapes = {kPersistent};
   for (const int seed : {1, 2}) {  // one head: a barrier is of one block
     std::string said;              // in shapes in which the call is not missed
