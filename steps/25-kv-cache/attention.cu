@@ -5,7 +5,7 @@
 // Before      step 23: a block is 128 queries of one head, and one query leaves 127 rows empty. (Step
 //             24's rotation is left out: a cache holds keys that were rotated when they were stored.)
 // Bottleneck  Memory: 8 query heads that share keys do 8 operations per byte of K and V, and an H200
-//             can do 200. Products and instructions do not limit the kernel; bytes in flight do.
+//             can do 206. Products do not limit the kernel; bytes in flight do.
 // Change      The rows of an m tile are the queries of all heads that share the keys. Each warp
 //             streams keys of its own through three stages and waits for no other warp. At the end
 //             the block merges the warps' parts in shared memory.
