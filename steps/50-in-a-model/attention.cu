@@ -10,7 +10,7 @@
 //             front of this file's launch.
 // Prediction  Prompts: 4% more instructions per tile than step 28, and 4% more time at most; at 128,
 //             plain, step 29's time; with pages a loop a quarter longer. New tokens: the time of step
-//             26, and 2 us where there are keys to store.
+//             27, and 2 us where there are keys to store.
 #include "steps/50-in-a-model/decode.h"
 #include "steps/50-in-a-model/prefill.h"
 
