@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(threads) attention(const Problem p, float scal
             s[key / 8][e] = -INFINITY;
 
 #pragma unroll
-    for (int r = 0; r < 2; r++) {  // not lazily, as step 14 has it: instructions do not matter
+    for (int r = 0; r < 2; r++) {  // not lazily as in step 14: the loop mostly waits for memory
       float m_new = -INFINITY;
       for (FragmentC &x : s) m_new = fmaxf(m_new, fmaxf(x[2 * r], x[2 * r + 1]));
       for (int mask = 1; mask < 4; mask *= 2)
