@@ -24,8 +24,10 @@ def curves(rows, head_dim, causal, of_type):
             continue
         points = [(n, speed[0]) for n in sorted({int(r["seqlen"]) for r in rows})
                   if (speed := style.speed(rows, name, n, head_dim, options))]
-        if len(points) > 1:
-            found[name] = points
+        found[name] = points
+    # A line joins only lengths that were measured: those of the curve that has most of them.
+    most = max(len(points) for points in found.values())
+    found = {name: points for name, points in found.items() if len(points) == most > 1}
     return found if any(style.is_step(name) for name in found) else {}
 
 
