@@ -27,9 +27,10 @@ namespace {
 
 const std::string kFolder = "build/planted/";
 
-// In step 36 on the emulator, blocks that take several tiles of Q; and with one tile of keys.
-const char *const kPersistent = "--heads 9 --seqlen 256";
-const char *const kPersistentShort = "--heads 20 --seqlen 128";
+// From step 36 on, blocks that take three tiles of Q on the emulator's 16 multiprocessors, one more than Q has stages;
+// and with one tile of keys.
+const char *const kPersistent = "--heads 20 --seqlen 256";
+const char *const kPersistentShort = "--heads 40 --seqlen 128";
 
 // Where some are enough: steps, and of each of these bugs and calls.
 constexpr std::size_t kSomeSteps = 8, kSomeBugs = 4, kSomeCalls = 1;
