@@ -212,7 +212,7 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/50-in-a-model/libr
 
 #?
 #? Check
-#?   make test                   what a change breaks most often, in two and a half minutes on two cores
+#?   make test                   what a change breaks most often, in about three minutes on two cores
 #?   make test-all               everything that needs no GPU
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized
 #?   make check-deadlock         of it that alone: what waits for ever ends with an error
