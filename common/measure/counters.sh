@@ -58,6 +58,8 @@ problems="
 38 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
 39 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 39 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
+42 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
+42 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
 40 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
 40 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 41 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
