@@ -95,13 +95,13 @@ function at_most(count, what) {
   by = what
 }
 
-# The kernel of each step and head dim that has the longest loop. The head dim is the first number of its template,
-# and 128 where that has none.
+# The kernel of each step and head dim that has the longest loop. The head dim is the first number that is an argument
+# of its template, and 128 where that has none. (Names of types have digits, too: __nv_bfloat16, e4m3.)
 function write_csv(  i, part, d, key, keys, longest) {
   for (i = 1; i <= kernels; i++) {
     if (!loop[order[i]]) continue
     split(order[i], part, SUBSEP)
-    d = match(part[2], /[0-9]+/) ? substr(part[2], RSTART, RLENGTH) : 128
+    d = match(part[2], /[<, ][0-9]+/) ? substr(part[2], RSTART + 1, RLENGTH - 1) : 128
     key = part[1] "," d
     if (!(key in longest)) keys[++keys[0]] = key
     if (loop[order[i]] > loop[longest[key]]) longest[key] = order[i]

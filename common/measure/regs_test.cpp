@@ -163,12 +163,14 @@ TEST_CASE("regs: what ptxas says of wgmma and setmaxnreg is an error") {
 TEST_CASE("regs: the registers of the kernel with the longest loop, of each head dim, as CSV") {
   const std::string loops =
       kNamespace + "attention<__half, 64, 32>\n  a loop of 620 instructions: 9 HMMA\n" +
+      kNamespace + "attention<__nv_bfloat16, 64, 32>\n  a loop of 640 instructions: 9 HMMA\n" +
       kNamespace + "attention<__half, 64, 64>\n  a loop of 101 instructions: 9 HMMA\n" +
       "  a loop of 780 instructions: 9 HMMA\n" + kNamespace +
       "handover\n  a loop of 1054 instructions: 9 HMMA\n";
   const fs::path csv = fs::temp_directory_path() / ("code." + std::to_string(getpid()));
   const Finished run = regs("sm_90 -v csv=" + csv.string(),
                             {{"attention<__half, 64, 32>(int)", 128, 200, 0, 0, 0, 0},
+                             {"attention<__nv_bfloat16, 64, 32>(int)", 128, 202, 0, 0, 0, 0},
                              {"attention<__half, 64, 64>(int)", 128, 240, 0, 0, 0, 0},
                              {"rotate<64>(int)", 128, 40, 0, 0, 0, 0},
                              {"handover(int)", 128, 128, 0, 0, 0, 0}},

@@ -69,7 +69,9 @@ double arithmetic(const std::string &text,
       if (next(")")) return sum;
     } else if (next("[")) {
       const size_t begin = at;
-      at = text.find(']', begin);
+      // A key's filter may have brackets of its own: step~^2[0-4]-.
+      for (int open = 1; at < text.size(); at++)
+        if ((open += (text[at] == '[') - (text[at] == ']')) == 0) break;
       if (next("]")) return value_of(text.substr(begin, at - 1 - begin));
     } else if (std::isdigit(text[at])) {
       char *end = nullptr;
