@@ -158,7 +158,7 @@ problems_of() {
     36) measured=("" "--seqlen 1024" "--head-dim 64") ;;
     39) also_checked=--causal measured=("--causal" "--causal --seqlen 1024" "--head-dim 64" "--causal --head-dim 64") ;;
     38) also_checked=--causal measured=("--causal" "--causal --seqlen 1024") ;;
-    42) also_checked=--causal measured=("--causal --head-dim 64 --seqlen 1024" "--causal --head-dim 64" "--head-dim 64" "--causal") ;;
+    42) also_checked=--causal measured=("--causal --head-dim 64 --seqlen 1024" "--causal --head-dim 64" "--head-dim 64") ;;
     40) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
     41) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
   esac
