@@ -15,11 +15,10 @@ double scale_of(const std::vector<float> &scales, std::size_t row, int rows) {
   return scales.empty() ? 1 : scales[row / rows];
 }
 
-/// Sets a row's scores from one on, of keys that lie side by side.
-FOR_WIDE_VECTORS void score(Row &row, const KeyValues &head, int from, int end) {
+/// Sets a row's scaled products from one on, of keys that lie side by side.
+FOR_WIDE_VECTORS void score(Row &row, const KeyValues &head, int from, int end, double scale) {
   const auto d = static_cast<int>(row.query.size());
   const std::size_t keys = head.K_columns.size() / d;
-  const double root = std::sqrt(static_cast<double>(d));
   in_columns(
       end - from, [&](auto width, int first) __attribute__((always_inline)) {
         const double *K = &head.K_columns[row.keys[from + first] - head.first];
@@ -28,7 +27,7 @@ FOR_WIDE_VECTORS void score(Row &row, const KeyValues &head, int from, int end) 
           for (int i = 0; i < width; i++) s[i] += q * K[i];
           K += keys;
         }
-        for (int i = 0; i < width; i++) row.scores[from + first + i] = s[i] / root;
+        for (int i = 0; i < width; i++) row.scaled[from + first + i] = s[i] * scale;
       });
 }
 
@@ -56,7 +55,14 @@ int position_of(const Shape &shape, int batch, int query) {
 Keys keys_seen(const Shape &shape, int batch, int query) {
   if (query >= shape.length_q(batch)) return {0, 0};
   const int own = position_of(shape, batch, query);
-  const int end = shape.causal || shape.window ? std::max(0, own + 1) : shape.length_k(batch);
+  int end = shape.causal || shape.window ? std::max(0, own + 1) : shape.length_k(batch);
+  if (shape.window_right >= 0)
+    end = static_cast<int>(
+        std::clamp<std::int64_t>(own + std::int64_t{1} + shape.window_right, 0, end));
+  if (shape.window_left >= 0) {
+    const int first = std::max(0, own - shape.window_left);
+    return first < end ? Keys{first, end} : Keys{0, 0};
+  }
   if (!shape.window || shape.window >= end) return {0, end};
   const int first = end - shape.window;
   return {first, end, std::min(shape.sinks, first)};
@@ -161,30 +167,53 @@ Row attention_row(const Inputs &inputs, const KeyValues &head, Place place) {
   const std::size_t query =
       (static_cast<std::size_t>(place.batch) * shape.heads + place.head) * shape.seqlen_q +
       place.row;
-  Row row{std::vector<double>(d),
-          keys_seen(shape, place.batch, place.row),
-          {},
-          {},
-          std::vector<double>(d)};
+  Row row{.query = std::vector<double>(d),
+          .keys = keys_seen(shape, place.batch, place.row),
+          .scaled = {},
+          .biases = {},
+          .scores = {},
+          .weights = {},
+          .output = std::vector<double>(d)};
   const int n = row.keys.count();
-  if (n == 0) return row;
+  const bool sink = !inputs.sink_logits.empty();
+  if (n == 0) {
+    if (sink && place.row < shape.length_q(place.batch)) {
+      row.sink_weight = 1;
+      row.log_sum_exp = inputs.sink_logits[place.head];
+    }
+    return row;
+  }
   std::vector<double> &q = row.query;
   const double Q_scale = scale_of(inputs.scales.Q, query, shape.seqlen_q);
   for (int k = 0; k < d; k++)
     q[k] = element_to_float(inputs.type, inputs.Q[query * d + k]) * Q_scale;
   rotate(inputs, position_of(shape, place.batch, place.row), q.data());
 
-  row.scores.resize(n);
+  row.scaled.resize(n);
   const int sinks = row.keys.sinks;
-  if (sinks) score(row, head, 0, sinks);
-  score(row, head, sinks, n);
+  if (sinks) score(row, head, 0, sinks, shape.softmax_scale());
+  score(row, head, sinks, n, shape.softmax_scale());
+
+  row.scores = row.scaled;
+  const double cap = shape.softcap;
+  if (cap > 0)
+    for (double &s : row.scores) s = cap * std::tanh(s / cap);
+  if (shape.alibi) {
+    const int own = position_of(shape, place.batch, place.row);
+    for (int j = 0; j < n; j++)
+      row.scores[j] +=
+          row.biases.emplace_back(-double{inputs.slopes[place.head]} * std::abs(own - row.keys[j]));
+  }
 
   // e^s overflows a double from s = 710 on (and fp32 from 89). The softmax does not change when the
   // same number is subtracted from all scores; subtracting the largest leaves all exponents <= 0.
-  const double m = *std::max_element(row.scores.begin(), row.scores.end());
-  double l = 0;
+  double m = *std::max_element(row.scores.begin(), row.scores.end());
+  if (sink) m = std::max(m, double{inputs.sink_logits[place.head]});
+  double l = row.sink_weight = sink ? std::exp(inputs.sink_logits[place.head] - m) : 0;
   for (const double s : row.scores) l += row.weights.emplace_back(std::exp(s - m));
   for (double &p : row.weights) p /= l;
+  row.sink_weight /= l;
+  row.log_sum_exp = m + std::log(l);
 
   average(row, head);
   return row;

@@ -17,12 +17,23 @@
 // With rotary embedding (Su et al. 2021, 'RoFormer') queries and keys are turned first: each pair of
 // a row's elements, by an angle that grows with the row's position in its sequence. The dot product
 // of two rows that are turned depends on the distance of their positions, not on the positions.
+//
+// A model may change a score before the softmax, in this order: another scale in place of 1 / sqrt(d); a
+// soft cap, cap tanh(s / cap), which stays between -cap and cap (Gemma 2); a bias that falls with the distance
+// of query and key, -slope |distance|, with a slope per head (Press et al. 2021, 'ALiBi'). And a sink: a logit
+// per head, learned, of a key without a value. It is in the denominator alone (gpt-oss).
+//
+// Beside o, a caller may want the logarithm of the denominator, the log-sum-exp: ln sum_i e^(s_i), the sink
+// included. Two results over different keys can be merged with it, and the backward pass needs it. It is
+// -infinity for a query that sees nothing and has no sink.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -40,6 +51,13 @@ struct Shape {
   bool causal = false;  // a query sees no key after its own position
   int window = 0;       // only the last so many keys, up to its own position; 0: no window
   int sinks = 0;        // and with a window the first so many of these keys
+  // Or, as FlashAttention's window_size: the keys from so many before its own position to so many after it;
+  // -1: no limit.
+  int window_left = -1, window_right = -1;
+  std::optional<float> scale = {};  // of the scores; none: 1 / sqrt(head_dim)
+  float softcap = 0;                // 0: none
+  bool alibi = false;
+  bool sink_logits = false;
   // What each element of the batch uses of seqlen_q and seqlen_k; empty: all.
   std::vector<int> lengths_q = {}, lengths_k = {};
   Rope rope = Rope::kNone;
@@ -49,6 +67,9 @@ struct Shape {
 
   int length_q(int element) const { return lengths_q.empty() ? seqlen_q : lengths_q[element]; }
   int length_k(int element) const { return lengths_k.empty() ? seqlen_k : lengths_k[element]; }
+  double softmax_scale() const {
+    return scale ? double{*scale} : 1 / std::sqrt(static_cast<double>(head_dim));
+  }
 };
 
 /// The keys first, first + 1 ... end - 1, and before them 0, 1 ... sinks - 1; sinks <= first.
@@ -120,6 +141,8 @@ struct Inputs {
   Elements K, V;  // [batch, kv_heads, seqlen_k, head_dim]
   Rotation rotation = {};
   Scales scales = {};
+  std::vector<float> slopes = {};       // of ALiBi, [heads]; empty: no bias
+  std::vector<float> sink_logits = {};  // [heads]; empty: no sinks
 };
 
 /// The columns of pair c.
@@ -141,10 +164,14 @@ struct Place {
 
 /// One row of the output, and what it was made of.
 struct Row {
-  std::vector<double> query;            // rotated, [head_dim]
-  Keys keys;                            // that the query sees
-  std::vector<double> scores, weights;  // of these keys
-  std::vector<double> output;           // [head_dim]
+  std::vector<double> query;   // rotated, [head_dim]
+  Keys keys;                   // that the query sees
+  std::vector<double> scaled;  // of these keys: q . k times the scale
+  std::vector<double> biases;  // ALiBi's; empty: none
+  std::vector<double> scores, weights;
+  std::vector<double> output;  // [head_dim]
+  double sink_weight = 0;      // the weights and this sum to 1, if there are any
+  double log_sum_exp = -INFINITY;
 };
 
 /// Some keys of a head, rotated, and their values as numbers, for all queries that see none but these.

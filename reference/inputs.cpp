@@ -147,6 +147,12 @@ Inputs draw(Family family, const Shape &shape, Type type, bool to_quantise, std:
   const std::size_t of_Q = static_cast<std::size_t>(queries) * d;
   const std::size_t of_K = static_cast<std::size_t>(shape.seqlen_k) * d;
   Inputs inputs{shape, type, {}, {}, {}, rotation_of(shape)};
+  // The slopes that the paper has where the heads are a power of two: a geometric sequence down to 2^-8.
+  for (int h = 0; shape.alibi && h < shape.heads; h++)
+    inputs.slopes.push_back(static_cast<float>(std::exp2(-8.0 * (h + 1) / shape.heads)));
+  Random of_sinks(seed * 1000003 - 1);  // from far below a row's scores to far above
+  for (int h = 0; shape.sink_logits && h < shape.heads; h++)
+    inputs.sink_logits.push_back(4 * of_sinks.normal());
   inputs.Q.resize(groups * of_Q);
   for (auto *matrix : {&inputs.K, &inputs.V}) matrix->resize(groups * of_K);
   parallel_for(groups, [&](std::size_t group) {

@@ -189,6 +189,68 @@ TEST_CASE("reference: a row tells its scores and weights, of the keys that it se
   CHECK(std::accumulate(row.weights.begin(), row.weights.end(), 0.0) == about(1));
 }
 
+// --- what becomes of a score ---------------------------------------------------------------------
+
+TEST_CASE(
+    "reference: a scale, a soft cap, a bias by distance, a sink, and the log-sum-exp, by hand") {
+  // Two heads, two queries of 2 and 4 and three keys of 1, 2 and -1, with values 1, 2 and 3: the second query
+  // stands at the third key, the first at the second.
+  Inputs inputs{{.heads = 2, .kv_heads = 2, .seqlen_q = 2, .seqlen_k = 3, .head_dim = 1},
+                Type::kFp16,
+                halves({2, 4, 2, 4}),
+                halves({1, 2, -1, 1, 2, -1}),
+                halves({1, 2, 3, 1, 2, 3})};
+  const auto row = [&](int head, int query) { return attention_row(inputs, {0, head, query}); };
+  const auto softmax = [](double a, double b, double c, double sink) {
+    const double l = std::exp(a) + std::exp(b) + std::exp(c) + sink;
+    return std::pair((std::exp(a) + 2 * std::exp(b) + 3 * std::exp(c)) / l, std::log(l));
+  };
+  const auto check = [&](int head, int query, double a, double b, double c, double sink = 0) {
+    const auto [o, lse] = softmax(a, b, c, sink);
+    CHECK(row(head, query).output[0] == about(o));
+    CHECK(row(head, query).log_sum_exp == about(lse));
+  };
+  check(0, 0, 2, 4, -2);
+  inputs.shape.scale = 0.5f;
+  check(0, 1, 2, 4, -2);
+  inputs.shape.softcap = 3;
+  check(0, 1, 3 * std::tanh(2 / 3.0), 3 * std::tanh(4 / 3.0), 3 * std::tanh(-2 / 3.0));
+  inputs.shape.alibi = true;
+  inputs.slopes = {0.5f, 2};
+  check(0, 1, 3 * std::tanh(2 / 3.0) - 1, 3 * std::tanh(4 / 3.0) - 0.5, 3 * std::tanh(-2 / 3.0));
+  inputs.shape.softcap = 0;
+  check(1, 0, 1 - 2, 2, -1 - 2);
+  inputs.shape.alibi = false;
+  inputs.shape.sink_logits = true;
+  inputs.sink_logits = {-1, 3};
+  check(0, 0, 1, 2, -1, std::exp(-1.0));
+  check(1, 0, 1, 2, -1, std::exp(3.0));
+  const Row with_sink = row(1, 0);
+  CHECK(with_sink.weights[0] + with_sink.weights[1] + with_sink.weights[2] +
+            with_sink.sink_weight ==
+        about(1));
+}
+
+TEST_CASE("reference: a row that sees nothing has the log-sum-exp of its sink, or -infinity") {
+  Inputs inputs = draw(Family::kNormal, 2, 4, 8, 1);
+  inputs.shape.seqlen_k = 2;
+  inputs.shape.causal = true;
+  CHECK(attention_row(inputs, {0, 1, 0}).log_sum_exp == -INFINITY);
+  inputs.sink_logits = {1, -7};
+  CHECK(attention_row(inputs, {0, 1, 0}).log_sum_exp == -7);
+  CHECK(attention_row(inputs, {0, 1, 0}).output == std::vector<double>(8));
+}
+
+TEST_CASE("inputs: ALiBi's slopes fall to 2^-8, and sinks differ from head to head") {
+  Shape shape = plain(8, 4, 8);
+  shape.alibi = shape.sink_logits = true;
+  const Inputs inputs = make_inputs(Family::kNormal, shape, Type::kFp16, 1);
+  REQUIRE(inputs.slopes.size() == 8);
+  for (int h = 0; h < 8; h++) CHECK(inputs.slopes[h] == std::exp2(-1.0f * (h + 1)));
+  REQUIRE(inputs.sink_logits.size() == 8);
+  CHECK(std::set<float>(inputs.sink_logits.begin(), inputs.sink_logits.end()).size() == 8);
+}
+
 // --- who sees whom -------------------------------------------------------------------------------
 
 TEST_CASE("reference: who sees whom: no mask, causal, a window, lengths, drawn") {
@@ -223,6 +285,22 @@ TEST_CASE("reference: who sees whom: no mask, causal, a window, lengths, drawn")
   CHECK(picture(ragged, 0) == Picture{"....", "#...", "##.."});
   CHECK(picture(ragged, 1) == Picture{"###.", "####", "...."});
   CHECK(picture({.seqlen_q = 2, .seqlen_k = 2, .lengths_k = {0}}, 0) == Picture{"..", ".."});
+  // Windows to both sides.
+  const auto sides = [&](Shape shape, int left, int right) {
+    shape.window_left = left, shape.window_right = right;
+    return picture(shape, 0);
+  };
+  const Shape square{.seqlen_q = 4, .seqlen_k = 4};
+  CHECK(sides(square, 0, 0) == Picture{"#...", ".#..", "..#.", "...#"});
+  CHECK(sides(square, 1, 1) == Picture{"##..", "###.", ".###", "..##"});
+  CHECK(sides(square, 2, 0) == Picture{"#...", "##..", "###.", ".###"});
+  CHECK(sides(square, -1, 1) == Picture{"##..", "###.", "####", "####"});
+  CHECK(sides(square, 1, -1) == Picture{"####", "####", ".###", "..##"});
+  CHECK(sides(square, 2147483647, 2147483647) == Picture{"####", "####", "####", "####"});
+  CHECK(sides({.seqlen_q = 4, .seqlen_k = 4, .causal = true}, 1, 2) ==
+        Picture{"#...", "##..", ".##.", "..##"});
+  CHECK(sides({.seqlen_q = 2, .seqlen_k = 5}, 1, 0) == Picture{"..##.", "...##"});
+  CHECK(sides({.seqlen_q = 5, .seqlen_k = 2}, 0, 1) == Picture{"..", "..", "#.", "##", ".#"});
 }
 
 TEST_CASE("reference: the pairs counted are the pairs that see each other") {

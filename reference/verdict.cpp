@@ -84,6 +84,7 @@ struct RowOfElements {
   std::vector<Element> elements;
   double rounded_P[kScales] = {};  // of P, rounded at this scale: what they do add
   double systematic = 0;           // of all that may be cut off toward zero
+  double lse = -INFINITY, lse_bound = 0;
 };
 
 /// By how much each element of a row, rotated and rounded, may be off: h of verdict.h.
@@ -99,7 +100,7 @@ std::vector<double> rotation_errors(const Inputs &inputs, const double *row) {
 FOR_WIDE_VECTORS void add_rotation(const Inputs &inputs, const KeyValues &head, Place place,
                                    const Row &row, std::vector<Element> &elements) {
   const int d = inputs.shape.head_dim;
-  const double root = std::sqrt(static_cast<double>(d));
+  const double scale = inputs.shape.softmax_scale();
   const std::size_t keys = row.weights.size();
   const int padded = (d + 7) / 8 * 8;
   // Of each key w_j (v_j - o), and k_j.
@@ -112,7 +113,7 @@ FOR_WIDE_VECTORS void add_rotation(const Inputs &inputs, const KeyValues &head, 
     if (is_rotated_here(inputs.shape, place.batch, number)) {
       const std::vector<double> h = rotation_errors(inputs, &head.K[at]);
       for (int c = 0; c < d; c++) {
-        const double error = h[c] * std::abs(row.query[c]) / root;
+        const double error = h[c] * std::abs(row.query[c]) * scale;
         squares += error * error;
         sum += error;
       }
@@ -140,7 +141,7 @@ FOR_WIDE_VECTORS void add_rotation(const Inputs &inputs, const KeyValues &head, 
       const Eight sums[4] = {a, b, e, f};
       for (int r = 0; r < 4 && k + r < d; r++)
         for (int i = 0; i < 8 && c + i < d; i++) {
-          const double error = h[c + i] * std::abs(sums[r][i]) / root;
+          const double error = h[c + i] * std::abs(sums[r][i]) * scale;
           elements[k + r].r_squared += error * error / 3;
           elements[k + r].at_most += error;
         }
@@ -229,34 +230,101 @@ FOR_WIDE_VECTORS void add_to_slope(const std::vector<Part> &parts, const Roundin
   for (int i = 0; i < kScales; i++) row.rounded_P[i] = errors[i] / scales[i] * largest;
 }
 
-RowOfElements elements_of(const Inputs &inputs, const KeyValues &head, Place place) {
+/// The largest terms of q . k of each key, as above, in the order of the row's keys.
+std::vector<double> all_largest_terms(const Row &row, const KeyValues &head) {
+  std::vector<double> terms(row.weights.size());
+  if (row.keys.sinks) largest_terms(row, head, 0, row.keys.sinks, terms);
+  largest_terms(row, head, row.keys.sinks, row.keys.count(), terms);
+  return terms;
+}
+
+/// By how much ALiBi's bias of a key is off, in units of so many roundings.
+double error_of_bias(const Row &row, std::size_t j, double roundings) {
+  return row.biases.empty() ? 0 : roundings * 0x1p-24 * std::abs(row.biases[j]);
+}
+
+/// By how much tanh.approx makes a key's score wrong.
+double error_of_cap(const Shape &shape, const Row &row, std::size_t j) {
+  const double bias = row.biases.empty() ? 0 : row.biases[j];
+  return shape.softcap > 0 ? 0x1p-11 * std::abs(row.scores[j] - bias) : 0;
+}
+
+/// By how much the log-sum-exp of a row may be off. `deviations` is t of verdict.h.
+double bound_of_lse(const Inputs &inputs, const KeyValues &head, Place place, const Row &row,
+                    double deviations) {
+  const Shape &shape = inputs.shape;
+  const int d = shape.head_dim;
+  const std::size_t N = row.weights.size();
+  const double scale = shape.softmax_scale();
+  const std::vector<double> terms = all_largest_terms(row, head);
+  std::vector<double> of_query;
+  if (shape.rope != Rope::kNone) of_query = rotation_errors(inputs, row.query.data());
+  double of_scores = 0, lost = 0;
+  for (std::size_t j = 0; j < N; j++) {
+    double error = 0x1p-24 * (d + 4) * scale * terms[j] + error_of_bias(row, j, 4) +
+                   error_of_cap(shape, row, j);
+    if (!of_query.empty()) {
+      const int number = row.keys[static_cast<int>(j)];
+      const double *key = &head.K[static_cast<std::size_t>(number - head.first) * d];
+      const bool here = is_rotated_here(shape, place.batch, number);
+      const std::vector<double> of_key =
+          here ? rotation_errors(inputs, key) : std::vector<double>(d);
+      for (int c = 0; c < d; c++)
+        error += scale * (of_query[c] * std::abs(key[c]) + of_key[c] * std::abs(row.query[c]));
+    }
+    of_scores += row.weights[j] * error;
+    if (row.weights[j] < 0x1p-22) lost += row.weights[j];
+  }
+  std::vector<double> sorted = row.weights;
+  std::sort(sorted.begin(), sorted.end());
+  double alike = 0;
+  const auto same = [&](std::size_t i) {  // as the one before it
+    return 0 < i && i < N && sorted[i] - sorted[i - 1] <= 0x1p-20 * sorted[i];
+  };
+  for (std::size_t i = 0; i < N; i++) alike += same(i) || same(i + 1);
+  const double n = static_cast<double>(N), L = 8 + std::log2(n + 1);
+  const double of_sum = 16 + alike + deviations * std::sqrt(n);
+  return of_scores + lost + 0x1p-24 * (of_sum + 4 * L + 3 * (std::abs(row.log_sum_exp) + L));
+}
+
+/// `deviations`: of the log-sum-exp's bound; 0: it is not compared.
+RowOfElements elements_of(const Inputs &inputs, const KeyValues &head, Place place,
+                          double deviations) {
   const Row row = attention_row(inputs, head, place);
   const int d = inputs.shape.head_dim;
   RowOfElements result{std::vector<Element>(d)};
+  result.lse = row.log_sum_exp;
+  // The logit of a sink alone is rounded three times: times log2(e), times ln(2), and in between.
+  if (std::isfinite(row.log_sum_exp)) result.lse_bound = 3 * 0x1p-24 * std::abs(row.log_sum_exp);
+  if (deviations > 0 && !row.weights.empty())
+    result.lse_bound = bound_of_lse(inputs, head, place, row, deviations);
   std::vector<Element> &elements = result.elements;
   for (int k = 0; k < d; k++) elements[k].expected = row.output[k];
   if (row.weights.empty()) return result;
 
   const Rounding rounding = rounding_of(inputs.type);
   const std::vector<bool> fully = keys_that_count_fully(row.weights);
-  const double largest = *std::max_element(row.weights.begin(), row.weights.end());
+  const double largest =
+      std::max(row.sink_weight, *std::max_element(row.weights.begin(), row.weights.end()));
   const double n = static_cast<double>(row.weights.size());
+  const Shape &shape = inputs.shape;
+  const double scale = shape.softmax_scale();
+  const double counted = shape.scale ? INFINITY : 0x1p14;  // of |s_j|
   const bool fp8 = inputs.type == Type::kFp8;
-  const double sums = 0x1p-23 * (d + n / 16) + (fp8 ? 0x1p-13 * n / 32 : 0);
+  const double sums =
+      0x1p-23 * (d * std::max(1.0, scale * std::sqrt(d)) + n / 16) + (fp8 ? 0x1p-13 * n / 32 : 0);
   std::vector<double> terms(row.weights.size());  // 0 where nothing is cut off
-  if (fp8) {
-    const int sinks = row.keys.sinks;
-    if (sinks) largest_terms(row, head, 0, sinks, terms);
-    largest_terms(row, head, sinks, row.keys.count(), terms);
-  }
+  if (fp8) terms = all_largest_terms(row, head);
   std::vector<Part> parts(row.weights.size());
   for (std::size_t j = 0; j < row.weights.size(); j++) {
     const double w = row.weights[j];
     const double a = std::max(rounding.u * w, rounding.f * largest);
-    const double b = 0x1p-24 * std::min(std::abs(row.scores[j]), 0x1p14) * w;
+    const double b =
+        (0x1p-24 * std::min(std::abs(row.scaled[j]), counted) + error_of_bias(row, j, 3)) * w;
     const std::size_t key =
         static_cast<std::size_t>(row.keys[static_cast<int>(j)] - head.first) * d;
-    const double score = 0x1p-13 * std::sqrt(33 * d / 32.0) / std::sqrt(d) * terms[j];
+    const double score =
+        0x1p-13 * std::sqrt(33 * d / 32.0) * scale * terms[j] + error_of_cap(shape, row, j);
     const double e = (sums + score) * w + std::min(w, 0x1p-118 * largest);
     parts[j] = {&head.V[key], (a * a + b * b) * (fully[j] ? 1 : 1 / 3.0) + e * e, a + b + e, w,
                 b + score * w};
@@ -312,24 +380,25 @@ int place_between_neighbours(const Rounding &rounding, double value) {
 
 }  // namespace
 
-Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> &places) {
+Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> &places,
+              std::span<const float> lse) {
   const Shape &shape = inputs.shape;
   const int d = shape.head_dim;
   const Type type = output_type(inputs.type);
   const Rounding rounding = rounding_of(type);
   std::vector<RowOfElements> rows(places.size());
+  const double n = static_cast<double>(places.size()) * d;
+  const double deviations = std::sqrt(2 * std::log(2 * n / kFailureOfARightKernel));
   const std::vector<std::size_t> cuts = cuts_by_head(shape, places);
   parallel_for(cuts.size() - 1, [&](std::size_t run) {
     const std::span some = std::span(places).subspan(cuts[run], cuts[run + 1] - cuts[run]);
     const KeyValues head = key_values_common(inputs, some);
     for (std::size_t i = 0; i < some.size(); i++)
-      rows[cuts[run] + i] = elements_of(inputs, head, some[i]);
+      rows[cuts[run] + i] = elements_of(inputs, head, some[i], lse.empty() ? 0 : deviations);
   });
 
-  const double n = static_cast<double>(places.size()) * d;
-  const double deviations = std::sqrt(2 * std::log(2 * n / kFailureOfARightKernel));
   Verdict verdict;
-  double squares = 0, squares_expected = 0, products = 0, worst_ratio = 0;
+  double squares = 0, squares_expected = 0, products = 0, worst_ratio = 0, worst_lse = -1;
   // Of c^2 + h^2 / 3, for each column of V of each of its heads.
   std::vector<double> column_sums(static_cast<std::size_t>(shape.batch) * shape.kv_heads * d);
   std::vector<double> row_sums(places.size());  // of r^2
@@ -341,6 +410,22 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
     const Place &place = places[i];
     const std::size_t head = static_cast<std::size_t>(place.batch) * shape.heads + place.head;
     const std::size_t first = (head * shape.seqlen_q + place.row) * d;
+    if (!lse.empty()) {
+      const double is = lse[head * shape.seqlen_q + place.row], should_be = rows[i].lse;
+      const bool same = is == should_be;  // -infinity, too
+      const double error = same                            ? 0
+                           : std::isfinite(is - should_be) ? std::abs(is - should_be)
+                                                           : INFINITY;
+      const double ratio = same ? 0 : error / rows[i].lse_bound;
+      if (ratio > worst_lse) {
+        worst_lse = ratio;
+        verdict.lse_worst = place;
+        verdict.lse = is;
+        verdict.lse_expected = should_be;
+        verdict.lse_error = error;
+        verdict.lse_bound = rows[i].lse_bound;
+      }
+    }
     double row_squares = 0;
     double *const columns = &column_sums[first_key(shape, place) / shape.seqlen_k * d];
     for (int k = 0; k < d; k++) {

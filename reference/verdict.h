@@ -106,9 +106,43 @@
 // All columns of a row share these errors, so r^2 is no part of B. Let R be the sum of r^2 over a
 // row. The root of the mean square of what they add is bounded like that of B, with R in its place
 // and once more F (now less than two runs of a million); the two roots add up.
+//
+// Where a model changes the scores, their errors change:
+//
+//   - With a scale of the caller's, the error of q . k grows with it: e_j has d max(1, scale sqrt(d)) in place
+//     of d. And the scores are the caller's: b_j counts |s_j| beyond 2^14, too.
+//   - A soft cap is off by what tanh.approx.f32 is, at most 2^-11 of its value (PTX ISA 'tanh'): the score by
+//     2^-11 |cap tanh(s / cap)|, which is added to e_j as the errors of fp8's scores are. What s is off by
+//     grows no larger, because tanh is nowhere steeper than 1.
+//   - ALiBi's bias is a product of a rounded slope, and is added to the score: b_j has |s_j| + 3 |bias_j|.
+//   - A sink is a key whose value is 0. Its weight counts among the w_i of which the largest is meant.
+//
+// The log-sum-exp, ln(sum_j e^(s_j)), is compared where the step stores it, row by row. A kernel has it from
+// l, the sum of powers of two that are relative to m, as (m + log2 l) ln 2. In units of 2^-24 it is off by at
+// most the sum of
+//
+//   - sum_j w_j (d + 4) A_j, from the scores: A_j is the largest of the products that q . k_j adds up, and of
+//     its sums of the first 32, 64 ... of them, times the scale. d roundings of the sum, and 4 of the scale
+//     and of its product with the score. (A tensor core rounds toward zero, and errs less: 10.5 of these units
+//     for each 16 products, by MMA-Sim's account of an H100.) To it come the errors of the soft cap and of the
+//     bias above, 4 |bias_j| in place of 3;
+//   - 16 + n + t sqrt(N), from l: a sum of N powers. The powers are off by two units in the last place, 4 of
+//     ours, and so are the factors by which l is rescaled. A sum of N terms is off by one half of its last
+//     place N times at most. These roundings are independent but where powers are equal: n is the number of
+//     keys that share their power with another key, but for one part in 2^20, and t the number of standard
+//     deviations for F, as above;
+//   - 2^24 times the weight of all keys whose weight is less than 2^-22: l may lose these altogether;
+//   - 4 max(1, |log2 l|), from lg2.approx: 2^-22 of the result or, between 1/2 and 2, of 1 (PTX ISA 'lg2').
+//     logf is better. l is at most 2^8 times as large as relative to the row's maximum, so |log2 l| is at most
+//     L = 8 + log2(N + 1);
+//   - 3 (|log-sum-exp| + L), from the last product and sum.
+//
+// With rotary embedding each score is off by scale (sum_c h(q_c) |k_jc| + h(k_jc) |q_c|), too.
+// A right row passes for certain but for the sum's t: all rows do but for a run in three million.
 #pragma once
 
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "reference/attention.h"
@@ -126,17 +160,24 @@ struct Verdict {
   int worst_column = 0;
   double worst_output = 0, worst_expected = 0;
   double max_error = 0, max_bound = 0;
+  // Of the log-sum-exp, where it was compared: the row with the largest error for its bound.
+  Place lse_worst{0, 0, 0};
+  double lse = 0, lse_expected = 0, lse_error = 0, lse_bound = 0;
 
   /// Never true for an output with a NaN: every comparison with NaN is false, so errors are asked
   /// to be within the bound, not whether they are beyond it.
-  bool passed() const {
+  bool o_passed() const {
     return not_finite == 0 && rms_error <= rms_bound && max_error <= max_bound &&
            std::abs(slope) <= slope_bound;
   }
+  bool lse_passed() const { return lse_error <= lse_bound; }
+  bool passed() const { return o_passed() && lse_passed(); }
 };
 
-/// Compares rows of an output, [batch, heads, seqlen_q, head_dim], with the reference.
-Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> &places);
+/// Compares rows of an output, [batch, heads, seqlen_q, head_dim], with the reference; and their log-sum-exp,
+/// [batch, heads, seqlen_q], if there is one.
+Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> &places,
+              std::span<const float> lse = {});
 
 /// What is wrong with a cache of keys or of values after the kernel stored the new ones in it.
 struct CacheVerdict {

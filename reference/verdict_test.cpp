@@ -432,7 +432,7 @@ TEST_CASE("verdict: rows of the output in another order fail") {
   // With equal keys all queries have one answer.
   const auto permuted = [](int distance) {
     return [=](const Case &c) {
-      Elements O(kElements);
+      Elements O(kElements, 0);
       for (int head = 0; head < kHeads; head++)
         for (int row = 0; row < kSeqlen; row++)
           for (int k = 0; k < kHeadDim; k++)
@@ -707,6 +707,142 @@ std::vector<Where> places(const reference::Shape &of, int tile, unsigned long se
 }
 
 }  // namespace
+
+// --- the log-sum-exp -----------------------------------------------------------------------------
+
+namespace {
+
+/// The log-sum-exp of all rows, as a kernel has it that does everything in fp32: of keys in tiles, whose maximum
+/// may lag.
+std::vector<float> in_fp32(const Case &of, float lag) {
+  std::vector<float> lse;
+  const float scale_log2 = 1.44269504f / std::sqrt(float{kHeadDim});
+  for (const Place &place : of.places) {
+    float m = -1e30f, l = 0;
+    for (int j = 0; j < kSeqlen; j++) {
+      float s = 0;
+      for (int k = 0; k < kHeadDim; k++)
+        s += half_to_float(half{of.inputs.Q[element(place.head, place.row, k)]}) *
+             half_to_float(half{of.inputs.K[element(place.head, j, k)]});
+      if (s * scale_log2 > m + lag) {
+        const float m_new = s * scale_log2;
+        l *= std::exp2(m - m_new);
+        m = m_new;
+      }
+      l += std::exp2(std::fma(s, scale_log2, -m));
+    }
+    lse.push_back((m + std::log2(l)) * 0.693147181f);
+  }
+  return lse;
+}
+
+Verdict of_lse(const Case &of, const std::vector<float> &lse) {
+  return judge(of.inputs, rounded(of.exact), of.places, lse);
+}
+
+}  // namespace
+
+TEST_CASE("verdict: a log-sum-exp in fp32 passes, whether its maximum lags or not") {
+  for (const Case &of : cases())
+    for (const float lag : {0.0f, 8.0f}) {
+      CAPTURE(of.name());
+      const Verdict verdict = of_lse(of, in_fp32(of, lag));
+      CHECK(verdict.passed());
+      CHECK(verdict.lse_bound > 0);
+    }
+}
+
+TEST_CASE("verdict: the bound of the log-sum-exp of normal inputs is small, by hand") {
+  // A row whose query is 0: all scores are 0, all powers 1, and the log-sum-exp is ln(128).
+  Inputs inputs = draw(Family::kNormal);
+  for (int k = 0; k < kHeadDim; k++) inputs.Q[element(0, 0, k)] = 0;
+  const double exact = std::log(double{kSeqlen}), L = 8 + std::log2(kSeqlen + 1.0);
+  const double t = std::sqrt(2 * std::log(2.0 * kHeadDim / (1e-6 / 3)));
+  const double bound = 0x1p-24 * (16 + kSeqlen + t * std::sqrt(kSeqlen) + 4 * L + 3 * (exact + L));
+  const std::vector<Place> row = {{0, 0, 0}};
+  const auto verdict = [&](double lse) {
+    return judge(inputs, Elements(kElements, 0), row,
+                 std::vector<float>(kHeads * kSeqlen, static_cast<float>(lse)));
+  };
+  CHECK(verdict(exact).lse_bound == doctest::Approx(bound));
+  CHECK(verdict(exact + 0.95 * bound).lse_passed());
+  CHECK(!verdict(exact + 1.05 * bound).lse_passed());
+  CHECK(!verdict(exact - 1.05 * bound).lse_passed());
+  CHECK(bound < 3e-5);
+}
+
+TEST_CASE("verdict: a log-sum-exp that is wrong anywhere fails, and the row is named") {
+  const std::vector<float> right = in_fp32(normal(), 8);
+  const auto fails = [&](const std::function<float(std::size_t)> &value) {
+    std::vector<float> lse;
+    for (std::size_t i = 0; i < right.size(); i++) lse.push_back(value(i));
+    return !of_lse(normal(), lse).passed();
+  };
+  CHECK(!fails([&](std::size_t i) { return right[i]; }));
+  CHECK(fails([&](std::size_t i) { return right[i] * 1.442695f; }));
+  CHECK(fails([&](std::size_t i) { return right[i] + std::log(0.25f); }));
+  CHECK(fails([&](std::size_t i) { return right[i] + std::log1p(-1.0f / kSeqlen / 10); }));
+  CHECK(fails([&](std::size_t i) { return half_to_float(float_to_half(right[i])); }));
+  CHECK(fails([&](std::size_t i) { return right[(i + 1) % right.size()]; }));
+  CHECK(fails([&](std::size_t i) { return right[(i + kSeqlen) % right.size()]; }));
+  for (const float wrong : {0.0f, INFINITY, -INFINITY, std::nanf("")}) {
+    std::vector<float> one = right;
+    one[kSeqlen + 17] = wrong;
+    const Verdict verdict = of_lse(normal(), one);
+    CHECK(!verdict.passed());
+    CHECK(verdict.o_passed());
+    CHECK(verdict.lse_worst.head == 1);
+    CHECK(verdict.lse_worst.row == 17);
+  }
+}
+
+TEST_CASE("verdict: the log-sum-exp of an empty row is -infinity, and nothing else") {
+  Inputs inputs = draw(Family::kNormal);
+  inputs.shape.lengths_k = {0};
+  const std::vector<Place> row = {{0, 0, 0}};
+  const auto passes = [&](float lse) {
+    return judge(inputs, Elements(kElements, 0), row, std::vector<float>(kHeads * kSeqlen, lse))
+        .passed();
+  };
+  CHECK(passes(-INFINITY));
+  for (const float wrong : {0.0f, -3e38f, INFINITY, std::nanf("")}) CHECK(!passes(wrong));
+}
+
+TEST_CASE(
+    "verdict: a larger scale, a soft cap and a bias make the bounds larger, by their errors") {
+  Inputs inputs = draw(Family::kNormal);
+  const std::vector<Place> row = {{0, 0, 5}};
+  const auto bounds = [&] {
+    const reference::Row of = attention_row(inputs, row[0]);
+    Elements O(kElements, 0);
+    for (int k = 0; k < kHeadDim; k++) O[element(0, 5, k)] = double_to_half(of.output[k]).bits;
+    std::vector<float> lse(kHeads * kSeqlen, static_cast<float>(of.log_sum_exp));
+    const Verdict verdict = judge(inputs, O, row, lse);
+    CHECK(verdict.passed());
+    return std::pair(verdict.max_bound, verdict.lse_bound);
+  };
+  const auto plain = bounds();
+  inputs.shape.scale = 1.0f;
+  const auto scaled = bounds();
+  CHECK(scaled.second > 2 * plain.second);
+  inputs.shape.scale.reset();
+  inputs.shape.softcap = 30;
+  const auto capped = bounds();
+  CHECK(capped.first > plain.first);
+  CHECK(capped.second > 5 * plain.second);
+  CHECK(capped.second < 0x1p-11 * 4);  // of scores below 4
+  inputs.shape.softcap = 0;
+  inputs.shape.alibi = true;
+  inputs.slopes = {0.25f, 0.125f};
+  CHECK(bounds().second < 2 * plain.second);
+  inputs.shape.alibi = false;
+  // A sink that takes all of the weight: P is rounded beside its power.
+  inputs.shape.sink_logits = true;
+  inputs.sink_logits = {12, 0};
+  const reference::Row of = attention_row(inputs, row[0]);
+  CHECK(of.sink_weight > 0.99);
+  bounds();
+}
 
 TEST_CASE("verdict: at a small shape all rows are checked, once each") {
   for (const auto &[batch, heads, seqlen] : {std::array{1, 1, 1}, {2, 3, 128}, {1, 4, 512}}) {

@@ -32,12 +32,17 @@ std::string drawn_command(const std::string &program, const Description &step,
   };
   std::vector<std::string> head_dims = {"64", "64", "128"};
   if (step.head_dims.size() == 1) head_dims = step.head_dims;
+  std::string beyond;  // what becomes of the scores
+  for (const std::string option :
+       {"--scale 0.4", "--scale 0.01", "--softcap 2", "--softcap 40", "--alibi", "--sink-logits"})
+    if (step.takes_option(words(option)[0]) && one_of({"", "", "yes"}) == "yes")
+      beyond += " " + option;
   const int tiles = std::stoi(one_of({"1", "1", "1", "1", "1", "1", "2", "2", "3"}));
   return program + " --device cpu --check-only --batch " + one_of({"1", "1", "1", "2"}) +
          " --heads " + one_of({"1", "1", "2", "3"}) + " --head-dim " + one_of(head_dims) +
          " --seqlen " + std::to_string(tiles * step.tile) + " --inputs " +
          one_of({"normal", "normal", "normal", "rising", "one-hot", "ends", "equal-keys"}) +
-         " --seed " + std::to_string(number);
+         " --seed " + std::to_string(number) + beyond;
 }
 
 /// "... error 1.2e-05 rms (at most 4e-05), ...": the error over its bound. Negative: not found.
@@ -72,28 +77,33 @@ TEST_CASE("every step passes, whatever the seed and the shape") {
     const std::string program = "./step-" + step.substr(0, 2);
     const Description described = describe(program);
     const int runs = step < "10" ? std::max(most / 4, 1) : most;
-    Worst rms, element, slope;
+    Worst rms, element, slope, lse;
     std::string failures;
     std::mutex adding;
     parallel_for(runs, [&](std::size_t i) {
       const std::string command = drawn_command(program, described, i + 1);
       const Finished finished = run_command(command);
       const double of_rms = ratio(finished.out, "rms"), of_element = ratio(finished.out, "max"),
-                   of_slope = ratio(finished.out, "slope");
+                   of_slope = ratio(finished.out, "slope"),
+                   of_lse = described.writes_lse ? ratio(finished.out, "worst") : 0;
       const std::lock_guard lock(adding);
       rms.add(of_rms, command);
       element.add(of_element, command);
       slope.add(of_slope, command);
-      if (finished.status != 0 || of_rms < 0 || of_element < 0 || of_slope < 0)
+      lse.add(of_lse, command);
+      if (finished.status != 0 || of_rms < 0 || of_element < 0 || of_slope < 0 || of_lse < 0)
         failures += command + "\n" + finished.out + finished.err;
     });
     CHECK_MESSAGE(failures.empty(), failures);
     if (!runs_wanted) continue;
     std::printf(
         "%s  %4d runs: at worst %.2f of the bound for an element (%s), %.2f in RMS (%s), %.2f for "
-        "the slope (%s)\n",
+        "the slope (%s)",
         step.c_str(), runs, element.ratio, element.command.c_str(), rms.ratio, rms.command.c_str(),
         slope.ratio, slope.command.c_str());
+    if (described.writes_lse)
+      std::printf(", %.2f for the log-sum-exp (%s)", lse.ratio, lse.command.c_str());
+    std::printf("\n");
     std::fflush(stdout);
   }
 }

@@ -156,6 +156,14 @@ inline float ex2(float x, Where where = Where::current()) {
   return y < 0x1p-126f ? 0 : y;
 }
 
+inline float lg2(float x) {
+  return std::log2(x < 0x1p-126f ? 0 : x);
+}
+
+inline float tanh_approx(float x) {
+  return std::tanh(x);
+}
+
 [[gnu::noinline]] inline unsigned atomic_dec(const Reference<unsigned> &counter, unsigned limit) {
   return emulator::atomic(
       counter.checked(),

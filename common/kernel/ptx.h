@@ -155,6 +155,22 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+/// log2(x) in one instruction: off by 2^-22 at most for x between 1/2 and 2, else by 2^-22 of the result;
+/// -infinity for 0 (PTX ISA 'lg2').
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// The hyperbolic tangent in one instruction, off by 2^-11 of the result at most (PTX ISA 'tanh', sm_75 or
+/// later).
+__device__ __forceinline__ float tanh_approx(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// One less, and `limit` after 0 or what is more than `limit`, in one go for all blocks. Returns what
 /// was there before (CUDA C++ Programming Guide, 'atomicDec()').
 __device__ __forceinline__ unsigned atomic_dec(unsigned &counter, unsigned limit) {

@@ -22,14 +22,17 @@ struct HeadScales {
   const float *Q, *K, *V;
 };
 
-/// One forward pass of attention: O = softmax(Q K^T / sqrt(head_dim)) V for each of batch * heads
+/// One forward pass of attention: O = softmax(scale Q K^T) V for each of batch * heads
 /// independent heads. A step takes the plain problem, and of the rest what its header's 'Takes'
 /// names. Plain: fp16, dense [batch, heads, seqlen, head_dim], as many keys as queries and as many
-/// key heads as query heads, and every query sees every key.
+/// key heads as query heads, the scale 1 / sqrt(head_dim), and every query sees every key.
 struct Problem {
   const void *Q;  // in the memory of the device, as are all that follow
   void *K, *V;    // written only where K_new is given
   void *O;
+  // Where the step writes it (Step::writes_lse): the natural logarithm of each row's sum of e^score, dense
+  // [batch, heads, seqlen_q]; -infinity for a row that sees no key, and nothing for rows that are not there.
+  float *lse;
   void *workspace;  // what Step::workspace_bytes asked for
   void *stream;     // a cudaStream_t; null, the default stream, but for a library's caller
   Strides Q_strides, K_strides, V_strides, O_strides;
@@ -41,6 +44,16 @@ struct Problem {
   bool causal;  // query i sees keys up to i + seqlen_k - seqlen_q, of its sequence's lengths
   int window;   // it sees the last so many of those keys; 0: all of them
   int sinks;    // with a window: it sees the first so many of those keys, too
+  // It sees the keys from so many before its own position, i + seqlen_k - seqlen_q, to so many after it, as
+  // FlashAttention's window_size has it; -1: no limit.
+  int window_left, window_right;
+  // A score is scale q . k; then, with a soft cap, cap tanh(score / cap); then ALiBi adds
+  // -slope |i + seqlen_k - seqlen_q - j|. A sink is one more key of each row, which has no value: its score is
+  // the head's logit.
+  float scale;               // 0 or more
+  float softcap;             // 0: none
+  const float *slopes;       // of ALiBi, [heads]; null: no bias
+  const float *sink_logits;  // [heads]; null: no sinks
   // Where the sequences differ in length: [batch], null if all are full. Rows beyond are not there:
   // those of Q, K and V are not to be read, those of O not to be written.
   const int *lengths_q, *lengths_k;
@@ -93,6 +106,7 @@ struct Step {
   std::size_t (*workspace_bytes)(const Problem &) = nullptr;
   std::vector<int> head_dims = {64, 128};  // those it takes; the first is the emulator's default
   bool decodes = false;  // its default problem: a query per head and a long cache of K and V
+  bool writes_lse = false;  // beside O
 };
 
 // One source, compiled once for each backend.

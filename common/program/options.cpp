@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <climits>
 #include <cstdlib>
 #include <functional>
@@ -47,6 +48,13 @@ std::vector<std::string> types_of(const Step &step) {
   return {"fp16"};
 }
 
+/// A number with as few digits as it takes to read it back: "0.05".
+std::string shortest(float value) {
+  char text[32];
+  const std::to_chars_result end = std::to_chars(text, text + sizeof text, value);
+  return {text, end.ptr};
+}
+
 int index_of(const std::string &word, const std::vector<std::string> &words) {
   return static_cast<int>(std::find(words.begin(), words.end(), word) - words.begin());
 }
@@ -75,6 +83,33 @@ std::uint64_t number(const std::string &option, const std::string &text, std::ui
   if (const auto value = whole_number(text, least, most)) return *value;
   throw UsageError(option + " " + text + ": must be " + or_word + "a whole number from " +
                    std::to_string(least) + " to " + std::to_string(most));
+}
+
+/// A number from `least` to `most`, written with digits.
+float real_number(const std::string &option, const std::string &text, float least, float most) {
+  char *end;
+  const float value = std::strtof(text.c_str(), &end);
+  const bool digits = (text[0] >= '0' && text[0] <= '9') || text[0] == '.';  // not " 1", inf, nan
+  if (digits && *end == '\0' && value >= least && value <= most) return value;
+  throw UsageError(option + " " + text + ": must be a number from " + shortest(least) + " to " +
+                   shortest(most));
+}
+
+/// "128:0" is a window of 128 keys before a query's own and none after it; -1 is no limit.
+void read_window_size(reference::Shape &shape, const std::string &option, const std::string &text) {
+  const std::vector<std::string> parts = split(text, ":");
+  const auto side = [&](const std::string &part) -> std::optional<int> {
+    if (part == "-1") return -1;
+    const auto keys = whole_number(part, 0, INT_MAX);
+    return keys ? std::optional(static_cast<int>(*keys)) : std::nullopt;
+  };
+  const auto left = side(parts.front()), right = side(parts.back());
+  if (!left || !right || parts.size() != 2)
+    throw UsageError(option + " " + text +
+                     ": must be LEFT:RIGHT, each -1 or a whole number from 0 to " +
+                     std::to_string(INT_MAX));
+  shape.window_left = *left;
+  shape.window_right = *right;
 }
 
 /// "100,37:64" is 100 queries and keys of the first batch element, 37 and 64 of the second.
@@ -211,6 +246,29 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
              "0"),
       beyond(size("sinks", shape.sinks, INT_MAX, "with --window: it sees the first N keys, too"),
              "0"),
+      beyond({"window-size", "LEFT:RIGHT",
+              "a query sees the keys from LEFT before its own position to RIGHT after\n"
+              "it, as FlashAttention's window_size; -1: no limit",
+              [&shape](Text option, Text text) { read_window_size(shape, option, text); },
+              [&shape] {
+                return std::to_string(shape.window_left) + ":" + std::to_string(shape.window_right);
+              }},
+             "-1:-1"),
+      beyond(
+          {"scale", "X", "of the scores; default 1 / sqrt(head dim)",
+           [&shape](Text option, Text text) { shape.scale = real_number(option, text, 0, 1e6f); },
+           [&shape] { return shape.scale ? shortest(*shape.scale) : ""; }}),
+      beyond({"softcap", "X", "scores between -X and X: X tanh(score / X)",
+              [&shape](Text option, Text text) {
+                shape.softcap = real_number(option, text, 0.001f, 1e6f);
+              },
+              [&shape] { return shortest(shape.softcap); }},
+             "0"),
+      beyond(flag("alibi", shape.alibi,
+                  "scores fall with the distance of query and key, at each head's slope")),
+      beyond(flag("sink-logits", shape.sink_logits,
+                  "each head has a sink: a logit, drawn from the seed, in the softmax's\n"
+                  "denominator alone")),
       beyond({"type", join(types_of(step), "|"),
               types_of(step).front() == "fp8"
                   ? "of the elements of Q, K and V: e4m3, with a scale for each head; O is\n"
@@ -282,6 +340,11 @@ void check_together(const Options &options) {
   if (options.shape.sinks && !options.shape.window)
     throw UsageError("--sinks " + std::to_string(options.shape.sinks) +
                      " needs --window: without one a query sees the first keys anyway");
+  const bool window_size = options.shape.window_left >= 0 || options.shape.window_right >= 0;
+  if (options.shape.window && window_size)
+    throw UsageError("--window " + std::to_string(options.shape.window) +
+                     " cannot be combined with --window-size, which says the same: LEFT is " +
+                     std::to_string(options.shape.window - 1));
   if (options.layout == Layout::kPacked && options.shape.lengths_q.empty())
     throw UsageError("--layout packed needs --lengths, which says where a sequence ends");
   using reference::Family;
@@ -410,6 +473,7 @@ std::string describe_text(const Step &step) {
       {"head-dims", join(head_dim_names(step), " ")},
       {"types", join(types_of(step), " ")},
       {"inputs", join(reference::family_names(), " ")},
+      {"writes", step.writes_lse ? "O lse" : "O"},
       {"gpu", problem(true)},
       {"emulator", problem(false)}};
   for (const auto &csv : kCsv)

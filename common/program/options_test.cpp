@@ -24,7 +24,8 @@ const Step kTakesAll = {.name = "23-strides",
                         .needs = "sm_80",
                         .takes =
                             "--causal --seqlen-k --kv-heads --window --type --layout "
-                            "--page-size --lengths --sinks --append --rope --splits",
+                            "--page-size --lengths --sinks --append --rope --splits "
+                            "--window-size --scale --softcap --alibi --sink-logits",
                         .tile = 1,
                         .default_batch = 16,
                         .launch = nullptr,
@@ -138,7 +139,7 @@ TEST_CASE("options: what a step does not take is refused, with the steps that do
   CHECK(error_of({"--causal"}) == "--causal" + not_taken + "steps 20 to 23 accept it");
   for (const std::string option :
        {"--seqlen-k", "--kv-heads", "--window", "--type", "--layout", "--page-size", "--lengths",
-        "--sinks", "--append", "--rope", "--splits"}) {
+        "--sinks", "--append", "--rope", "--splits", "--window-size", "--scale", "--softcap"}) {
     CHECK(error_of({option, "1"}) == option + not_taken + "step 23 accepts it");
     CHECK(error_of({option + "=nonsense"}) == option + not_taken + "step 23 accepts it");
     CHECK(!contains(error_of({option, "1"}, kTakesAll), "accept"));
@@ -169,6 +170,47 @@ TEST_CASE("options: lengths, of queries and keys") {
         "--lengths " + list +
             ": must be N or N:M for each batch element, with commas between, from 0 to 1073741824");
   }
+}
+
+TEST_CASE("options: windows to both sides") {
+  const auto sides = [](const std::string &text) {
+    const reference::Shape shape = parse({"--window-size", text}, kTakesAll).shape;
+    return std::pair(shape.window_left, shape.window_right);
+  };
+  CHECK(sides("128:0") == std::pair(128, 0));
+  CHECK(sides("-1:5") == std::pair(-1, 5));
+  CHECK(sides("2147483647:-1") == std::pair(2147483647, -1));
+  for (const std::string text : {"", ":", "5", "5:", ":5", "1:2:3", "-2:0", "0:-2", "x:1", "1,2",
+                                 "2147483648:0", "-1 :0", "1.5:0"})
+    CHECK(error_of({"--window-size", text}, kTakesAll) ==
+          "--window-size " + text +
+              ": must be LEFT:RIGHT, each -1 or a whole number from 0 to 2147483647");
+  CHECK(error_of({"--window-size", "3:0", "--window", "4"}, kTakesAll) ==
+        "--window 4 cannot be combined with --window-size, which says the same: LEFT is 3");
+  CHECK(error_of({"--window-size", "-1:-1", "--window", "4"}, kTakesAll) == "");
+}
+
+TEST_CASE("options: a scale, and what becomes of scores") {
+  CHECK(!parse({}, kTakesAll).shape.scale);
+  for (const auto &[text, value] : {std::pair{"0.05", 0.05f},
+                                    {"0", 0.0f},
+                                    {"1", 1.0f},
+                                    {".5", 0.5f},
+                                    {"1e-3", 1e-3f},
+                                    {"1000000", 1e6f}})
+    CHECK(parse({"--scale", text}, kTakesAll).shape.scale == value);
+  CHECK(parse({"--softcap", "30"}, kTakesAll).shape.softcap == 30);
+  CHECK(parse({"--softcap", "0.001"}, kTakesAll).shape.softcap == 0.001f);
+  CHECK(parse({"--alibi"}, kTakesAll).shape.alibi);
+  CHECK(parse({"--sink-logits"}, kTakesAll).shape.sink_logits);
+  // The maximum is taken before the scale: with a negative one it would be the minimum.
+  for (const std::string text :
+       {"-1", "-0", "inf", "nan", "", " 1", "1 ", "x", "1x", "0,5", "1000001", "1e39", "+1"})
+    CHECK(error_of({"--scale", text}, kTakesAll) ==
+          "--scale " + text + ": must be a number from 0 to 1e+06");
+  for (const std::string text : {"0", "-30", "0.0009", "nan", "1e7"})
+    CHECK(error_of({"--softcap", text}, kTakesAll) ==
+          "--softcap " + text + ": must be a number from 0.001 to 1e+06");
 }
 
 TEST_CASE("options: splits, and that the step decides on them") {
@@ -455,7 +497,12 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
       "--sinks N",
       "--append N",
       "--rope halves|neighbours\n",
-      "--splits N|auto"};
+      "--splits N|auto",
+      "--window-size LEFT:RIGHT\n",
+      "--scale X",
+      "--softcap X",
+      "--alibi ",
+      "--sink-logits "};
   const std::string help = help_text("./step-02", kStep), all = help_text("./step-23", kTakesAll);
   CHECK(help.starts_with("usage: ./step-02 [options]\n"));
   CHECK(all.starts_with("usage: ./step-23 [options]\n"));
@@ -506,6 +553,7 @@ TEST_CASE("options: --describe says all that scripts ask for, a line for each th
         "head-dims 64 128\n"
         "types fp16\n"
         "inputs normal rising one-hot ends equal-keys huge\n"
+        "writes O\n"
         "gpu batch=12 heads=16 seqlen=8192 head-dim=128\n"
         "emulator batch=1 heads=2 seqlen=256 head-dim=64\n"
         "csv "

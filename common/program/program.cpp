@@ -2,6 +2,8 @@
 // What every step's program does: read the options, draw inputs, run the kernel, check the answer,
 // then time it (on a GPU) or say what it cost (on the emulator).
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -69,6 +71,8 @@ void check_fits(const Problem &problem, const Options &options, const Device &de
   if (problem.rope != Rope::kNone)  // cosines and sines
     bytes += static_cast<double>(problem.seqlen_k) * problem.head_dim * sizeof(float);
   const Step &step = device.step();
+  if (step.writes_lse)
+    bytes += sizeof(float) * static_cast<double>(problem.batch) * problem.heads * problem.seqlen_q;
   if (step.workspace_bytes && bytes < 1e15)
     bytes = bytes + static_cast<double>(step.workspace_bytes(problem));
   const auto free = static_cast<double>(device.free_bytes());
@@ -92,6 +96,10 @@ Problem pose(const Options &options) {
   problem.causal = shape.causal;
   problem.window = shape.window;
   problem.sinks = shape.sinks;
+  problem.window_left = shape.window_left;
+  problem.window_right = shape.window_right;
+  problem.scale = static_cast<float>(shape.softmax_scale());
+  problem.softcap = shape.softcap;
   problem.page_size = options.page_size;
   problem.seqlen_new = shape.seqlen_new;
   problem.rope = shape.rope;
@@ -130,6 +138,13 @@ void forget_new_rows(Device &device, const Placement &placement, const reference
   };
   forget(placement.K, problem.K);
   forget(placement.V, problem.V);
+}
+
+/// The log-sum-exp has so many elements around it that no step may write.
+constexpr int kAround = 64;
+
+std::size_t lse_elements(const reference::Shape &shape) {
+  return static_cast<std::size_t>(shape.batch) * shape.heads * shape.seqlen_q + 2 * kAround;
 }
 
 /// Fills the device's memory with the problem: Q, K and V where the placement says, NaN in the gaps
@@ -180,11 +195,41 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
   }
   problem.scales = {upload(device, inputs.scales.Q), upload(device, inputs.scales.K),
                     upload(device, inputs.scales.V)};
+  problem.slopes = upload(device, inputs.slopes);
+  problem.sink_logits = upload(device, inputs.sink_logits);
   problem.rope_cos = upload(device, inputs.rotation.cos);
   problem.rope_sin = upload(device, inputs.rotation.sin);
   const Step &step = device.step();
   const std::size_t workspace = step.workspace_bytes ? step.workspace_bytes(problem) : 0;
   if (workspace) problem.workspace = device.allocate(workspace);
+  if (step.writes_lse)
+    problem.lse =
+        static_cast<float *>(device.allocate(lse_elements(inputs.shape) * sizeof(float))) + kAround;
+}
+
+/// What a step has written of the log-sum-exp: [batch, heads, seqlen_q], -infinity for rows that are not there,
+/// and how many elements that are of no row.
+struct LogSumExp {
+  std::vector<float> rows;
+  std::size_t strays = 0;
+};
+
+LogSumExp download_lse(Device &device, const reference::Shape &shape, const Problem &problem) {
+  std::vector<float> all(lse_elements(shape));
+  device.download(all.data(), problem.lse - kAround, all.size() * sizeof(float));
+  LogSumExp lse{{all.begin() + kAround, all.end() - kAround}, 0};
+  const auto is_stray = [](float value) {
+    return std::bit_cast<std::uint32_t>(value) != 0xffffffff;
+  };
+  lse.strays += std::count_if(all.begin(), all.begin() + kAround, is_stray);
+  lse.strays += std::count_if(all.end() - kAround, all.end(), is_stray);
+  for (std::size_t i = 0; i < lse.rows.size(); i++) {
+    const auto row = static_cast<int>(i % shape.seqlen_q);
+    if (row < shape.length_q(static_cast<int>(i / shape.seqlen_q) / shape.heads)) continue;
+    lse.strays += is_stray(lse.rows[i]);
+    lse.rows[i] = -INFINITY;
+  }
+  return lse;
 }
 
 // --- the run -------------------------------------------------------------------------------------
@@ -321,12 +366,15 @@ ExitStatus run(const Options &asked) {
     device->download(buffer.data(), problem.O, buffer.size() * sizeof(std::uint16_t));
     const reference::Elements O = gather(placement.O, buffer);
     const std::size_t strays = not_poison(buffer);
-    const reference::Verdict verdict = reference::judge(inputs, O, places);
+    LogSumExp lse;
+    if (step.writes_lse) lse = download_lse(*device, shape, problem);
+    const reference::Verdict verdict = reference::judge(inputs, O, places, lse.rows);
     result.rms_error = verdict.rms_error;
-    if (say || !verdict.passed() || strays)
+    const bool right = verdict.passed() && strays + lse.strays == 0;
+    if (say || !right)
       print_verdict(verdict, strays, places.size(),
                     O.size() / static_cast<std::size_t>(shape.head_dim));
-    const bool right = verdict.passed() && strays == 0;
+    if (step.writes_lse && (say || !right)) print_lse_verdict(verdict, lse.strays);
     return (!shape.seqlen_new || cache_passes(say)) && right;
   };
   if (!passes(true)) return kWrongAnswer;

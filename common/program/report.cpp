@@ -146,13 +146,24 @@ void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::s
       "check    %zu of %zu rows: error %.2e rms (at most %.2e), %.2e max (at most %.2e), "
       "%.1e slope (at most %.1e): %s\n",
       places, rows, verdict.rms_error, verdict.rms_bound, verdict.max_error, verdict.max_bound,
-      verdict.slope, verdict.slope_bound, verdict.passed() && strays == 0 ? "passed" : "WRONG");
+      verdict.slope, verdict.slope_bound, verdict.o_passed() && strays == 0 ? "passed" : "WRONG");
   if (verdict.not_finite) std::printf("         %zu elements are not finite\n", verdict.not_finite);
   if (strays) std::printf("         %zu elements were written that are not of O's rows\n", strays);
-  if (!verdict.passed())
+  if (!verdict.o_passed())
     std::printf("         worst: batch %d, head %d, row %d, column %d is %g, should be %g\n",
                 verdict.worst.batch, verdict.worst.head, verdict.worst.row, verdict.worst_column,
                 verdict.worst_output, verdict.worst_expected);
+}
+
+void print_lse_verdict(const reference::Verdict &verdict, std::size_t strays) {
+  const bool passed = verdict.lse_passed() && strays == 0;
+  std::printf("lse      log-sum-exp of the same rows: error %.2e worst (at most %.2e): %s\n",
+              verdict.lse_error, verdict.lse_bound, passed ? "passed" : "WRONG");
+  if (strays) std::printf("         %zu elements were written that are of no row\n", strays);
+  if (!verdict.lse_passed())
+    std::printf("         worst: batch %d, head %d, row %d is %g, should be %g\n",
+                verdict.lse_worst.batch, verdict.lse_worst.head, verdict.lse_worst.row, verdict.lse,
+                verdict.lse_expected);
 }
 
 void print_quantisation(const reference::Verdict &verdict) {

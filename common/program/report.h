@@ -32,6 +32,9 @@ std::string one_line(const std::string &text);
 void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::size_t places,
                    std::size_t rows);
 
+/// Of the log-sum-exp; `strays` as above.
+void print_lse_verdict(const reference::Verdict &verdict, std::size_t strays);
+
 /// The error against attention on the inputs before they were quantised. No bound is on it.
 void print_quantisation(const reference::Verdict &verdict);
 

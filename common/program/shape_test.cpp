@@ -271,6 +271,15 @@ TEST_CASE("shape: how a problem differs from the plain one") {
   options.shape.rope = Rope::kNeighbours;
   options.splits = 5;
   CHECK(departures_of(options) == "window=7 sinks=2 append=3 rope=neighbours splits=5");
+  options = small();
+  options.shape.window_left = 7;
+  options.shape.scale = 0.05f;
+  options.shape.softcap = 30;
+  options.shape.alibi = options.shape.sink_logits = true;
+  CHECK(departures_of(options) == "window-size=7:-1 scale=0.05 softcap=30 alibi sink-logits");
+  options = small();
+  options.shape.scale = 0.0f;
+  CHECK(departures_of(options) == "scale=0");
 }
 
 TEST_CASE("shape: operations, and the bytes of K and V that must be read") {

@@ -32,6 +32,15 @@ std::string draw_problem(const Description &program, int longest, std::uint64_t 
     text += option("window", one_to(longest));
     if (coin("--sinks")) text += option("sinks", one_to(10));
   }
+  if (!contains(text, "--window") && coin("--window-size")) {
+    const auto side = [&] { return std::to_string(one_to(3) == 1 ? -1 : one_to(longest) - 1); };
+    text += " --window-size " + side();
+    text += ":" + side();
+  }
+  if (coin("--scale")) text += one_to(2) == 1 ? " --scale 0.3" : " --scale 0.01";
+  if (coin("--softcap")) text += option("softcap", one_to(30));
+  if (coin("--alibi")) text += " --alibi";
+  if (coin("--sink-logits")) text += " --sink-logits";
   if (coin("--type")) text += " --type " + program.types.back();
   if (rope) text += one_to(2) == 1 ? " --rope halves" : " --rope neighbours";
   const bool lengths = coin("--lengths"), packed = strided && !interleaved && lengths;

@@ -93,5 +93,6 @@ Description describe(const std::string &command) {
   std::erase_if(values["takes"], [](const std::string &word) { return !word.starts_with("--"); });
   return {
       values["step"].at(0), values["needs"].at(0), values["takes"], std::stoi(values["tile"].at(0)),
-      values["head-dims"],  values["types"],       values["inputs"]};
+      values["head-dims"],  values["types"],       values["inputs"],
+      values["writes"].size() > 1};
 }

@@ -47,6 +47,7 @@ struct Description {
   std::vector<std::string> takes;  // "--causal": options beyond the plain problem
   int tile = 0;                    // seqlen is a multiple of this
   std::vector<std::string> head_dims, types, inputs;
+  bool writes_lse = false;
 
   bool takes_option(const std::string &option) const;
 };

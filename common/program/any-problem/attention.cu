@@ -5,7 +5,7 @@
 //
 // Needs       sm_75
 // Takes       --causal, --seqlen-k, --kv-heads, --window, --type, --layout, --page-size, --lengths,
-//             --sinks, --append, --rope
+//             --sinks, --append, --rope, --window-size, --scale, --softcap, --alibi, --sink-logits
 #include <cstring>
 
 #include "common/kernel/kernel.h"
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(threads) append(Problem p) {
   for (int c = 0; c < d; c++) V(0, c) = V_new(0, c);
 }
 
-__global__ void __launch_bounds__(threads) attention(Problem p, float scale) {
+__global__ void __launch_bounds__(threads) attention(Problem p) {
   const int i = blockIdx.x * threads + threadIdx.x;
   const int batch = blockIdx.y / p.heads, head = blockIdx.y % p.heads;
   const int kv_head = head / (p.heads / p.kv_heads);
@@ -115,9 +115,17 @@ __global__ void __launch_bounds__(threads) attention(Problem p, float scale) {
   const auto O = row_of(static_cast<half *>(p.O), q_offset(p, p.O_strides, batch, head, i), d);
 
   const int position = i + N_k - N_q;  // the last query's is that of the last key
-  const int end = p.causal || p.window ? position + 1 : N_k;
-  const int begin = p.window && p.window < end ? end - p.window : 0;
+  int end = p.causal || p.window ? position + 1 : N_k;
+  if (p.window_right >= 0 && p.window_right < end - 1 - position)
+    end = position + 1 + p.window_right;
+  int begin = p.window && p.window < end ? end - p.window : 0;
+  if (p.window_left >= 0 && p.window_left < position) begin = position - p.window_left;
   float m = -INFINITY, l = 0, o[max_head_dim] = {}, q[max_head_dim];
+  if (p.sink_logits) {  // a key without a value, and the first
+    m = Matrix<const float>{p.sink_logits, 1, p.heads}(0, head);
+    l = 1;
+  }
+  const float slope = p.slopes ? Matrix<const float>{p.slopes, 1, p.heads}(0, head) : 0.f;
   for (int c = 0; c < d && begin < end; c++) q[c] = rotated(p, Q, position, c);
   for (int j = 0; j < end; j++) {
     if (j >= p.sinks && j < begin) continue;
@@ -128,13 +136,17 @@ __global__ void __launch_bounds__(threads) attention(Problem p, float scale) {
     float s = 0;
     for (int c = 0; c < d; c++)
       s += q[c] * (p.K_new ? value_of(K(0, c), p.type) : rotated(p, K, j, c));
-    const float m_new = fmaxf(m, s * scale);
-    const float alpha = __expf(m - m_new), weight = __expf(s * scale - m_new);
+    s *= p.scale;
+    if (p.softcap > 0) s = p.softcap * tanhf(s / p.softcap);
+    s -= slope * (position < j ? j - position : position - j);
+    const float m_new = fmaxf(m, s);
+    const float alpha = __expf(m - m_new), weight = __expf(s - m_new);
     l = l * alpha + weight;
     for (int c = 0; c < d; c++) o[c] = o[c] * alpha + weight * value_of(V(0, c), p.type);
     m = m_new;
   }
   for (int c = 0; c < d; c++) O(0, c) = nearest(l > 0 ? o[c] / l : 0, p.type);
+  Matrix<float>{p.lse, p.batch * p.heads, p.seqlen_q}(batch * p.heads + head, i) = m + logf(l);
 }
 
 }  // namespace
@@ -147,7 +159,8 @@ EXPORT_STEP({
           const int rows = p.batch * p.kv_heads * p.seqlen_new;
           if (rows) launch<void>(append, dim3((rows + threads - 1) / threads), dim3(threads), p);
           const dim3 grid((p.seqlen_q + threads - 1) / threads, p.batch * p.heads);
-          launch<void>(attention, grid, dim3(threads), p, 1 / sqrtf(p.head_dim));
+          launch<void>(attention, grid, dim3(threads), p);
         },
     .head_dims = {64, 32, 80, 128, max_head_dim},
+    .writes_lse = true,
 });
