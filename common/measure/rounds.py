@@ -32,6 +32,7 @@ PROBLEM = ["step", "batch", "heads", "seqlen", "head_dim", "options"]
 COLUMNS = ["step", "device", *PROBLEM[1:], "operations", "kv_bytes", "rounds", "median_ms", "min_ms", "tflops",
            "sm_clocks", "sm_clocks_least", "sm_clocks_most", "mhz", "smi_mhz", "watts", "rms_error"]
 RATIOS = [f"{kind}_ratio{end}" for kind in ("speed", "clocks") for end in ("", "_least", "_most")]
+VARIANTS_COLUMNS = [*COLUMNS, *RATIOS, "in_time", "in_clocks"]
 REST, WARM_UP, RECORDED = (float(s) for s in os.environ.get("SUSTAINED", "2 1 2").split())
 
 
@@ -337,6 +338,7 @@ def main():
                 compared = compare(alternate(line, a.rounds, a.seconds, sampler, progress), a.step)
                 print_table(compared)
                 rows += compared
+                write(a.out, VARIANTS_COLUMNS, rows, keep=True)  # an interrupt keeps what has been measured
                 continue
             if a.mode == "cycles":
                 rows = [summary(of) for _, of in alternate(line, a.rounds, a.seconds, sampler, progress)]
@@ -346,7 +348,7 @@ def main():
                 rows = alone(line, a.rounds, sampler, progress, peers)
             write(a.out, COLUMNS, rows, keep=True)
         if a.mode == "variants":
-            write(a.out, [*COLUMNS, *RATIOS, "in_time", "in_clocks"], rows, keep=False)
+            write(a.out, VARIANTS_COLUMNS, rows, keep=False)
     except Failed as failure:
         sys.exit(f"FAILED: {failure}")
     finally:
