@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,7 +23,19 @@ const char kOnAllCores[] = "bound,edits,exercises,planted,program,steps,variants
 
 doctest::TestRunStats totals;
 
-/// Names each test case as it begins, because some take a while, and counts them.
+/// The seconds that all cores worked for this process and for the programs that it waited for.
+double cpu_seconds() {
+  double seconds = 0;
+  for (const auto who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
+    rusage used;
+    getrusage(who, &used);
+    for (const timeval &part : {used.ru_utime, used.ru_stime})
+      seconds += static_cast<double>(part.tv_sec) + 1e-6 * static_cast<double>(part.tv_usec);
+  }
+  return seconds;
+}
+
+/// Names each test case as it begins, because some take a while; says what those cost; and counts them.
 struct Progress : doctest::IReporter {
   explicit Progress(const doctest::ContextOptions &) {}
 
@@ -31,11 +44,15 @@ struct Progress : doctest::IReporter {
   void test_run_end(const doctest::TestRunStats &stats) override { totals = stats; }
   void test_case_start(const doctest::TestCaseData &test) override {
     begin_test(test.m_name);
+    began = cpu_seconds();
     std::printf("%s\n", test.m_name);
     std::fflush(stdout);
   }
   void test_case_reenter(const doctest::TestCaseData &) override {}
-  void test_case_end(const doctest::CurrentTestCaseStats &) override {}
+  void test_case_end(const doctest::CurrentTestCaseStats &) override {
+    if (const double seconds = cpu_seconds() - began; seconds > 1)
+      std::printf("  %.1f s of CPU\n", seconds);
+  }
   void test_case_exception(const doctest::TestCaseException &) override { print_failure(); }
   void subcase_start(const doctest::SubcaseSignature &) override {}
   void subcase_end() override {}
@@ -44,6 +61,8 @@ struct Progress : doctest::IReporter {
   }
   void log_message(const doctest::MessageData &) override {}
   void test_case_skipped(const doctest::TestCaseData &) override {}
+
+  double began = 0;
 };
 
 REGISTER_LISTENER("progress", 1, Progress);
