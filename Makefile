@@ -214,7 +214,7 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/50-in-a-model/libr
 #? Check
 #?   make test                   what a change breaks most often, in about three minutes on two cores
 #?   make test-all               everything that needs no GPU
-#?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized
+#?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized; STEPS="36 37" these
 #?   make check-deadlock         of it that alone: what waits for ever ends with an error
 #?   make check-bound            every step with thousands of seeds and shapes; an hour or more
 #?   make check-docs             fail if a number, a table or a quote of a page is stale

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# make check-gpu: check-gpu.sh TESTS NN...: a deadlock must end; the steps are right on the GPU; and so they are under
-# each tool of compute-sanitizer, the newest first, and before them the kernel that takes every problem. SANITIZE
-# names the tools; empty, none. They spend most of their time on the host: several run at once.
+# make check-gpu: check-gpu.sh TESTS NN...: a deadlock must end (in steps 30 and 36); the steps are right on the GPU, the
+# newest first, and before them the kernel that takes every problem; so they are under each tool of
+# compute-sanitizer; and with more than 2^31 elements. SANITIZE names the tools; empty, none. They spend most of their
+# time on the host: several run at once, but for the last, which take the GPU's memory.
 set -euo pipefail
 
 # check-gpu.sh --under TOOL PROGRAM OPTION...: a program under a tool. racecheck does not follow a barrier of the
@@ -19,12 +20,16 @@ export tests=$1 STEPS_DEVICE=gpu
 shift
 mkdir -p build/check-gpu
 
-# one TOOL NN, or TOOL any-problem; without a tool, 'alone'. One line: what was found. If it failed, the command
-# to run again, and what that said.
+# one TOOL NN, or TOOL any-problem; without a tool, 'alone', or 'large'. One line: what was found. If it failed, the
+# command to run again, and what that said.
 one() {
-  local begin=$SECONDS log="build/check-gpu/$1-$2.log" prefix='' cases='every step is right*,offsets beyond*'
+  local begin=$SECONDS log="build/check-gpu/$1-$2.log" prefix='' cases='every step is right*'
   [ "$2" != any-problem ] || cases='every problem is posed*'
-  [ "$1" = alone ] || prefix="common/measure/check-gpu.sh --under $1"
+  case $1 in
+    alone) ;;
+    large) cases='offsets beyond*' ;;
+    *) prefix="common/measure/check-gpu.sh --under $1" ;;
+  esac
   if STEPS_PREFIX=$prefix STEPS_ONLY=$2 "$tests" --test-case="$cases" >"$log" 2>&1; then
     echo "$2, $1: right, $((SECONDS - begin)) s$(grep '^SKIP' "$log" | sort -u | sed 's/^/; /' | tr -d '\n')"
   else
@@ -45,15 +50,22 @@ run() {
 }
 
 jobs=$(getconf _NPROCESSORS_ONLN)
+jobs=$((jobs < 16 ? jobs : 16))
 read -ra tools <<<"${SANITIZE-memcheck racecheck initcheck synccheck}"
 command -v compute-sanitizer >/dev/null || { echo "SKIP: compute-sanitizer is not installed"; tools=(); }
-failed=0 done=0 all=$((1 + ${#steps[@]} * (1 + ${#tools[@]})))
+deadlocks=0
+[[ " $* " != *" 30 "* && " $* " != *" 36 "* ]] || deadlocks=1
+failed=0 done=0 all=$((deadlocks + ${#steps[@]} * (2 + ${#tools[@]}) - 1))
 {
-  common/measure/deadlock.sh >build/check-gpu/deadlock.log 2>&1 || failed=1
-  [ $failed = 0 ] && echo "deadlocks: $(paste -sd';' build/check-gpu/deadlock.log)" ||
-    { echo "FAIL make check-deadlock"; sed 's/^/\t/' build/check-gpu/deadlock.log; }
-  run 1 alone || failed=1
-  [ ${#tools[@]} = 0 ] || run $((jobs < 16 ? jobs : 16)) "${tools[@]}" || failed=1
+  if [ $deadlocks = 1 ]; then
+    common/measure/deadlock.sh >build/check-gpu/deadlock.log 2>&1 || failed=1
+    [ $failed = 0 ] && echo "deadlocks: $(paste -sd';' build/check-gpu/deadlock.log)" ||
+      { echo "FAIL make check-deadlock"; sed 's/^/\t/' build/check-gpu/deadlock.log; }
+  fi
+  run "$jobs" alone || failed=1
+  [ ${#tools[@]} = 0 ] || run "$jobs" "${tools[@]}" || failed=1
+  steps=("${steps[@]:1}")
+  run 1 large || failed=1
   exit $failed
 } | while IFS= read -r line; do
   [[ $line != $'\t'* ]] || { echo "$line"; continue; }
