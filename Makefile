@@ -139,6 +139,7 @@ OPTIONS := build/host/common/program/all.o
 EMULATOR_ALONE := $(EMULATOR) $(REFERENCE) $(OPTIONS) \
 	$(call objects,common/program/cpu_device.cpp common/program/program.cpp common/program/no_gpu.cpp)
 PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(BUILD)/common/program/sm_clock.o \
+	$(BUILD)/common/program/forward.o \
 	$(filter-out %/no_gpu.o,$(EMULATOR_ALONE)),$(EMULATOR_ALONE))
 .DELETE_ON_ERROR:
 .SECONDARY:

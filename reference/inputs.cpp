@@ -187,6 +187,21 @@ Inputs make_inputs_to_quantise(Family family, const Shape &shape, std::uint64_t 
   return draw(family, shape, Type::kBf16, true, seed);
 }
 
+void add_dO(Inputs &inputs, Family family, std::uint64_t seed) {
+  const Shape &shape = inputs.shape;
+  const std::size_t of_head = static_cast<std::size_t>(shape.seqlen_q) * shape.head_dim;
+  inputs.dO.resize(inputs.Q.size());
+  const bool ends = family == Family::kEnds || family == Family::kHuge;
+  parallel_for(inputs.dO.size() / of_head, [&](std::size_t head) {
+    Random random(~seed * 1000003 + head);
+    const Matrix dO{&inputs.dO[head * of_head], shape.seqlen_q, shape.head_dim, inputs.type};
+    for (int i = 0; i < dO.rows; i++) {
+      const float end = std::ldexp(0x1p-24f, 2 * random.below(4));
+      dO.fill(i, [&](int) { return ends ? end * random.sign() : random.normal(); });
+    }
+  });
+}
+
 Inputs make_inputs(Family family, const Shape &shape, Type type, std::uint64_t seed) {
   if (type != Type::kFp8) return draw(family, shape, type, false, seed);
   Inputs inputs = make_inputs_to_quantise(family, shape, seed);

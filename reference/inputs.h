@@ -26,6 +26,10 @@ const std::vector<std::string> &family_names();
 /// in fp8 are drawn in bf16 and then quantised: a head's scale makes its largest element 448.
 Inputs make_inputs(Family family, const Shape &shape, Type type, std::uint64_t seed);
 
+/// Draws what a backward pass gets besides: inputs.dO, of normal numbers. Of `ends` and `huge` they are
+/// the smallest that fp16 has, because the other inputs are the largest: the gradients must be finite.
+void add_dO(Inputs &inputs, Family family, std::uint64_t seed);
+
 /// What the inputs in fp8 are before they are quantised, in bf16.
 Inputs make_inputs_to_quantise(Family family, const Shape &shape, std::uint64_t seed);
 

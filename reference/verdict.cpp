@@ -10,33 +10,11 @@
 #include <tuple>
 #include <utility>
 
+#include "reference/bounds.h"
 #include "reference/parallel.h"
 
 namespace reference {
 namespace {
-
-constexpr double kFailureOfARightKernel = 1e-6 / 3;  // F of verdict.h, for each of the three bounds
-
-/// What a type's rounding does to a number: half a unit in the last place.
-struct Rounding {
-  double u;  // of 1
-  double f;  // of the smallest subnormal
-
-  double half_ulp(double x) const {
-    int exponent;  // |x| = 2^exponent * [0.5, 1)
-    std::frexp(x, &exponent);
-    return x == 0 ? f : std::max(f, std::ldexp(u, exponent - 1));
-  }
-};
-
-Rounding rounding_of(Type type) {
-  switch (type) {
-    case Type::kFp16: return {0x1p-11, 0x1p-25};
-    case Type::kBf16: return {0x1p-8, 0x1p-134};
-    case Type::kFp8: break;
-  }
-  return {0x1p-4, 0x1p-10};
-}
 
 /// The value of the type's element, fp16 or bf16, that is nearest to a value.
 double nearest(Type type, double value) {
@@ -52,22 +30,6 @@ std::vector<double> fp32_errors(const Shape &shape, const double *row) {
     errors[pair.x] = errors[pair.y] = 0x1p-23 * (std::abs(row[pair.x]) + std::abs(row[pair.y]));
   }
   return errors;
-}
-
-/// Which keys may be rounded alike, or are most of the sum alone.
-std::vector<bool> keys_that_count_fully(const std::vector<double> &weights) {
-  std::vector<std::pair<double, int>> order(weights.size());
-  for (std::size_t i = 0; i < order.size(); i++) order[i] = {weights[i], static_cast<int>(i)};
-  std::sort(order.begin(), order.end(),
-            [](const auto &a, const auto &b) { return a.first < b.first; });
-  std::vector<bool> fully(weights.size());
-  for (std::size_t i = 0; i < order.size(); i++) {
-    const auto [w, key] = order[i];
-    if (w > 0.5) fully[key] = true;
-    if (i > 0 && w - order[i - 1].first <= 0x1p-11 * w)
-      fully[key] = fully[order[i - 1].second] = true;
-  }
-  return fully;
 }
 
 /// One element of the output: what is right, and the two bounds of its error before its rounding.
@@ -358,18 +320,6 @@ KeyValues key_values_common(const Inputs &inputs, std::span<const Place> places)
     end = std::max(end, keys.end);
   }
   return key_values(inputs, places[0], std::min(first, end), end);
-}
-
-/// The bound of the mean square of n errors that are sums of squares, of these means, but for F.
-double bound_of_mean_square(const std::vector<double> &means, double n) {
-  const double L = std::log(1 / kFailureOfARightKernel);
-  double sum = 0, sum_of_squares = 0, largest = 0;
-  for (const double mean : means) {
-    sum += mean;
-    sum_of_squares += mean * mean;
-    largest = std::max(largest, mean);
-  }
-  return (sum + 2 * std::sqrt(L * sum_of_squares) + 2 * L * largest) / n;
 }
 
 /// Where a value lies between its neighbours that the type has, in 1024 parts.

@@ -2,13 +2,17 @@
 #include "common/emulator/accesses.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <unordered_map>
+#include <utility>
 
 #include "common/emulator/memory.h"
+#include "reference/random.h"
 
 namespace emulator {
 namespace {
@@ -16,6 +20,24 @@ namespace {
 std::mutex atomics;  // guards what follows, and is the atomics' order
 std::map<const unsigned *, Knowledge> told_by_atomics;  // by address
 std::atomic<bool> abandoned = false;
+
+/// A number in global memory that reductions of this launch add to.
+struct Sum {
+  float before = 0, now = 0;
+  std::vector<std::pair<std::uint64_t, float>> added;  // with each number's place in the order
+};
+// Host threads seldom meet at one of these.
+struct Sums {
+  std::mutex mutex;
+  std::unordered_map<float *, Sum> by_address;
+};
+std::array<Sums, 64> all_sums;
+
+/// fp32 addition of a reduction: subnormal operands and results are 0 (PTX ISA 'red').
+float add(float a, float b) {
+  const auto flushed = [](float x) { return std::abs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; };
+  return flushed(flushed(a) + flushed(b));
+}
 
 Error misaligned(const std::string &what, int bytes) {
   return {Fault::kMisaligned,
@@ -26,6 +48,7 @@ Error misaligned(const std::string &what, int bytes) {
 
 void begin_atomics() {
   told_by_atomics.clear();
+  for (Sums &sums : all_sums) sums.by_address.clear();
   abandoned = false;
 }
 
@@ -41,9 +64,12 @@ Accesses::Accesses(Scheduler &scheduler, Clocks &clocks, SharedMemory &shared, R
       requests_(requests),
       events_(events),
       beside_(beside),
-      copies_(scheduler.size()) {}
+      copies_(scheduler.size()),
+      reductions_(scheduler.size()) {}
 
-void Accesses::begin_block() {
+void Accesses::begin_block(std::uint64_t number) {
+  block_ = number;
+  std::fill(reductions_.begin(), reductions_.end(), 0);
   copies_.reset();
   waits_.clear();
 }
@@ -122,8 +148,10 @@ void Accesses::access_global(const Access &access, const Where &where) {
     last_launch = launch_number;
   }
   if (!last || static_cast<std::size_t>(byte - last->memory) + access.bytes > last->bytes)
-    scheduler_.fail({Fault::kBounds,
-                     std::string(access.store ? "store" : "load") + " outside of every allocation"},
+    scheduler_.fail({Fault::kBounds, std::string(access.reduction ? "reduction"
+                                                 : access.store   ? "store"
+                                                                  : "load") +
+                                         " outside of every allocation"},
                     where);
   check_launch_before(*last, access, access.store ? "store" : "load", where);
   if (access.store)
@@ -152,6 +180,38 @@ unsigned Accesses::atomic(unsigned *address, const std::function<unsigned(unsign
   const std::lock_guard lock(atomics);
   clocks_.atomic(scheduler_.running(), told_by_atomics[address]);
   return std::exchange(*address, next(*address));
+}
+
+void Accesses::reduce(float *address, float value, const Where &where, const void *caller) {
+  if (reinterpret_cast<std::uintptr_t>(address) % sizeof *address)
+    scheduler_.fail(misaligned("4-byte reduction", 4), where);
+  const unsigned thread = scheduler_.running();
+  const SiteId site = site_of(where);
+  Access access{clocks_, thread, site, true, sizeof *address, address};
+  access.reduction = true;
+  access_global(access, where);
+  events_.slice(thread, "global reduction", site, sizeof *address);
+  if (settings.profile)
+    requests_.add(thread, Kind::kGlobalReduction, sizeof *address,
+                  reinterpret_cast<std::uintptr_t>(address), site, caller);
+  // Rounded sums depend on their order. It is drawn from the seed: each reduction has a place in it, by who
+  // makes it, whenever its host thread comes here. The number in memory is the sum of those so far.
+  std::uint64_t state = settings.seed;
+  for (const std::uint64_t part :
+       {block_, std::uint64_t{thread}, std::uint64_t{reductions_[thread]++}})
+    state = next_random(state) ^ part;
+  Sums &sums = all_sums[reinterpret_cast<std::uintptr_t>(address) / 128 % all_sums.size()];
+  const std::lock_guard lock(sums.mutex);
+  Sum &sum = sums.by_address[address];
+  if (sum.added.empty() || std::memcmp(&sum.now, address, sizeof sum.now) != 0) {
+    sum.before = *address;  // or a store came between
+    sum.added.clear();
+  }
+  sum.added.emplace_back(next_random(state), value);
+  std::sort(sum.added.begin(), sum.added.end());
+  sum.now = sum.before;
+  for (const auto &[place, number] : sum.added) sum.now = add(sum.now, number);
+  *address = sum.now;
 }
 
 void Accesses::access_rows(bool store, const std::array<const void *, 32> &rows, int count,

@@ -22,7 +22,7 @@ namespace emulator {
 
 struct Allocation;
 
-/// A launch begins: nothing has been told by its atomics.
+/// A launch begins: nothing has been told by its atomics, and nothing added by its reductions.
 void begin_atomics();
 
 /// A block has failed: others may wait for its atomics, and must not for ever. Their next atomics end
@@ -38,7 +38,7 @@ class Accesses {
   Accesses(Scheduler &scheduler, Clocks &clocks, SharedMemory &shared, Requests &requests,
            Events &events, bool beside);
 
-  void begin_block();
+  void begin_block(std::uint64_t number);
 
   /// See runtime.h. `caller` is where in the compiled code.
   void access(const void *address, int bytes, const void *value, bool store, const Where &where,
@@ -50,6 +50,7 @@ class Accesses {
   void wait_for_copies(int groups, const Where &where);
   unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
                   const Where &where);
+  void reduce(float *address, float value, const Where &where, const void *caller);
   void wait_for_launch_before();
 
   /// Checks an access to global memory that the running thread makes, or an engine on its word.
@@ -70,6 +71,8 @@ class Accesses {
   Events &events_;
   const bool beside_;
   Copies copies_;
+  std::uint64_t block_ = 0;                       // its number
+  std::vector<std::uint32_t> reductions_;         // by thread, so far
   std::vector<std::pair<unsigned, Time>> waits_;  // for the launch before: which thread, and when
 };
 

@@ -31,7 +31,7 @@ void Block::run(std::uint64_t number) {
   events.begin_block(number);
   shared.begin_block();
   meetings.begin_block();
-  accesses.begin_block();
+  accesses.begin_block(number);
   named_barriers.begin_block();
   mbarriers.begin_block();
   registers.begin_block();

@@ -28,6 +28,7 @@ const KindInfo &info(Kind kind) {
       {"cp.async", "cp.async", true, kCopyRequests, kCopyWavefronts, kCopyIdeal},
       {"global loads", "global R", false, kGlobalLoadRequests, kGlobalLoadSectors, kCounters},
       {"global stores", "global W", false, kGlobalStoreRequests, kGlobalStoreSectors, kCounters},
+      {"global reductions", "global +=", false, kReductionRequests, kReductionSectors, kCounters},
   };
   return kTable[static_cast<int>(kind)];
 }

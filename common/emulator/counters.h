@@ -60,6 +60,7 @@ enum class Kind : std::uint8_t {
   kCopy,      // a cp.async's store to shared memory
   kGlobalLoad,
   kGlobalStore,
+  kGlobalReduction,  // an atomic that returns nothing
   kKinds,
 };
 

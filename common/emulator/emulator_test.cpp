@@ -14,6 +14,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -646,6 +647,79 @@ TEST_CASE("emulator: what a block has heard of another it tells a third") {
   };
   CHECK(kernel(true) == "");
   CHECK(contains(kernel(false), "no fences and atomics order the two"));
+}
+
+TEST_CASE(
+    "emulator: reductions add in an order that the seed draws, however many host threads there "
+    "are") {
+  const Setup setup;
+  const Global<float> memory(4);
+  const Matrix<float> m{memory.data, 1, 4};
+  const auto sum = [&](std::uint64_t seed, int host_threads) {
+    emulator::settings.seed = seed;
+    emulator::settings.host_threads = host_threads;
+    m.data[1] = 1;
+    CHECK(error_of<void>(dim3(20), dim3(2), [&] {
+            red_add(m(0, 1), 1 / (3.0f + static_cast<float>(blockIdx.x)));
+          }) == "");
+    return m.data[1];
+  };
+  std::set<float> sums;
+  for (std::uint64_t seed = 1; seed <= 20; seed++) {
+    sums.insert(sum(seed, 1));
+    CHECK(sum(seed, 1) == sum(seed, 4));
+  }
+  CHECK(sums.size() > 1);
+  for (const float x : sums) CHECK(x == doctest::Approx(*sums.begin()).epsilon(1e-5));
+}
+
+TEST_CASE("emulator: reductions do not race with each other, with loads and stores they do") {
+  const Setup setup;
+  const Global<float> memory(4);
+  const Matrix<float> m{memory.data, 1, 4};
+  // In each block a thread of each warp adds; one thread stores before, or loads after.
+  const auto kernel = [&](int blocks, bool stores, bool loads, bool barrier) {
+    m.data[0] = 0;
+    return error_of<void>(dim3(blocks), dim3(64), [&, stores, loads, barrier] {
+      if (stores && is_thread(0)) m(0, 0) = 3.0f;
+      if (barrier) __syncthreads();
+      if (threadIdx.x % 32 == 1) red_add(m(0, 0), 1);
+      if (barrier) __syncthreads();
+      if (loads && is_thread(0)) read(m(0, 0));
+    });
+  };
+  const auto races = [](const std::string &error) {
+    return contains(error, "races in global memory with the") && contains(error, "reduction");
+  };
+  CHECK(kernel(2, false, false, false) == "");
+  CHECK(m.data[0] == 4);
+  CHECK(kernel(1, true, true, true) == "");
+  CHECK(m.data[0] == 5);
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = seed;
+    CHECK(races(kernel(1, true, false, false)));
+    CHECK(races(kernel(1, false, true, false)));
+    CHECK(races(kernel(2, true, false, true)));  // the other block's
+    CHECK(races(kernel(2, false, true, true)));
+  }
+}
+
+TEST_CASE("emulator: a reduction is of memory that is there, and subnormal numbers are 0 to it") {
+  const Setup setup;
+  const Global<float> memory(2);
+  const Matrix<float> m{memory.data, 1, 2};
+  m.data[0] = 0x1p-127f;
+  CHECK(error_of<void>(dim3(1), dim3(1), [&] { red_add(m(0, 0), 0x1p-126f); }) == "");
+  CHECK(m.data[0] == 0x1p-126f);
+  CHECK(contains(error_of<void>(dim3(1), dim3(1), [&] { red_add(m(0, 2), 1); }),
+                 "row or column out of bounds"));
+  const Matrix<float> nowhere{reinterpret_cast<float *>(16), 1, 1};
+  CHECK(contains(error_of<void>(dim3(1), dim3(1), [&] { red_add(nowhere(0, 0), 1); }),
+                 "reduction outside of every allocation"));
+  const Matrix<float> odd{reinterpret_cast<float *>(reinterpret_cast<char *>(memory.data) + 2), 1,
+                          1};
+  CHECK(contains(error_of<void>(dim3(1), dim3(1), [&] { red_add(odd(0, 0), 1); }),
+                 "4-byte reduction at an address that is not a multiple of 4"));
 }
 
 TEST_CASE("emulator: atomic_dec counts down and begins anew; atomics are of memory that is there") {

@@ -176,6 +176,10 @@ inline float tanh_approx(float x) {
       counter.checked(), [](unsigned before) { return before; }, counter.where());
 }
 
+inline void red_add(const Reference<float> &sum, float x) {
+  emulator::reduce(sum.checked(), x, sum.where());
+}
+
 /// Nothing: on the emulator a launch follows the one before.
 inline void griddepcontrol_launch_dependents() {}
 

@@ -221,6 +221,10 @@ unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next
   return Block::current->accesses.atomic(address, next, where);
 }
 
+void reduce(float *address, float value, const Where &where) {
+  Block::current->accesses.reduce(address, value, where, __builtin_return_address(0));
+}
+
 void fence() {
   Block::current->clocks.fence(thread_number());
 }

@@ -140,6 +140,11 @@ void wait_for_copies(int groups, const Where &where);
 unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
                 const Where &where);
 
+/// Adds to a number in global memory, at once for all blocks of the launch, in an order of all such
+/// additions to one address that is drawn from the seed. Reductions do not race with each other; with loads
+/// and stores they do.
+void reduce(float *address, float value, const Where &where);
+
 /// __threadfence.
 void fence();
 

@@ -22,6 +22,10 @@ std::string name_of(unsigned thread, bool of_these_blocks = true) {
   return name_of_thread(thread, of_these_blocks);
 }
 
+const char *name_of(const Access &access) {
+  return access.reduction ? "reduction" : access.store ? "store" : "load";
+}
+
 /// True if the lane whose store `before` was stores the same value, in the same line: of the lanes
 /// of one instruction that write one place, one does (CUDA C++ Programming Guide, 'SIMT
 /// Architecture'), and it does not matter which.
@@ -432,19 +436,20 @@ Error GlobalShadow::check(std::size_t offset, const Access &access) {
     std::atomic_ref write_word(unit->write), read_word(unit->read);
     const auto write = std::bit_cast<Stamp>(write_word.load(std::memory_order_relaxed));
     const auto read = std::bit_cast<Read>(read_word.load(std::memory_order_relaxed));
-    if (write.time) {
+    if (write.time && !(access.reduction && write.copy)) {
       const bool same_block = clocks.is_of_block(write.time);
       if (same_block ? !clocks.knows(access.thread, write.thread, write.time) &&
                            !stores_the_same(write, access)
                      : !clocks.knows_of_block(access.thread, write.thread, write.time))
-        return race_message(access.store ? "store" : "load", "global", "store",
+        return race_message(name_of(access), "global", write.copy ? "reduction" : "store",
                             name_of(write.thread, same_block), write.site,
                             same_block ? "" : kOtherBlock);
     }
     if (access.store) {
       if (read.site)
         if (Error error = race_with_loads(read, access); !error.empty()) return error;
-      write_word.store(std::bit_cast<std::uint64_t>(stamp(access)), std::memory_order_relaxed);
+      write_word.store(std::bit_cast<std::uint64_t>(stamp(access, access.reduction)),
+                       std::memory_order_relaxed);
     } else if (!read.several || read.time) {  // loads of several blocks remain that
       read_word.store(std::bit_cast<std::uint64_t>(merge(read, access)), std::memory_order_relaxed);
     }
@@ -529,7 +534,7 @@ Error GlobalShadow::race_with_loads(Read before, const Access &access) {
       site = loads.site;
     }
   }
-  return race_message("store", "global", "load", who, site, other);
+  return race_message(name_of(access), "global", "load", who, site, other);
 }
 
 }  // namespace emulator

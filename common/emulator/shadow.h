@@ -37,9 +37,10 @@ struct Access {
   // place in one line. Null: the value is not known.
   const void *memory = nullptr;
   const void *value = nullptr;
+  bool reduction = false;  // a store that adds: two of them do not race with each other
 };
 
-/// What is remembered of the last store to a unit.
+/// What is remembered of the last store to a unit. `copy`: it was a cp.async; of global memory, a reduction.
 struct Stamp {
   std::uint64_t time : kTimeBits, site : kSiteBits, thread : kActorBits, copy : 1;  // time 0: none
 };

@@ -184,6 +184,13 @@ __device__ __forceinline__ unsigned atomic_read(unsigned &counter) {
   return value;
 }
 
+/// Adds to a number in global memory, in one go for all blocks, and returns nothing: the thread does not wait.
+/// Blocks add in the order in which they come, so the rounding of the sum differs from run to run. Subnormal
+/// numbers are 0 (PTX ISA 'red', .relaxed.gpu.global.add.f32).
+__device__ __forceinline__ void red_add(float &sum, float x) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(&sum), "f"(x) : "memory");
+}
+
 /// Lets a kernel that is launched beside this one begin, once all blocks have said so or ended (PTX ISA
 /// 'griddepcontrol', .launch_dependents).
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {

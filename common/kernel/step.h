@@ -26,15 +26,20 @@ struct HeadScales {
 /// independent heads. A step takes the plain problem, and of the rest what its header's 'Takes'
 /// names. Plain: fp16, dense [batch, heads, seqlen, head_dim], as many keys as queries and as many
 /// key heads as query heads, the scale 1 / sqrt(head_dim), and every query sees every key.
+///
+/// Or one backward pass (Step::gradients): dQ, dK and dV from Q, K, V, O, lse and dO (reference/gradients.h).
 struct Problem {
   const void *Q;  // in the memory of the device, as are all that follow
   void *K, *V;    // written only where K_new is given
-  void *O;
-  // Where the step writes it (Step::writes_lse): the natural logarithm of each row's sum of e^score, dense
-  // [batch, heads, seqlen_q]; -infinity for a row that sees no key, and nothing for rows that are not there.
+  void *O;        // an input of a backward pass
+  // Where the step writes it (Step::writes_lse), and an input of a backward pass: the natural logarithm of each
+  // row's sum of e^score, dense [batch, heads, seqlen_q]; -infinity for a row that sees no key, and nothing for
+  // rows that are not there.
   float *lse;
-  void *workspace;  // what Step::workspace_bytes asked for
-  void *stream;     // a cudaStream_t; null, the default stream, but for a library's caller
+  const void *dO;      // of a backward pass: the derivative of the loss with respect to O, as O
+  void *dQ, *dK, *dV;  // and its results, as O, K and V
+  void *workspace;     // what Step::workspace_bytes asked for
+  void *stream;        // a cudaStream_t; null, the default stream, but for a library's caller
   Strides Q_strides, K_strides, V_strides, O_strides;
   Type type;          // of the elements of Q, K, V and O
   HeadScales scales;  // where the type is fp8
@@ -105,8 +110,10 @@ struct Step {
   void (*launch)(const Problem &);  // all of the step's kernels; throws the above
   std::size_t (*workspace_bytes)(const Problem &) = nullptr;
   std::vector<int> head_dims = {64, 128};  // those it takes; the first is the emulator's default
-  bool decodes = false;  // its default problem: a query per head and a long cache of K and V
+  bool decodes = false;     // its default problem: a query per head and a long cache of K and V
   bool writes_lse = false;  // beside O
+  bool gradients = false;   // a backward pass: it writes dQ, dK and dV
+  bool same_bits = true;    // in every run; false where blocks add to one number in any order
 };
 
 // One source, compiled once for each backend.

@@ -40,6 +40,9 @@ class Emulator : public Device {
   }
 
   void run(const std::function<void()> &launch) override { launch(); }
+  void forward(const Problem &) override {
+    throw std::logic_error("the reference computes the forward pass of what the emulator runs");
+  }
   Times time(const std::function<void()> &, int, int, int) override {
     throw std::logic_error("the emulator's time says nothing about a GPU's");
   }

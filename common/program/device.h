@@ -33,6 +33,8 @@ class Device {
 
   /// Runs and waits for the end. Throws std::runtime_error if the kernel failed.
   virtual void run(const std::function<void()> &launch) = 0;
+  /// Computes O and lse of a problem. Throws std::logic_error on the emulator, where the reference does it.
+  virtual void forward(const Problem &problem) = 0;
   /// Times a launch `iterations` times, each as the mean of `each` launches, after `warm_up` launches
   /// that are not timed. All are queued before the first is waited for, as peers.py does.
   virtual Times time(const std::function<void()> &launch, int warm_up, int iterations,

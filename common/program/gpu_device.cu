@@ -11,6 +11,7 @@
 #include "common/program/ladder.h"
 
 extern "C" cudaError_t read_sm_clocks(long long *clocks, int sms);  // sm_clock.cu
+extern "C" cudaError_t forward_pass(const Problem &problem);        // forward.cu
 
 namespace {
 
@@ -149,6 +150,10 @@ class Gpu : public Device {
   void run(const std::function<void()> &launch) override {
     launch();
     check(cudaDeviceSynchronize(), "the kernel failed");
+  }
+  void forward(const Problem &problem) override {
+    check(forward_pass(problem), "the forward pass");
+    check(cudaDeviceSynchronize(), "the forward pass failed");
   }
   Times time(const std::function<void()> &launch, int warm_up, int iterations, int each) override {
     constexpr int kEmpty = 5;

@@ -308,6 +308,9 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
       flag("again", to.again,
            "time launches again for each line of standard input, their number, and\n"
            "append a row: `make variants-NN` alternates programs"),
+      count("repeat", to.repeat, 1000000,
+            "run N times more, on the emulator each with another order of threads, and\n"
+            "compare the bits of what the runs write"),
       count("sms", to.sms, 1000, "multiprocessors of the GPU that is emulated; default 16"),
       flag("check-only", to.check_only, "no timing, no counting"),
       flag("profile", to.profile, "count on the emulator, line by line")};
@@ -436,7 +439,10 @@ std::string help_text(const std::string &program, const Step &step) {
   std::string text = "usage: " + program +
                      " [options]\n"
                      "\n"
-                     "Computes attention, checks the answer, and says how long it took (on a GPU)\n"
+                     "Computes " +
+                     (step.gradients ? "the gradients of attention, checks them"
+                                     : "attention, checks the answer") +
+                     ", and says how long it took (on a GPU)\n"
                      "or what it cost (on the emulator).\n"
                      "\n";
   constexpr std::size_t kColumn = 25;
@@ -457,6 +463,8 @@ std::string help_text(const std::string &program, const Step &step) {
 }
 
 std::string describe_text(const Step &step) {
+  std::vector<std::string> families = reference::family_names();
+  if (step.gradients) families.pop_back();  // huge: check_problem says why
   const auto problem = [&](bool gpu) {
     const Options options = with_defaults({}, step, gpu);
     const reference::Shape &shape = options.shape;
@@ -472,8 +480,11 @@ std::string describe_text(const Step &step) {
       {"tile", std::to_string(step.tile)},
       {"head-dims", join(head_dim_names(step), " ")},
       {"types", join(types_of(step), " ")},
-      {"inputs", join(reference::family_names(), " ")},
-      {"writes", step.writes_lse ? "O lse" : "O"},
+      {"inputs", join(families, " ")},
+      {"writes", step.gradients    ? "dQ dK dV"
+                 : step.writes_lse ? "O lse"
+                                   : "O"},
+      {"bits", step.same_bits ? "same" : "any"},
       {"gpu", problem(true)},
       {"emulator", problem(false)}};
   for (const auto &csv : kCsv)

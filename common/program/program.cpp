@@ -22,6 +22,7 @@
 #include "common/program/placement.h"
 #include "common/program/report.h"
 #include "common/program/shape.h"
+#include "reference/gradients.h"
 #include "reference/inputs.h"
 #include "reference/verdict.h"
 
@@ -71,8 +72,10 @@ void check_fits(const Problem &problem, const Options &options, const Device &de
   if (problem.rope != Rope::kNone)  // cosines and sines
     bytes += static_cast<double>(problem.seqlen_k) * problem.head_dim * sizeof(float);
   const Step &step = device.step();
-  if (step.writes_lse)
+  if (step.writes_lse || step.gradients)
     bytes += sizeof(float) * static_cast<double>(problem.batch) * problem.heads * problem.seqlen_q;
+  if (step.gradients)  // dO and dQ, dK and dV
+    bytes += sizeof(std::uint16_t) * 2 * (of_Q + of_K) * problem.head_dim;
   if (step.workspace_bytes && bytes < 1e15)
     bytes = bytes + static_cast<double>(step.workspace_bytes(problem));
   const auto free = static_cast<double>(device.free_bytes());
@@ -232,6 +235,34 @@ LogSumExp download_lse(Device &device, const reference::Shape &shape, const Prob
   return lse;
 }
 
+/// Gives a backward pass what the layers before and after it in a network would: dO, O and lse, and room for
+/// the gradients. Returns O and lse as they are in the memory of the device.
+reference::Forward fill_backward(Device &device, const Placement &placement,
+                                 const reference::Inputs &inputs, Problem &problem) {
+  reference::Elements buffer = poisoned(placement.O_elements);
+  scatter(placement.O, inputs.dO, buffer);
+  problem.dO = upload(device, buffer);
+  problem.dQ = device.allocate(placement.O_elements * sizeof(std::uint16_t));
+  problem.dK = device.allocate(placement.K_elements * sizeof(std::uint16_t));
+  problem.dV = device.allocate(placement.V_elements * sizeof(std::uint16_t));
+  reference::Forward forward;
+  if (!device.is_gpu()) {
+    forward = reference::forward_pass(inputs);
+    buffer = poisoned(placement.O_elements);
+    scatter(placement.O, forward.O, buffer);
+    device.upload(problem.O, buffer.data(), buffer.size() * sizeof(std::uint16_t));
+    problem.lse = upload(device, forward.lse);
+    return forward;
+  }
+  forward.lse.resize(static_cast<std::size_t>(problem.batch) * problem.heads * problem.seqlen_q);
+  problem.lse = static_cast<float *>(device.allocate(forward.lse.size() * sizeof(float)));
+  device.forward(problem);
+  device.download(buffer.data(), problem.O, buffer.size() * sizeof(std::uint16_t));
+  forward.O = gather(placement.O, buffer);
+  device.download(forward.lse.data(), problem.lse, forward.lse.size() * sizeof(float));
+  return forward;
+}
+
 // --- the run -------------------------------------------------------------------------------------
 
 /// The median. Sorts.
@@ -313,7 +344,7 @@ ExitStatus run(const Options &asked) {
                 device->is_gpu() ? device->name() : "emulator",
                 shape,
                 departures(options, step),
-                operations(shape),
+                operations(shape, step.gradients),
                 kv_bytes(shape, options.type),
                 {},
                 {},
@@ -325,10 +356,13 @@ ExitStatus run(const Options &asked) {
   print_shape(result, options, device->is_gpu());
   std::fflush(stdout);
 
-  const reference::Inputs inputs =
+  reference::Inputs inputs =
       reference::make_inputs(options.inputs, shape, options.type, options.seed);
+  if (step.gradients) reference::add_dO(inputs, options.inputs, options.seed);
   const Placement placement = place(shape, options.layout, options.page_size, options.seed);
   fill(*device, placement, inputs, problem);
+  const reference::Forward forward =
+      step.gradients ? fill_backward(*device, placement, inputs, problem) : reference::Forward{};
 
   const bool profiled = !device->is_gpu() && !options.check_only;
   emulator::settings.seed = options.seed;
@@ -361,7 +395,46 @@ ExitStatus run(const Options &asked) {
     }
     return passed;
   };
+  struct Output {
+    const char *name;
+    const Tensor *tensor;
+    void *memory;
+    std::size_t elements;
+    reference::Gradient gradient;
+  };
+  using enum reference::Gradient;
+  std::vector<Output> outputs = {{"O", &placement.O, problem.O, placement.O_elements, kQ}};
+  if (step.gradients)
+    outputs = {{"dQ", &placement.O, problem.dQ, placement.O_elements, kQ},
+               {"dK", &placement.K, problem.dK, placement.K_elements, kK},
+               {"dV", &placement.V, problem.dV, placement.V_elements, kV}};
+  const auto download = [&](const Output &output) {
+    reference::Elements buffer(output.elements);
+    device->download(buffer.data(), output.memory, buffer.size() * sizeof(std::uint16_t));
+    return buffer;
+  };
+  const auto gradients_pass = [&](bool say) {
+    bool right = true;
+    result.rms_error = 0;
+    for (const Output &output : outputs) {
+      reference::Elements buffer = download(output);
+      const reference::Elements rows = gather(*output.tensor, buffer);
+      const std::size_t strays = not_poison(buffer);
+      const std::vector<reference::Place> of_rows =
+          reference::places_of_gradient(shape, output.gradient, step.tile, options.seed);
+      const reference::Verdict verdict =
+          reference::judge_gradient(inputs, forward, output.gradient, rows, of_rows);
+      result.rms_error = std::max(result.rms_error, verdict.rms_error);
+      const bool passed = verdict.passed() && strays == 0;
+      right = right && passed;
+      if (say || !passed)
+        print_gradient_verdict(verdict, output.name, strays, of_rows.size(),
+                               rows.size() / static_cast<std::size_t>(shape.head_dim));
+    }
+    return right;
+  };
   const auto passes = [&](bool say) {
+    if (step.gradients) return gradients_pass(say);
     reference::Elements buffer(placement.O_elements);
     device->download(buffer.data(), problem.O, buffer.size() * sizeof(std::uint16_t));
     const reference::Elements O = gather(placement.O, buffer);
@@ -377,7 +450,30 @@ ExitStatus run(const Options &asked) {
     if (step.writes_lse && (say || !right)) print_lse_verdict(verdict, lse.strays);
     return (!shape.seqlen_new || cache_passes(say)) && right;
   };
+  if (step.gradients && device->is_gpu() &&
+      !reference::judge(inputs, forward.O, places, forward.lse).passed())
+    throw std::runtime_error("the program's own forward pass is wrong");
   if (!passes(true)) return kWrongAnswer;
+  if (options.repeat) {
+    emulator::settings.profile = emulator::settings.trace = false;
+    std::vector<reference::Elements> first;
+    for (const Output &output : outputs) first.push_back(download(output));
+    int other_runs = 0;
+    for (int i = 1; i <= options.repeat; i++) {
+      emulator::settings.seed = options.seed + static_cast<std::uint64_t>(i);
+      for (const Output &output : outputs) {
+        const reference::Elements poison = poisoned(output.elements);
+        device->upload(output.memory, poison.data(), poison.size() * sizeof(std::uint16_t));
+      }
+      device->run(launch);
+      bool same = true;
+      for (std::size_t j = 0; j < outputs.size(); j++)
+        same = same && download(outputs[j]) == first[j];
+      other_runs += !same;
+    }
+    print_bits(options.repeat, other_runs, step.same_bits);
+    if (step.same_bits && other_runs) return kWrongAnswer;
+  }
   if (options.type == Type::kFp8 && options.check_only) {
     // The check is against what the kernel was given. What was lost before:
     const reference::Inputs drawn =

@@ -140,6 +140,22 @@ std::string one_line(const std::string &text) {
   return line;
 }
 
+namespace {
+
+/// What is wrong with an output.
+void print_wrong(const reference::Verdict &verdict, const std::string &name, std::size_t strays) {
+  if (verdict.not_finite) std::printf("         %zu elements are not finite\n", verdict.not_finite);
+  if (strays)
+    std::printf("         %zu elements were written that are not of %s's rows\n", strays,
+                name.c_str());
+  if (!verdict.o_passed())
+    std::printf("         worst: batch %d, head %d, row %d, column %d is %g, should be %g\n",
+                verdict.worst.batch, verdict.worst.head, verdict.worst.row, verdict.worst_column,
+                verdict.worst_output, verdict.worst_expected);
+}
+
+}  // namespace
+
 void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::size_t places,
                    std::size_t rows) {
   std::printf(
@@ -147,12 +163,25 @@ void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::s
       "%.1e slope (at most %.1e): %s\n",
       places, rows, verdict.rms_error, verdict.rms_bound, verdict.max_error, verdict.max_bound,
       verdict.slope, verdict.slope_bound, verdict.o_passed() && strays == 0 ? "passed" : "WRONG");
-  if (verdict.not_finite) std::printf("         %zu elements are not finite\n", verdict.not_finite);
-  if (strays) std::printf("         %zu elements were written that are not of O's rows\n", strays);
-  if (!verdict.o_passed())
-    std::printf("         worst: batch %d, head %d, row %d, column %d is %g, should be %g\n",
-                verdict.worst.batch, verdict.worst.head, verdict.worst.row, verdict.worst_column,
-                verdict.worst_output, verdict.worst_expected);
+  print_wrong(verdict, "O", strays);
+}
+
+void print_gradient_verdict(const reference::Verdict &verdict, const std::string &name,
+                            std::size_t strays, std::size_t places, std::size_t rows) {
+  std::printf(
+      "check    %s, %zu of %zu rows: error %.2e rms (at most %.2e), %.2e max (at most %.2e): %s\n",
+      name.c_str(), places, rows, verdict.rms_error, verdict.rms_bound, verdict.max_error,
+      verdict.max_bound, verdict.passed() && strays == 0 ? "passed" : "WRONG");
+  print_wrong(verdict, name, strays);
+}
+
+void print_bits(int runs, int other_runs, bool same_bits) {
+  if (other_runs == 0)
+    std::printf("bits     the same in all %d runs after the first\n", runs);
+  else
+    std::printf("bits     other than the first run's in %d of %d runs: %s\n", other_runs, runs,
+                same_bits ? "WRONG, this step's must be the same in every run"
+                          : "this step adds in any order");
 }
 
 void print_lse_verdict(const reference::Verdict &verdict, std::size_t strays) {

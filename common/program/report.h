@@ -35,6 +35,13 @@ void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::s
 /// Of the log-sum-exp; `strays` as above.
 void print_lse_verdict(const reference::Verdict &verdict, std::size_t strays);
 
+/// The same of a gradient, "dQ".
+void print_gradient_verdict(const reference::Verdict &verdict, const std::string &name,
+                            std::size_t strays, std::size_t places, std::size_t rows);
+
+/// In how many of `runs` the bits were not those of the run before them; `same_bits`: none may be so.
+void print_bits(int runs, int other_runs, bool same_bits);
+
 /// The error against attention on the inputs before they were quantised. No bound is on it.
 void print_quantisation(const reference::Verdict &verdict);
 

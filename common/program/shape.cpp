@@ -100,6 +100,10 @@ Options with_defaults(Options options, const Step &step, bool gpu) {
 
 void check_problem(const Options &options, const Step &step) {
   const reference::Shape &shape = options.shape;
+  if (step.gradients && options.inputs == reference::Family::kHuge)
+    throw UsageError(
+        "--inputs huge: must be another family with a backward pass, because the fp32 log-sum-exp "
+        "cannot hold scores of 10^10");
   check_multiple("--seqlen", shape.seqlen_q, step.tile);
   check_multiple("--seqlen-k", shape.seqlen_k, step.tile);
   if (std::int64_t{shape.batch} * shape.heads > 65535)  // the y and z of a grid
@@ -125,8 +129,8 @@ void check_problem(const Options &options, const Step &step) {
   if (shape.rope != Rope::kNone) check_positions(shape);
 }
 
-double operations(const reference::Shape &shape) {
-  return 4.0 * shape.head_dim * reference::visible_pairs(shape);
+double operations(const reference::Shape &shape, bool gradients) {
+  return (gradients ? 10.0 : 4.0) * shape.head_dim * reference::visible_pairs(shape);
 }
 
 double kv_bytes(const reference::Shape &shape, Type type) {

@@ -11,8 +11,8 @@ Options with_defaults(Options options, const Step &step, bool gpu);
 void check_problem(const Options &options, const Step &step);
 
 /// The multiplications and additions of Q K^T and P V: 4 head_dim for each pair of a query and a
-/// key that it sees.
-double operations(const reference::Shape &shape);
+/// key that it sees. Of a backward pass those of its five products, 10 head_dim.
+double operations(const reference::Shape &shape, bool gradients = false);
 
 /// The bytes of the keys that some query sees, and of their values: what must be read at least
 /// once.
