@@ -47,9 +47,8 @@ struct Description {
   std::vector<std::string> takes;  // "--causal": options beyond the plain problem
   int tile = 0;                    // seqlen is a multiple of this
   std::vector<std::string> head_dims, types, inputs;
-  std::vector<std::string> writes;  // "O", or "dQ", "dK" and "dV" of a backward pass
-  bool same_bits = true;            // in every run
-  bool writes_lse = false;
+  bool writes_lse = false, gradients = false;
+  bool same_bits = true;  // in every run
 
   bool takes_option(const std::string &option) const;
 };
