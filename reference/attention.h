@@ -49,10 +49,10 @@ struct Shape {
   int kv_heads = 1;  // divides heads: heads / kv_heads query heads in a row share keys and values
   int seqlen_q = 1, seqlen_k = 1, head_dim = 1;
   bool causal = false;  // a query sees no key after its own position
-  int window = 0;       // only the last so many keys, up to its own position; 0: no window
-  int sinks = 0;        // and with a window the first so many of these keys
-  // Or, as FlashAttention's window_size: the keys from so many before its own position to so many after it;
-  // -1: no limit.
+  int window = 0;       // it sees only the last `window` keys up to its own position; 0: no window
+  int sinks = 0;        // with a window: and the first `sinks` of these keys
+  // Or, as FlashAttention's window_size: the keys from window_left before its own position to window_right
+  // after it; -1: no limit.
   int window_left = -1, window_right = -1;
   std::optional<float> scale = {};  // of the scores; none: 1 / sqrt(head_dim)
   float softcap = 0;                // 0: none

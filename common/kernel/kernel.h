@@ -115,7 +115,7 @@ void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, Argum
   cuda_check(error, "kernel launch");
 }
 
-/// The same launch in clusters of so many blocks, neighbours in x.
+/// The same launch in clusters of `blocks` blocks, neighbours in x.
 template <class SharedStorage, class... Parameters, class... Arguments>
 void launch_clusters(int blocks, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                      Arguments... arguments) {

@@ -47,10 +47,10 @@ struct Problem {
   int kv_heads;  // divides heads: query heads of one h / (heads / kv_heads) share a head of K, V
   int seqlen_q, seqlen_k, head_dim;
   bool causal;  // query i sees keys up to i + seqlen_k - seqlen_q, of its sequence's lengths
-  int window;   // it sees the last so many of those keys; 0: all of them
-  int sinks;    // with a window: it sees the first so many of those keys, too
-  // It sees the keys from so many before its own position, i + seqlen_k - seqlen_q, to so many after it, as
-  // FlashAttention's window_size has it; -1: no limit.
+  int window;   // it sees only the last `window` of those keys; 0: all of them
+  int sinks;    // with a window: it also sees the first `sinks` of those keys
+  // It sees the keys from window_left before its own position, i + seqlen_k - seqlen_q, to window_right after
+  // it, as FlashAttention's window_size has it; -1: no limit.
   int window_left, window_right;
   // A score is scale q . k; then, with a soft cap, cap tanh(score / cap); then ALiBi adds
   // -slope |i + seqlen_k - seqlen_q - j|. A sink is one more key of each row, which has no value: its score is
@@ -87,7 +87,7 @@ struct Problem {
   // K_new is added to, the keys are rotated already.
   Rope rope;
   const float *rope_cos, *rope_sin;  // [seqlen_k or more, head_dim / 2], null without
-  int splits;  // the keys are shared among so many blocks; 0: the step decides
+  int splits;                        // how many blocks share a sequence's keys; 0: the step decides
 };
 
 /// This device does not take the step at this shape.

@@ -15,7 +15,7 @@ template <int Rows, int d>
 struct Swizzled {
   static constexpr int size = Rows * d;
   static constexpr int permutations = std::gcd(d / 8, 8);
-  static constexpr int period = 8 / permutations;  // so many rows on, the banks are the same
+  static constexpr int period = 8 / permutations;  // the rows after which the banks repeat
   __device__ static constexpr int offset(int row, int col) {
     return row * d + col / 64 * 64 + (col % 64 ^ row / period % permutations * 8);
   }

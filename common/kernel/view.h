@@ -60,7 +60,7 @@ class Reference {
   const Reference &operator=(const Reference &other) const { return *this = Value(other); }
 
   T *pointer() const { return pointer_; }
-  /// Where so many elements begin, all of the row.
+  /// Returns where `elements` elements begin; all of them must be in the row.
   T *checked(int elements = 1) const {
     if (elements > left_) fail(elements);
     return pointer_;

@@ -443,8 +443,15 @@ struct Page {
       std::string &step = rows.back()["step"];
       if (step.size() == 2) step = step_named(step);
     }
+    const auto order = [&](const Row &row) {  // problems from small to large
+      std::vector<double> sizes;
+      for (const char *size : {"batch", "heads", "seqlen", "keys"})
+        if (name == "problems")
+          sizes.push_back(std::stod(cell(std::string("$") + size + ";0", row)));
+      return std::pair(row.at("step"), sizes);
+    };
     std::stable_sort(rows.begin(), rows.end(),
-                     [](const Row &a, const Row &b) { return a.at("step") < b.at("step"); });
+                     [&](const Row &a, const Row &b) { return order(a) < order(b); });
     columns = split(join(split(trim(table.columns), "\n"), " | "), " | ");
     if (list[0] == "problems")
       for (size_t i = 3; i < list.size(); ++i)

@@ -65,12 +65,12 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
       gV{V + head_offset, seqlen, d};
   const Matrix<half> gO{O + head_offset, seqlen, d};
 
-  // ldmatrix.x4 of a 16 x 16 block: lane i names row i % 16 of its left or its right half.
+  // ldmatrix.x4 of a 16 x 16 block: lane i supplies row i % 16 of its left or its right half.
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
 
   load_tile<Br, d>(smem.Q, gQ, first_row);
 
-  // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
+  // In each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
   FragmentC o[m_tiles][d / 8] = {};
   float l[m_tiles][2] = {}, m[m_tiles][2];
   for (int mt = 0; mt < m_tiles; mt++) m[mt][0] = m[mt][1] = -INFINITY;

@@ -64,16 +64,16 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
       gV{V + head_offset, seqlen, d};
   const Matrix<half> gO{O + head_offset, seqlen, d};
 
-  // ldmatrix.x4 of a 16 x 16 block: lane i names row i % 16 of its left or its right half.
+  // ldmatrix.x4 of a 16 x 16 block: lane i supplies row i % 16 of its left or its right half.
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
-  // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
+  // For K, its upper or lower half, so that registers 0 and 1 are mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
 
   load_tile<Br, d>(smem.Q, gQ, first_row);
   load_tile<Bc, d>(smem.K, gK, 0);
   cp_async_commit();
 
-  // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
+  // In each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
   FragmentC o[m_tiles][d / 8] = {};
   float l[m_tiles][2] = {}, m[m_tiles][2];
   for (int mt = 0; mt < m_tiles; mt++) m[mt][0] = m[mt][1] = -INFINITY;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     cp_async_commit();  // the next K is on its way behind the softmax and P V
 
     // Online softmax, lazily: m may stay below the maximum, by at most the threshold. P and l are
-    // relative to m, whatever it is, and O / l is not.
+    // relative to m, whatever it is; O / l does not depend on it.
     bool must_rescale = false;
     float m_lane[m_tiles][2];  // of this lane's scores
     for (int mt = 0; mt < m_tiles; mt++)

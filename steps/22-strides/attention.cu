@@ -31,7 +31,7 @@ struct SharedStorage {
 template <int Rows, int d, bool ragged = false>
 __device__ void load_tile(SharedTile<Rows, d> &tile, const StridedMatrix<const half> &matrix,
                           int first_row) {
-  // Eight threads copy 128 bytes of a row, then the next 128: of these addresses one is computed.
+  // Eight threads copy 128 bytes of a row, then the next 128, at the same address plus a constant.
   const int row = threadIdx.x / 8, col = threadIdx.x % 8 * 8;
   const auto part = matrix.from(first_row + row, col);
 #pragma unroll
@@ -76,9 +76,9 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   const auto gK = head_of<const half, d>(problem.K, problem.K_strides, b, h, k_start, seqlen_k);
   const auto gV = head_of<const half, d>(problem.V, problem.V_strides, b, h, k_start, seqlen_k);
 
-  // ldmatrix.x4 of a 16 x 16 block: lane i names row i % 16 of its left or its right half.
+  // ldmatrix.x4 of a 16 x 16 block: lane i supplies row i % 16 of its left or its right half.
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
-  // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
+  // For K, its upper or lower half, so that registers 0 and 1 are mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
   const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // of the warp's rows
 
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
   if (last >= 0) load_tile<Bc, d, true>(smem.K, gK, last);
   cp_async_commit();
 
-  // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
+  // In each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
   FragmentC o[m_tiles][d / 8] = {};
   float l[m_tiles][2] = {}, m[m_tiles][2];
   for (int mt = 0; mt < m_tiles; mt++) m[mt][0] = m[mt][1] = no_maximum;
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
     }
 
     // Online softmax, lazily: m may stay below the maximum, by at most the threshold. P and l are
-    // relative to m, whatever it is, and O / l is not.
+    // relative to m, whatever it is; O / l does not depend on it.
     bool must_rescale = false;
     float m_lane[m_tiles][2];  // of this lane's scores
     for (int mt = 0; mt < m_tiles; mt++)

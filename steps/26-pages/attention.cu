@@ -17,7 +17,7 @@
 namespace {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
-constexpr int keys = 16, stages = 3;    // of K and V: in a warp's tile, and the tiles that it has
+constexpr int keys = 16, stages = 3;    // a warp's tile of K and V, and how many of them it has
 constexpr float no_maximum = -FLT_MAX;  // of no keys: finite, for -inf - -inf is NaN
 
 template <int d, int num_warps>
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(threads) attention(const Problem p, float scal
     const int head = kv_h * group + (first_row + row) % group;
     return head_of<T, d>(tensor, strides, b, head, q_start + (first_row + row) / group, 1);
   };
-  const auto keys_seen = [=](int row) {  // by a row of the tile: key 0 and so many in all
+  const auto keys_seen = [=](int row) {  // how many keys, from key 0 on, a row of the tile sees
     return p.causal ? (first_row + row) / group + 1 + seqlen_k - seqlen_q : seqlen_k;
   };
   const int keys_end = rows_there > 0 ? keys_seen(rows_there - 1) : 0;  // no row sees further

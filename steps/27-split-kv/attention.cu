@@ -13,7 +13,7 @@
 namespace {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
-constexpr int keys = 16, stages = 3;  // of K and V: in a warp's tile, and the tiles that it has
+constexpr int keys = 16, stages = 3;  // a warp's tile of K and V, and how many of them it has
 
 template <int d, int num_warps>
 struct SharedStorage {
@@ -48,10 +48,10 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
     const int head = kv_h * group + (first_row + row) % group;
     return head_of<T, d>(tensor, strides, b, head, q_start + (first_row + row) / group, 1);
   };
-  const auto keys_seen = [=](int row) {  // by a row of the tile: key 0 and so many in all
+  const auto keys_seen = [=](int row) {  // how many keys, from key 0 on, a row of the tile sees
     return p.causal ? (first_row + row) / group + 1 + seqlen_k - seqlen_q : seqlen_k;
   };
-  // Of the tiles of keys that any row sees, each split has as many as another, or one more.
+  // The tiles of keys that any row sees are divided evenly: splits differ by at most one tile.
   const int tiles = rows_there > 0 ? max(0, keys_seen(rows_there - 1) + keys - 1) / keys : 0;
   const int keys_begin = (tiles / splits * split + min(split, tiles % splits)) * keys;
   const int keys_end = keys_begin + (tiles / splits + (split < tiles % splits)) * keys;
@@ -156,11 +156,11 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   if (splits > 1) {
     for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4)
       store_part<d>(parts, split * rows + i / d, i % d, sum_of_warps<d>(smem.warp, i / d, i % d));
-    __syncthreads();  // the part is there, for this block
+    __syncthreads();  // all threads of the block have stored its part
     if (threadIdx.x == 0) {
-      __threadfence();  // and for every block that finds it counted
+      __threadfence();  // every block that sees the count must see the part
       smem.is_last(0, 0) = atomic_dec(missing(0, 0), splits - 1) == 1;
-      __threadfence();  // and if it is the last, the parts of all others are there for it
+      __threadfence();  // the last block must see the parts of all others
     }
     __syncthreads();
     if (!smem.is_last(0, 0)) return;
@@ -191,7 +191,7 @@ int wave() {
   return resident_blocks<Storage>(attention<d, num_warps>, num_warps * 32);
 }
 
-/// Returns the number of splits of each of so many tiles of rows: the fewest whose waves are as full as those
+/// Returns the number of splits of each of `tiles` tiles of rows: the fewest whose waves are as full as those
 /// of any number, within 5%. A wave is as many blocks as the GPU runs at once.
 int fewest_splits(std::int64_t tiles, int wave, int most) {
   const auto filled = [=](int splits) {

@@ -34,7 +34,7 @@ struct SharedStorage {
 template <bool ragged = false, class T, int Rows, int d>
 __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
                           int first_row) {
-  // Eight threads, or as many as divide d, copy 128 bytes of a row, then the next: one address.
+  // 8 threads (4 or 2, if these divide a row) copy a part of it, then the next: one address.
   constexpr int threads = d % 64 == 0 ? 8 : d % 32 == 0 ? 4 : 2;
   const int row = threadIdx.x / threads, col = threadIdx.x % threads * 8;
   const auto part = matrix.from(first_row + row, col);
@@ -46,7 +46,8 @@ __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<cons
 
 template <class T, int d, int Bc>
 __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling<d>.blocks_per_SM)
-    attention(const Problem problem, float scale_log2) {  // at 32 nvcc takes 170 registers untold
+    attention(const Problem problem,
+              float scale_log2) {  // for 2, nvcc takes 170 registers at d = 32
   constexpr int Br = tiling<d>.Br;
   constexpr int m_tiles = Br / tiling<d>.num_warps / 16;  // a warp's rows, in units of mma's 16
   auto &smem = shared_storage<SharedStorage<T, d, Bc>>();
@@ -70,9 +71,9 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling
   const auto gK = head_of<const T, d>(problem.K, problem.K_strides, b, kv_h, k_start, seqlen_k);
   const auto gV = head_of<const T, d>(problem.V, problem.V_strides, b, kv_h, k_start, seqlen_k);
 
-  // ldmatrix.x4 of a 16 x 16 block: lane i names row i % 16 of its left or its right half.
+  // ldmatrix.x4 of a 16 x 16 block: lane i supplies row i % 16 of its left or its right half.
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
-  // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
+  // For K, its upper or lower half, so that registers 0 and 1 are mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
   const int all_see = min(seqlen_k, first_row + warp_row + query_0_sees);  // of the warp's rows
 
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling
   if (last >= 0) load_tile<true>(smem.K, gK, last);
   cp_async_commit();
 
-  // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
+  // In each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
   FragmentC o[m_tiles][d / 8] = {};
   float l[m_tiles][2] = {}, m[m_tiles][2];
   for (int mt = 0; mt < m_tiles; mt++) m[mt][0] = m[mt][1] = no_maximum;
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, d == 32 ? 3 : tiling
     }
 
     // Online softmax, lazily: m may stay below the maximum, by at most the threshold. P and l are
-    // relative to m, whatever it is, and O / l is not.
+    // relative to m, whatever it is; O / l does not depend on it.
     bool must_rescale = false;
     float m_lane[m_tiles][2];  // of this lane's scores
     for (int mt = 0; mt < m_tiles; mt++)

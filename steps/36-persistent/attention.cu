@@ -5,7 +5,7 @@
 // Takes       --type
 // Before      step 35: a block per tile of Q. Nothing runs beside its first scores and its last store.
 // Bottleneck  The ends of a block: it makes barriers, waits for Q and K, and has a first softmax and a last P V
-//             with nothing beside them; then it stores O. At 1024 keys that is a fifth of a block.
+//             with nothing beside them; then it stores O. At 1024 keys that is a sixth of a block.
 // Change      One block per SM goes through the tiles of Q. Q has two stages. The next tile's first Q K^T
 //             runs beside this tile's last P V, and O leaves by TMA, from Q's place in shared memory.
 // Prediction  The ends are 3% of a block at 8192: 660 to 700 TFLOP/s; a fifth more at 1024.

@@ -3,8 +3,8 @@
 // Needs       sm_90a: TMA, wgmma, clusters
 // Takes       --type
 // Before      step 36: each block loads all of K and V for its 128 rows of Q.
-// Bottleneck  Of L2 a block wants 64 KB per tile: some 5 TB/s in all at its speed. Its neighbour, on the
-//             same head, wants the same bytes.
+// Bottleneck  A block reads 64 KB per tile from L2: 5 TB/s for all blocks at their speed. Its neighbour, on
+//             the same head, reads the same bytes.
 // Change      Clusters of two blocks with neighbouring tiles of Q. Half of each tile comes by each block's
 //             multicast, and a tile is empty when the warps of both blocks have read it.
 // Prediction  Half of the bytes from L2, and two blocks that wait for each other: 2 to 6% faster, as a
@@ -54,7 +54,7 @@ __device__ void load_half(Ring<TmaTile<Bc, d, T>, stages> &ring, RingPosition<st
   at.next();
 }
 
-/// The warp has read the tile: a lane for each block says so to it.
+/// Releases the tile that the warp has read: lane i arrives at block i's `empty`.
 template <class Tile>
 __device__ void release(Ring<Tile, stages> &ring, RingPosition<stages> &at, int lane) {
   if (lane < cluster) mbarrier_arrive_at(ring.empty[at.stage], lane);
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (auto &Q : smem.Q) ring_init(Q, 1);
-    // A lane of each warp that computes, of both blocks, says that a tile is empty.
+    // A tile is empty when each computing warp of both blocks has released it.
     ring_init(smem.K, cluster * consumers * 4);
     ring_init(smem.V, cluster * consumers * 4);
     mbarrier_fence_init();

@@ -36,8 +36,8 @@ struct SharedStorage {
   Ring<TmaTile<Bc, d, T>, stages> K, V;
 };
 
-/// The tiles of Q in the order in which they begin: of `side` heads, which share L2, the last rows, which
-/// see the most keys, then the rows before them; then of the next heads.
+/// The order in which the tiles of Q begin: the last rows of `side` heads, which share L2. They see the
+/// most keys. Then come the rows before them, and so on; then the next `side` heads.
 struct Order {
   int heads, row_tiles, side;  // heads: of the whole batch
   int Br, seqlen;              // Br: rows of a tile

@@ -38,12 +38,12 @@ struct SharedStorage {
   Ring<TmaTile<Bc, d, T>, stages> K;
   Ring<TmaTile<d, Bc, T>, stages> V;  // transposed
   TmaTile<64, d, bf16> O[consumers];  // twice as large as Q
-  Tile<int, 1, 2> tile;               // which one Q is of
-  Tile<float, 2, 2> scale;            // of its scores, for exponents of 2; and of V
+  Tile<int, 1, 2> tile;               // the tile that each stage of Q is of
+  Tile<float, 2, 2> scale;            // row 0: of the scores, for exponents of 2; row 1: of V
 };
 
-/// The tiles of Q in the order in which they begin: of `side` heads, which share L2, the last rows, which
-/// see the most keys, then the rows before them; then of the next heads.
+/// The order in which the tiles of Q begin: the last rows of `side` heads, which share L2. They see the
+/// most keys. Then come the rows before them, and so on; then the next `side` heads.
 struct Order {
   int heads, row_tiles, side;  // heads: of the whole batch
   int Br, seqlen;              // Br: rows of a tile
@@ -61,21 +61,21 @@ struct Place {
   }
 };
 
-/// The next tile that no block has drawn; the first are the blocks' own. The counter holds 0, or `tiles`
-/// or more. A launch draws as many numbers as there are tiles, 0 first, and leaves a 0.
+/// Draws the next tile; the first gridDim.x tiles are not drawn. The counter must hold 0, or `tiles` or
+/// more. A launch draws `tiles` numbers, and leaves a 0.
 __device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
   const unsigned drawn = atomic_dec(Matrix<unsigned>{counter, 1, 1}(0, 0), tiles - 1);
   return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
 }
 
-/// Of 16 keys, the one whose values come at this place in V^T: a thread has the scores of keys 2t
-/// and 2t + 1, and 8 further on, and as A of P V the tensor cores take them for columns 4t to 4t + 3.
+/// Returns which of 16 keys stands at this place in V^T. A thread has the scores of keys 2t and 2t + 1,
+/// and of those 8 further on; the tensor cores read them, as A of P V, as columns 4t to 4t + 3.
 __device__ constexpr int key_at(int place) {
   return place / 4 * 2 + place % 4 / 2 * 8 + place % 2;
 }
 
-/// V^T, tile by tile: d rows of Bc keys in the order of key_at. A thread turns 16 keys of 4 columns: of V 8
-/// threads share a sector of 32 bytes, of V^T 2.
+/// Writes V^T tile by tile: d rows of Bc keys in the order of key_at. A thread transposes 16 keys of 4
+/// columns. 8 threads share a sector of 32 bytes of V, and 2 share one of V^T.
 __global__ void __launch_bounds__(Bc / 16 * 32)
     transpose(const void *V, Strides strides, T *V_transposed, int heads, int seqlen) {
   griddepcontrol_launch_dependents();  // tiles of Q may load and wait meanwhile
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
         wgmma<T>(o, p[key / 32], k_major(smem.V.tile[v.stage], 0, key), add || key > 0);
       wgmma_commit();
     };
-    // P, rounded. As key_at has the keys, neighbours of 4 blocks of 8 columns are A of one product.
+    // Rounds P. In key_at's order of keys, a lane's pairs of 4 blocks of 8 columns are A of a product.
     const auto to_fragments = [&] {
       const auto pair = [&](int i) { return cvt_rn_e4m3x2(s(i), s(i + 1)); };
       const auto pairs = [&](int i) { return pack_here(pair(i), pair(i + 4)); };
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
         for (int i = 0; i < s.size; i++)
           if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
       };
-      // Of the tiles of keys those that these 64 rows see: none, and no row to store, behind the last.
+      // The tiles of keys that these 64 rows see. Rows behind the last query see none, and are not stored.
       const int keys = order.causal ? first_row + 64 : order.seqlen;
       const int own_tiles = first_row < order.seqlen ? (keys + Bc - 1) / Bc : 0;
       for (int j = at.key_tiles; j > own_tiles; j--) {
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
         ring_release(smem.V, v);
       }
 
-      named_barrier_sync(first_free + warpgroup, 128);  // O's place is free, what came with Q read
+      named_barrier_sync(first_free + warpgroup, 128);  // O is free, and all have read the number
       ring_release(Q, q);
       invert(l, V_scale);
       store_o(at, l);

@@ -37,7 +37,7 @@ int wave() {
   });
 }
 
-/// Returns the number of splits of each of so many tiles of rows: the fewest whose waves are as full as those
+/// Returns the number of splits of each of `tiles` tiles of rows: the fewest whose waves are as full as those
 /// of any number, within 5%. A wave is as many blocks as the GPU runs at once.
 int fewest_splits(std::int64_t tiles, int wave, int most) {
   const auto filled = [=](int splits) {

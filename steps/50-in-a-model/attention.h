@@ -82,8 +82,8 @@ struct attention_problem {
 
   /* The last query of a sequence stands at its last key. A query that sees no key has O = 0. */
   int causal; /* not 0: a query sees the keys up to its own position */
-  int window; /* and of these only the last so many, at least 1; or ATTENTION_NO_WINDOW */
-  int sinks;  /* with a window: and the first so many */
+  int window; /* and of these only the last `window`, at least 1; or ATTENTION_NO_WINDOW */
+  int sinks;  /* with a window: and the first `sinks` keys */
 
   /* [batch]: the lengths of the sequences, where they differ; at most seqlen_q and seqlen_k. Rows
    * of O beyond them are not written. */

@@ -243,7 +243,7 @@ void check_tensors(const attention_problem &p, std::size_t workspace_bytes) {
                  " is allowed with a rotation: a query before the first key has no position");
     if (appends && all >= 0 && of_new > all)
       refuse(ATTENTION_LENGTH, at("lengths_k", b), all,
-             "with K_new the " + number(of_new) + " new keys count: so many or more are allowed");
+             "must be " + number(of_new) + " or more, because it counts the new keys of K_new");
   }
   check_pages(p);
 

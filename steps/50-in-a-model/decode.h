@@ -178,11 +178,11 @@ __global__ void __launch_bounds__(num_warps * 32) decode(const Problem p, float 
       store<4>(parts(row, i % d), sum.O);
       if (i % d == 0) store<2>(parts(row, d), Vector<float, 2>{sum.m, sum.l});
     }
-    __syncthreads();  // the part is there, for this block
+    __syncthreads();  // all threads of the block have stored its part
     if (threadIdx.x == 0) {
-      __threadfence();  // and for every block that finds it counted
+      __threadfence();  // every block that sees the count must see the part
       smem.is_last(0, 0) = atomic_dec(missing(0, tile), splits - 1) == 1;
-      __threadfence();  // and if it is the last, the parts of all others are there for it
+      __threadfence();  // the last block must see the parts of all others
     }
     __syncthreads();
     if (!smem.is_last(0, 0)) return;
@@ -201,8 +201,8 @@ __global__ void __launch_bounds__(num_warps * 32) decode(const Problem p, float 
   }
 }
 
-/// What f returns of the number of a block's warps, given as a type: as many as there are at most; or half as
-/// many where two blocks share an SM (at head dim 128), and until a block fits this GPU.
+/// Returns f of the number of a block's warps, given as a type: the largest number, or half of it where two
+/// blocks share an SM (at head dim 128), halved until a block fits this GPU.
 template <class T, int d, int num_warps = most_warps<d>, class F>
 auto with_warps(bool share_SMs, F f) {
   using Storage = SharedStorage<T, d, num_warps>;

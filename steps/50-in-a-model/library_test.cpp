@@ -156,8 +156,7 @@ const std::vector<Mistake> kMistakes = {
     {ATTENTION_LENGTH, "lengths_q[0] 4: 0 to 3 is allowed", [](E &e, P &) { e.lengths_q[0] = 4; }},
     {ATTENTION_LENGTH, "lengths_k[1] -1: 0 to 20 is allowed",
      [](E &e, P &) { e.lengths_k[1] = -1; }},
-    {ATTENTION_LENGTH,
-     "lengths_k[0] 2: with K_new the 3 new keys count: so many or more are allowed",
+    {ATTENTION_LENGTH, "lengths_k[0] 2: must be 3 or more, because it counts the new keys of K_new",
      [](E &e, P &) { e.lengths_k[0] = 2; }},
     {ATTENTION_LENGTH, "cu_seqlens_q[2] 7: 3 to 6 is allowed",
      [](E &e, P &p) {

@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   const int query_0_sees = problem.causal || windowed ? seqlen_k - seqlen_q + 1 : seqlen_k;
   const int keys_end = min(seqlen_k, first_row + Br - 1 + query_0_sees);  // of all rows of the tile
   const int last = (keys_end + Bc - 1) / Bc * Bc - Bc;  // the last tile; negative if there is none
-  // Of those keys it sees the last so many, and the sinks: all, if there is no window.
+  // A query sees the last `window` of those keys, and the sinks; without a window, all of them.
   const int window = windowed ? min(problem.window, seqlen_k) : seqlen_q + seqlen_k;
-  // The first tile of the first row's window, and the last tile of the sinks: negative without.
+  // The first tile of the first row's window, and the last tile of the sinks: negative without sinks.
   const int window_first = max(0, first_row + query_0_sees - window) / Bc * Bc;
   const int sinks_last = (min(problem.sinks, seqlen_k) + Bc - 1) / Bc * Bc - Bc;
   const int kv_h = h / (problem.heads / problem.kv_heads);  // the group's head of K and V
@@ -48,13 +48,13 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
       uniform(of_batch(problem.cu_seqlens_q, problem, b, 0));  // of packed sequences
   const int k_start = uniform(of_batch(problem.cu_seqlens_k, problem, b, 0));
   const auto gQ = head_of<const T, d>(problem.Q, problem.Q_strides, b, h, q_start, seqlen_q);
-  const int kv_b = paged ? 0 : b;  // of pages, the head's rows in the first
+  const int kv_b = paged ? 0 : b;  // in pages: the head's rows in page 0
   const auto gK = head_of<const T, d>(problem.K, problem.K_strides, kv_b, kv_h, k_start, seqlen_k);
   const auto gV = head_of<const T, d>(problem.V, problem.V_strides, kv_b, kv_h, k_start, seqlen_k);
 
-  // ldmatrix.x4 of a 16 x 16 block: lane i names row i % 16 of its left or its right half.
+  // ldmatrix.x4 of a 16 x 16 block: lane i supplies row i % 16 of its left or its right half.
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
-  // Of K, its upper or its lower half: registers 0 and 1 are then mma's B of the first 8 keys.
+  // For K, its upper or lower half, so that registers 0 and 1 are mma's B of the first 8 keys.
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
 
   // All of the warp's rows see a key before all_see, if it is a sink or from in_all_windows on.
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   if (rotates)  // while K is on its way
     load_rotated(smem.Q, gQ, problem, first_row, seqlen_k - seqlen_q);
 
-  // Of each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
+  // In each m tile, the lane holds rows lane / 4 (r = 0) and lane / 4 + 8 (r = 1), as mma has it.
   FragmentC o[m_tiles][d / 8] = {};
   float l[m_tiles][2] = {}, m[m_tiles][2];
   for (int mt = 0; mt < m_tiles; mt++) m[mt][0] = m[mt][1] = no_maximum;
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
     }
 
     // Online softmax, lazily: m may stay below the maximum, by at most the threshold. P and l are
-    // relative to m, whatever it is, and O / l is not.
+    // relative to m, whatever it is; O / l does not depend on it.
     bool must_rescale = false;
     float m_lane[m_tiles][2];  // of this lane's scores
     for (int mt = 0; mt < m_tiles; mt++)

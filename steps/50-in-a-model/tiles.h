@@ -11,13 +11,13 @@ struct Tiling {
   int Br, Bc;  // rows of Q, and of K and V, in a tile
   int num_warps, blocks_per_SM;
 };
-// At 32 three blocks fit an SM, if nvcc is told so: 168 registers, and it would take 176.
+// At 32 three blocks fit an SM if the launch bounds ask for them: 168 registers, where nvcc would take 176.
 template <int d>
 constexpr Tiling tiling = d == 32    ? Tiling{128, 64, 4, 3}
                           : d <= 128 ? Tiling{128, 64, 4, 2}
                                      : Tiling{128, d == 192 ? 64 : 96, 8, 1};
 
-/// So many threads copy 128 bytes of a row, or what divides it, then the next: one address.
+/// The number of threads that copy neighbouring parts of a row, 128 bytes or less, and then the next.
 template <int d>
 constexpr int threads_per_row = d % 64 == 0   ? 8
                                 : d % 32 == 0 ? 4
