@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The lane map: which lane names which row of K in ldmatrix.x4, before step 13 and in it.
+"""The lane map: which lane supplies which row of K in ldmatrix.x4, before step 13 and in it.
 
 Drawn from the formulas of the two kernels.
 """
@@ -12,7 +12,7 @@ REGISTERS = ["#A9D5F2", "#F7D78D", "#8CD3BB", "#E8B4D0"]  # a colour for each re
 
 
 def before(lane):
-    """Key and column of the 16 x 16 block that the lane names, until step 12: row, col."""
+    """Key and column of the 16 x 16 block that the lane supplies, until step 12: row, col."""
     return lane % 16, lane // 16 * 8
 
 
@@ -22,7 +22,7 @@ def after(lane):
 
 
 def block(axes, title, lane_map):
-    """K's 16 x 16 block: in a cell the lane that names it, coloured by the register it fills."""
+    """K's 16 x 16 block: in a cell the lane that supplies it, coloured by the register it fills."""
     register_of = {}
     for lane in range(32):
         key, col = lane_map(lane)
@@ -62,7 +62,7 @@ def main():
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(15, 6.4))
     block(left, "11-batched: lanes go down, then right", before)
     block(right, "13-lane-map: lanes go right, then down", after)
-    figure.suptitle("ldmatrix.x4 of K: the lane that names each row, and the register it "
+    figure.suptitle("ldmatrix.x4 of K: the lane that supplies each row, and the register it "
                     "arrives in", x=0.02, y=1.06, ha="left", fontsize=18, fontweight="bold")
     figure.text(0.02, 0.945, "A cell is 16 bytes: one row of an 8 × 8 matrix. Matrix i arrives in "
                 f"register k[i] of every lane. Framed: what lane {LANE} receives.", fontsize=12.5)

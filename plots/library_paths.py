@@ -35,7 +35,7 @@ def main():
     box(axes, 6, 4.9, 5.4, 1.2, "at most 16 queries per sequence?", QUESTION)
     box(axes, 2.4, 1.9, 4.4, 1.9, "decode", KERNEL, "decode.h: reads K and V once per 16 rows;\n"
         "the last of a tile's blocks adds up the parts")
-    box(axes, 9.6, 1.9, 4.4, 1.9, "prefill", KERNEL, "prefill.h: 64 or 128 rows a block; pages\n"
+    box(axes, 9.6, 1.9, 4.4, 1.9, "prefill", KERNEL, "prefill.h: 128 rows a block; pages\n"
         "and 'plain' are compiled separately")
     arrow(axes, (6, 10.65), (6, 9.6))
     arrow(axes, (3.3, 8.75), (1.7, 7.55), "yes", "right")
