@@ -146,15 +146,15 @@ void AsyncEngine::access_tensor(const TmaTransfer &transfer, bool store, SiteId 
 }
 
 /// A load counts once, its bytes in each block where they land, as ncu counts them.
-void AsyncEngine::count_load(const TmaTransfer &transfer, const Where &where, int blocks) {
+void AsyncEngine::count_load(std::size_t bytes, const Where &where, int blocks) {
   if (!settings.profile) return;
   requests_.count(site_of(where), kTmaLoads, 1);
-  requests_.count(site_of(where), kTmaLoadBytes, blocks * bytes_of(transfer));
+  requests_.count(site_of(where), kTmaLoadBytes, blocks * bytes);
 }
 
 void AsyncEngine::tma_load(const TmaTransfer &transfer, const void *barrier, const Where &where) {
   check_transfer(false, transfer, where);
-  count_load(transfer, where);
+  count_load(bytes_of(transfer), where);
   begin_load(scheduler_.rank(), transfer, shared_.offset(barrier), where);
 }
 
@@ -166,7 +166,7 @@ void AsyncEngine::tma_load_multicast(const TmaTransfer &transfer, const void *ba
                                          ", as bits, of a cluster that has " +
                                          std::to_string(scheduler_.blocks())},
                     where);
-  count_load(transfer, where, std::popcount(blocks));
+  count_load(bytes_of(transfer), where, std::popcount(blocks));
   if (settings.profile) {
     requests_.count(site_of(where), kMulticasts, 1);
     requests_.count(site_of(where), kMulticastBytes, bytes_of(transfer));
@@ -175,9 +175,62 @@ void AsyncEngine::tma_load_multicast(const TmaTransfer &transfer, const void *ba
     if (blocks >> rank & 1) begin_load(rank, transfer, shared_.offset(barrier), where);
 }
 
+/// A copy of bytes that follow each other: no tensor, no swizzle, and nothing is filled in.
+void AsyncEngine::bulk_load(void *shared, const void *global, int bytes, const void *barrier,
+                            const Where &where) {
+  const Piece to{shared_.offset(shared), static_cast<std::size_t>(bytes)};
+  const auto misaligned = [](std::size_t address) { return address % kCopyBytes != 0; };
+  if (!shared_.has(to.offset, to.bytes))
+    scheduler_.fail({Fault::kBounds, "bulk load: the destination is not in shared memory"}, where);
+  if (misaligned(to.offset) || misaligned(reinterpret_cast<std::uintptr_t>(global)))
+    scheduler_.fail(
+        {Fault::kMisaligned,
+         std::string("bulk load: the ") + (misaligned(to.offset) ? "destination" : "source") +
+             " begins at an address that is not a multiple of " + std::to_string(kCopyBytes)},
+        where);
+  count_load(to.bytes, where);
+  const auto *from = static_cast<const std::byte *>(global);
+  std::byte *const memory = shared_.memory();
+  const SiteId site = site_of(where);
+  const unsigned thread = scheduler_.running();
+  begin_load(
+      scheduler_.rank(),
+      {to, kCopyBytes,
+       [=, this] {
+         for (std::size_t i = 0; i < to.bytes; i += kCopyBytes)
+           accesses_.access_global({clocks_, thread, site, false, kCopyBytes, from + i}, where);
+       },
+       [=](std::size_t first, std::size_t some) {
+         std::memcpy(memory + to.offset + first, from + first, some);
+       }},
+      "bulk_load", shared_.offset(barrier), where);
+}
+
 /// Begins the load's part that lands in this block, at the barrier with this place there.
-void AsyncEngine::begin_load(unsigned to, const TmaTransfer &transfer, std::size_t barrier_offset,
+void AsyncEngine::begin_load(unsigned to, const TmaTransfer &transfer, std::size_t barrier,
                              const Where &where) {
+  const Piece piece{shared_.offset(transfer.tile), bytes_of(transfer)};
+  TmaTransfer there = transfer;
+  there.tile = shared_.memory(to) + piece.offset;
+  const auto copy = [there](std::size_t from, std::size_t bytes) {
+    const auto rows = static_cast<std::size_t>(there.tile_rows);
+    for (std::size_t line = from / kRowBytes; line < (from + bytes) / kRowBytes; line++) {
+      const int row = static_cast<int>(line % rows), first = static_cast<int>(line / rows) * 8;
+      for (int chunk = first; chunk < first + 8; chunk++)
+        if (std::byte *place = chunk_of(there, row, chunk); is_there(there, row))
+          std::memcpy(place, row_of(there, row) + chunk * kCopyBytes, kCopyBytes);
+        else
+          std::memset(place, 0, kCopyBytes);
+    }
+  };
+  begin_load(to,
+             {piece, kRowBytes,
+              [=, this] { access_tensor(transfer, false, site_of(where), where); }, copy},
+             "tma_load", barrier, where);
+}
+
+void AsyncEngine::begin_load(unsigned to, const Load &load, const char *name,
+                             std::size_t barrier_offset, const Where &where) {
   BarrierState &barrier = mbarriers_.usable("TMA load", to, barrier_offset, where);
   if (!mbarriers_.is_fenced(barrier) &&
       !clocks_.visible(scheduler_.running(), barrier.thread, barrier.time))
@@ -186,56 +239,43 @@ void AsyncEngine::begin_load(unsigned to, const TmaTransfer &transfer, std::size
                                         describe(line_of(barrier.site)) +
                                         ": no mbarrier_fence_init between them"},
                     where);
-  const SliceId asked = events_.note(scheduler_.running(), "tma_load",
-                                     static_cast<std::int64_t>(barrier_offset), where);
+  const SliceId asked =
+      events_.note(scheduler_.running(), name, static_cast<std::int64_t>(barrier_offset), where);
   if (!barrier.agent) barrier.agent = clocks_.add_agent();
   const SiteId site = site_of(where);
-  const Piece piece{shared_.offset(transfer.tile), bytes_of(transfer)};
   const Error error = shared_.shadow(to).begin_async_write(
-      piece, {clocks_, scheduler_.running(), site, true, static_cast<int>(piece.bytes)});
+      load.to, {clocks_, scheduler_.running(), site, true, static_cast<int>(load.to.bytes)});
   if (!error.empty())
     scheduler_.fail(
         {error.fault,
          error.what +
              (to == scheduler_.rank() ? "" : "; the memory is that" + scheduler_.in_block(to))},
         where);
-  access_tensor(transfer, false, site, where);
-  TmaTransfer there = transfer;
-  there.tile = shared_.memory(to) + piece.offset;
-  const SliceId work =
-      events_.begin_work(to, TraceSlice::kTma, "tma_load", site, piece.bytes, asked);
-  scheduler_.begin_operation(
-      kNoQueue, [=, this, &barrier] { land_load(to, there, 0, barrier, work, where); });
+  load.check();
+  const SliceId work = events_.begin_work(to, TraceSlice::kTma, name, site, load.to.bytes, asked);
+  scheduler_.begin_operation(kNoQueue,
+                             [=, this, &barrier] { land_load(to, load, 0, barrier, work, where); });
   scheduler_.pause();
 }
 
 /// Copies a load's bytes from this one on. If its barrier's phase ends with fewer, because it expects fewer,
 /// the rest lands at another moment, as on a GPU.
-void AsyncEngine::land_load(unsigned to, const TmaTransfer &transfer, std::size_t from,
-                            BarrierState &barrier, SliceId work, const Where &where) {
-  const SiteId site = site_of(where);
-  const std::size_t offset = static_cast<std::size_t>(transfer.tile - shared_.memory(to));
-  std::size_t bytes = bytes_of(transfer) - from;
+void AsyncEngine::land_load(unsigned to, const Load &load, std::size_t from, BarrierState &barrier,
+                            SliceId work, const Where &where) {
+  std::size_t bytes = load.to.bytes - from;
   if (const std::int64_t missing = barrier.expected - barrier.landed;
       !barrier.to_come && missing > 0 && missing < static_cast<std::int64_t>(bytes) &&
-      missing % kRowBytes == 0) {
+      missing % static_cast<std::int64_t>(load.step) == 0) {
     bytes = static_cast<std::size_t>(missing);
     const std::size_t next = from + bytes;
-    shared_.shadow(to).note_short({offset + next, bytes_of(transfer) - next});
+    shared_.shadow(to).note_short({load.to.offset + next, load.to.bytes - next});
     scheduler_.begin_operation(
-        kNoQueue, [=, this, &barrier] { land_load(to, transfer, next, barrier, work, where); });
+        kNoQueue, [=, this, &barrier] { land_load(to, load, next, barrier, work, where); });
   }
-  access_tensor(transfer, false, site, where);  // it read until now
-  const auto rows = static_cast<std::size_t>(transfer.tile_rows);
-  for (std::size_t line = from / kRowBytes; line < (from + bytes) / kRowBytes; line++) {
-    const int row = static_cast<int>(line % rows), first = static_cast<int>(line / rows) * 8;
-    for (int chunk = first; chunk < first + 8; chunk++)
-      if (std::byte *place = chunk_of(transfer, row, chunk); is_there(transfer, row))
-        std::memcpy(place, row_of(transfer, row) + chunk * kCopyBytes, kCopyBytes);
-      else
-        std::memset(place, 0, kCopyBytes);
-  }
-  shared_.shadow(to).end_async_write({offset + from, bytes}, barrier.agent,
+  load.check();  // it read until now
+  load.copy(from, bytes);
+  const SiteId site = site_of(where);
+  shared_.shadow(to).end_async_write({load.to.offset + from, bytes}, barrier.agent,
                                      {clocks_, scheduler_.running(), site, true, 0});
   events_.end_work(work);
   mbarriers_.land(barrier, to, bytes, site, work);

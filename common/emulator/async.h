@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <vector>
@@ -32,6 +33,8 @@ class AsyncEngine {
   void tma_load(const TmaTransfer &transfer, const void *barrier, const Where &where);
   void tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsigned blocks,
                           const Where &where);
+  void bulk_load(void *shared, const void *global, int bytes, const void *barrier,
+                 const Where &where);
   void tma_store(const TmaTransfer &transfer, const Where &where);
   void tma_store_commit();
   void tma_store_wait_read(int groups, const Where &where);
@@ -51,13 +54,22 @@ class AsyncEngine {
     std::uint64_t groups = 0;      // committed so far
   };
 
+  struct Load {  // of the copy engine, to the shared memory of a block
+    Piece to;
+    std::size_t step;                                    // it lands in multiples of so many bytes
+    std::function<void()> check;                         // its accesses to global memory
+    std::function<void(std::size_t, std::size_t)> copy;  // so many bytes from the first on
+  };
+
   void end(const AsyncRead &read);
   std::size_t check_transfer(bool store, const TmaTransfer &transfer, const Where &where);
   void access_tensor(const TmaTransfer &transfer, bool store, SiteId site, const Where &where);
-  void count_load(const TmaTransfer &transfer, const Where &where, int blocks = 1);
+  void count_load(std::size_t bytes, const Where &where, int blocks = 1);
   void begin_load(unsigned to, const TmaTransfer &transfer, std::size_t barrier,
                   const Where &where);
-  void land_load(unsigned to, const TmaTransfer &transfer, std::size_t from, BarrierState &barrier,
+  void begin_load(unsigned to, const Load &load, const char *name, std::size_t barrier,
+                  const Where &where);
+  void land_load(unsigned to, const Load &load, std::size_t from, BarrierState &barrier,
                  SliceId work, const Where &where);
 
   Scheduler &scheduler_;

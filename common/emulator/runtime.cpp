@@ -288,6 +288,11 @@ void tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsign
   Block::current->async.tma_load_multicast(transfer, barrier, blocks, where);
 }
 
+void bulk_load(void *shared, const void *global, int bytes, const void *barrier,
+               const Where &where) {
+  Block::current->async.bulk_load(shared, global, bytes, barrier, where);
+}
+
 void tma_store(const TmaTransfer &transfer, const Where &where) {
   Block::current->async.tma_store(transfer, where);
 }

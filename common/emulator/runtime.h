@@ -215,6 +215,9 @@ struct TmaTransfer {
 void tma_load(const TmaTransfer &transfer, const void *barrier, const Where &where);
 void tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsigned blocks,
                         const Where &where);
+/// A copy of so many bytes that follow each other.
+void bulk_load(void *shared, const void *global, int bytes, const void *barrier,
+               const Where &where);
 void tma_store(const TmaTransfer &transfer, const Where &where);
 void tma_store_commit();
 void tma_store_wait_read(int groups, const Where &where);

@@ -46,6 +46,13 @@ void tma_load(TmaTile<Rows, d, T> &tile, const TensorMap &map, int row, int head
   emulator::tma_load(emulator::transfer(tile, map, row, head, batch), &landed, where);
 }
 
+template <int N, class T>
+void bulk_load(const Reference<T> &to, const Reference<const T> &from, Mbarrier &landed,
+               Where where = Where::current()) {
+  static_assert(N * sizeof(T) % 16 == 0, "a multiple of 16 bytes");
+  emulator::bulk_load(to.checked(N), from.checked(N), N * sizeof(T), &landed, where);
+}
+
 template <class T, int Rows, int d>
 void tma_store(const TensorMap &map, int row, int head, int batch, TmaTile<Rows, d, T> &tile,
                Where where = Where::current()) {

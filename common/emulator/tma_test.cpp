@@ -722,6 +722,251 @@ TEST_CASE("tma: loads land in an order drawn from the seed, early or late") {
   CHECK(before_thread_1 < kSeeds);
 }
 
+// --- bulk copies ---------------------------------------------------------------------------------
+
+namespace {
+
+/// Rows with 16 bytes of nothing behind each, and barriers.
+struct Rows {
+  Tile<half, kRows, 72> rows, other;
+  Mbarrier landed, also_landed, read;
+};
+
+constexpr int kRowBytes = 64 * 2;
+
+Rows &ready_for_rows() {
+  auto &smem = shared_storage<Rows>();
+  if (is_thread(0)) {
+    mbarrier_init(smem.landed, 1);
+    mbarrier_init(smem.also_landed, 1);
+    mbarrier_init(smem.read, 1);
+    mbarrier_fence_init();
+  }
+  __syncthreads();
+  return smem;
+}
+
+/// Lane i of the first warp copies row i, if there is one: `at` is the line.
+void load_rows(Rows &smem, const Tensor &tensor, int expected = kRows * kRowBytes) {
+  const Matrix<const half> from{tensor.data, tensor.rows, 64};
+  if (is_thread(0)) mbarrier_arrive_expect_tx(smem.landed, expected);
+  if (thread_id() < kRows)
+    at = __LINE__, bulk_load<64>(smem.rows(thread_id(), 0), from(thread_id(), 0), smem.landed);
+}
+
+}  // namespace
+
+TEST_CASE("bulk: each lane's row comes, and nothing beside it") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    int wrong = 0;
+    std::string error = error_of<Rows>(dim3(64), [&] {
+      Rows &smem = ready_for_rows();
+      load_rows(smem, tensor);
+      mbarrier_wait(smem.landed, 0);
+      for (int i = thread_id(); i < kRows * 64; i += 64)
+        wrong += __half2float(smem.rows(i / 64, i % 64)) != Tensor::value(i / 64, i % 64);
+    });
+    CHECK(error == "");
+    CHECK(wrong == 0);
+    error = error_of<Rows>(dim3(64), [&] {
+      Rows &smem = ready_for_rows();
+      load_rows(smem, tensor);
+      mbarrier_wait(smem.landed, 0);
+      if (is_thread(3)) at = __LINE__, read(smem.rows(5, 64));
+    });
+    CHECK(error == error_in_thread(at, 3, "load of shared memory that nobody wrote"));
+  }
+}
+
+TEST_CASE("bulk: a row is nobody's to touch until the thread knows that its phase has ended") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const std::string error = error_under_all_seeds<Rows>(dim3(64), [&] {
+    Rows &smem = ready_for_rows();
+    load_rows(smem, tensor);
+    __syncthreads();
+    if (is_thread(40)) also_at = __LINE__, read(smem.rows(3, 5));
+  });
+  CHECK(error == error_in_thread(also_at, 40, being_written("load of", at, 3)));
+  CHECK(tag == "[in-flight] ");
+}
+
+TEST_CASE("bulk: with fewer bytes expected than land, the phase ends before the last copies") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  for (const int missing : {kRowBytes, 48}) {
+    int early = 0, late = 0;
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      const std::string error = error_of<Rows>(dim3(64), [&] {
+        Rows &smem = ready_for_rows();
+        load_rows(smem, tensor, kRows * kRowBytes - missing);
+        mbarrier_wait(smem.landed, 0);
+        for (int i = 0; i < kRows * 64; i++)
+          if (is_thread(9)) also_at = __LINE__, read(smem.rows(i / 64, i % 64));
+      });
+      CAPTURE(error);
+      const bool is_early =
+          error.find("may still be writing") != std::string::npos && tag == "[in-flight] ";
+      const bool is_late = error.find("has not what it expects") != std::string::npos;
+      early += is_early, late += is_late;
+      CHECK((is_early || is_late));
+    }
+    CHECK(early > 0);
+  }
+}
+
+TEST_CASE("bulk: with more bytes expected than land, the phase never ends") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const std::string error = error_of<Rows>(dim3(64), [&] {
+    Rows &smem = ready_for_rows();
+    load_rows(smem, tensor, kRows * kRowBytes + 16);
+    mbarrier_wait(smem.landed, 0);
+  });
+  CAPTURE(error);
+  CHECK(tag == "[deadlock] ");
+  CHECK(error.find("2064 bytes expected, 2048 landed") != std::string::npos);
+}
+
+TEST_CASE("bulk: a copy over what others have read, or ordinary stores wrote, comes after them") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const Matrix<const half> from{tensor.data, kRows, 64};
+  for (const bool waits : {false, true})
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      const std::string error = error_of<Rows>(dim3(64), [&] {
+        Rows &smem = ready_for_rows();
+        load_rows(smem, tensor);
+        mbarrier_wait(smem.landed, 0);
+        if (is_thread(40)) {
+          read(smem.rows(3, 5));
+          if (waits) mbarrier_arrive(smem.read);
+        }
+        if (!is_thread(0)) return;
+        if (waits) mbarrier_wait(smem.read, 0);
+        mbarrier_arrive_expect_tx(smem.also_landed, kRowBytes);
+        bulk_load<64>(smem.rows(3, 0), from(1, 0), smem.also_landed);
+        mbarrier_wait(smem.also_landed, 0);
+      });
+      CAPTURE(error);
+      CHECK((error == "") == waits);
+      if (!waits) CHECK((tag == "[race] " || tag == "[in-flight] "));
+    }
+  for (const bool fenced : {false, true}) {
+    const std::string error = error_under_all_seeds<Rows>(dim3(64), [&] {
+      Rows &smem = ready_for_rows();
+      if (is_thread(3)) {
+        also_at = __LINE__, smem.rows(3, 5) = half{};
+        if (fenced) fence_proxy_async();
+      }
+      __syncwarp();
+      load_rows(smem, tensor);
+      mbarrier_wait(smem.landed, 0);
+    });
+    CHECK(error == (fenced ? ""
+                           : error_in_thread(at, 3,
+                                             "TMA load may not see the store to shared memory at " +
+                                                 file_and(also_at) +
+                                                 " by thread 3: no fence_proxy_async between "
+                                                 "them")));
+  }
+}
+
+TEST_CASE("bulk: both places begin at a multiple of 16 bytes, and lie in their rows and memories") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const auto error_with = [&](int row, int col, int from_row, int from_col) {
+    return error_of<Rows>(dim3(32), [&] {
+      Rows &smem = ready_for_rows();
+      const Matrix<const half> from{tensor.data, kRows + 1, 64};
+      if (!is_thread(0)) return;
+      mbarrier_arrive_expect_tx(smem.landed, 32);
+      at = __LINE__, bulk_load<16>(smem.rows(row, col), from(from_row, from_col), smem.landed);
+      mbarrier_wait(smem.landed, 0);
+    });
+  };
+  CHECK(error_with(1, 8, 2, 8) == "");
+  CHECK(error_with(1, 4, 2, 8) ==
+        error_in_thread(at, 0,
+                        "bulk load: the destination begins at an address that is not a multiple of "
+                        "16"));
+  CHECK(tag == "[misaligned] ");
+  CHECK(error_with(1, 8, 2, 12) ==
+        error_in_thread(at, 0,
+                        "bulk load: the source begins at an address that is not a multiple of 16"));
+  CHECK(error_with(1, 64, 2, 8) ==
+        error_in_thread(at, 0, "16 elements, and the row has only 8 from there on"));
+  CHECK(error_with(1, 8, 2, 56) ==
+        error_in_thread(at, 0, "16 elements, and the row has only 8 from there on"));
+  CHECK(error_with(1, 8, kRows, 0) == error_in_thread(at, 0, "load outside of every allocation"));
+  CHECK(tag == "[bounds] ");
+  Tile<half, 1, 64> elsewhere;
+  const std::string error = error_of<Rows>(dim3(32), [&] {
+    Rows &smem = ready_for_rows();
+    const Matrix<const half> from{tensor.data, kRows, 64};
+    if (is_thread(0)) at = __LINE__, bulk_load<64>(elsewhere(0, 0), from(0, 0), smem.landed);
+  });
+  CHECK(error == error_in_thread(at, 0, "bulk load: the destination is not in shared memory"));
+}
+
+TEST_CASE("bulk: the engine sees a barrier after mbarrier_fence_init, and somebody waits for it") {
+  const Setup setup;
+  const Tensor tensor(kRows);
+  const Matrix<const half> from{tensor.data, kRows, 64};
+  for (const bool fenced : {false, true})
+    for (const bool waits : {false, true}) {
+      const std::string error = error_under_all_seeds<Rows>(dim3(32), [&] {
+        auto &smem = shared_storage<Rows>();
+        if (!is_thread(0)) return;
+        mbarrier_init(smem.landed, 1);
+        if (fenced) mbarrier_fence_init();
+        mbarrier_arrive_expect_tx(smem.landed, kRowBytes);
+        bulk_load<64>(smem.rows(0, 0), from(0, 0), smem.landed);
+        if (waits) mbarrier_wait(smem.landed, 0);
+      });
+      CHECK(tag == (!fenced ? "[fence] " : !waits ? "[in-flight] " : ""));
+    }
+}
+
+TEST_CASE(
+    "bulk: copies and bytes are counted as the TMA's, and land in an order drawn from the seed") {
+  const Setup setup;
+  emulator::settings.profile = true;
+  const Tensor tensor(kRows);
+  const Matrix<const half> from{tensor.data, kRows, 64};
+  (void)emulator::take_profile();
+  int second_first = 0;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    std::string order;
+    CHECK(error_of<Rows>(dim3(64), [&] {
+            Rows &smem = ready_for_rows();
+            load_rows(smem, tensor);
+            if (is_thread(0)) {
+              mbarrier_arrive_expect_tx(smem.also_landed, kRowBytes);
+              bulk_load<64>(smem.other(0, 0), from(0, 0), smem.also_landed);
+              mbarrier_wait(smem.landed, 0);
+              order += 'a';
+            }
+            if (is_thread(32)) {
+              mbarrier_wait(smem.also_landed, 0);
+              order += 'b';
+            }
+          }) == "");
+    second_first += order == "ba";
+  }
+  CHECK(second_first > 0);
+  CHECK(second_first < kSeeds);
+  const emulator::Counts counts = emulator::take_profile().total();
+  CHECK(counts[emulator::kTmaLoads] == kSeeds * (kRows + 1));
+  CHECK(counts[emulator::kTmaLoadBytes] == kSeeds * (kRows + 1) * kRowBytes);
+}
+
 // --- a whole kernel ------------------------------------------------------------------------------
 
 namespace {

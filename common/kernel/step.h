@@ -66,12 +66,12 @@ struct Problem {
   // cu_seqlens[b] + i of a tensor that has no batch (strides.batch is 0). [batch + 1], the lengths
   // added up; null if they do not. The lengths are given then, too.
   const int *cu_seqlens_q, *cu_seqlens_k;
-  int total_k;  // rows of such a K and V, for step 50; 0 if not known
+  int total_q, total_k;  // rows of such a Q, and of such a K and V; 0 if not known
   // Where K and V are cut into pages: row i of batch element b is row i % page_size of page
   // page_table[b, i / page_size], and K_strides.batch leads from a page to the next. A sequence's
   // entries beyond its last key are -1.
-  const int *page_table;  // [batch, ceil(seqlen_k / page_size)], null if K and V are not paged
-  int page_size;
+  const int *page_table;     // [batch, ceil(seqlen_k / page_size)], null if K and V are not paged
+  int page_size, num_pages;  // keys of a page, and the pages that K and V have
   // Where K and V are a cache that lacks each sequence's last seqlen_new keys: these keys and their
   // values, dense [batch, kv_heads, seqlen_new, head_dim]. The step stores them in K and V, at
   // their rows, and their queries see them. Null if K and V have all.

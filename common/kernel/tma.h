@@ -92,6 +92,19 @@ __device__ __forceinline__ void tma_load(TmaTile<Rows, d, T> &tile, const Tensor
       : "memory");
 }
 
+/// Starts the copy of N elements that follow each other, in a multiple of 16 bytes, to shared memory. Both begin
+/// at a multiple of 16 bytes. They count as arrived at the barrier. Each thread that calls this copies its own
+/// (PTX ISA 'cp.async.bulk', sm_90).
+template <int N, class T>
+__device__ __forceinline__ void bulk_load(T &to, const T &from, Mbarrier &landed) {
+  static_assert(N * sizeof(T) % 16 == 0, "a multiple of 16 bytes");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(ptx::shared_address(&to)),
+      "l"(&from), "n"(N * sizeof(T)), "r"(ptx::shared_address(&landed))
+      : "memory");
+}
+
 /// Starts the copy of a tile from shared memory to the rows of a head from `row` on. It writes no
 /// rows beyond the tensor's last. The engine sees what ordinary stores wrote to the tile if
 /// fence_proxy_async came between (PTX ISA 'cp.async.bulk.tensor').

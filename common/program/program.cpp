@@ -187,7 +187,12 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
   problem.lengths_k = upload(device, placement.K.lengths);
   problem.cu_seqlens_q = upload(device, placement.Q.cu_seqlens);
   problem.cu_seqlens_k = upload(device, placement.K.cu_seqlens);
+  problem.total_q = placement.Q.cu_seqlens.empty() ? 0 : placement.Q.cu_seqlens.back();
+  problem.total_k = placement.K.cu_seqlens.empty() ? 0 : placement.K.cu_seqlens.back();
   problem.page_table = upload(device, placement.K.page_table);
+  if (problem.page_table)
+    problem.num_pages =
+        static_cast<int>(pages_of_pool(problem.batch, problem.seqlen_k, problem.page_size));
   if (inputs.shape.seqlen_new) {
     problem.K_new = upload(device, new_rows(inputs.shape, inputs.K));
     problem.V_new = upload(device, new_rows(inputs.shape, inputs.V));
