@@ -301,6 +301,9 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
       beyond({"splits", "N|auto", "share the keys among N blocks; default: the step decides",
               read_splits, [&to] { return std::to_string(to.splits); }, true},
              "0"),
+      beyond(flag("garbage", to.garbage,
+                  "first launch with lengths and pages of any numbers: nothing outside of the\n"
+                  "tensors may be read or written")),
       inputs,
       {"seed", "N", "draws the inputs and, on the emulator, the order of threads;\ndefault 1",
        [&to](Text option, Text text) { to.seed = number(option, text, 0, ULLONG_MAX); }},

@@ -34,6 +34,7 @@ struct Options {
   Layout layout = Layout::kBhnd;
   int page_size = 0;  // 0: not paged
   int splits = 0;     // 0: the step decides
+  bool garbage = false;
 
   DeviceChoice device = DeviceChoice::kAuto;
   reference::Family inputs = reference::Family::kNormal;

@@ -25,7 +25,7 @@ const Step kTakesAll = {.name = "23-strides",
                         .takes =
                             "--causal --seqlen-k --kv-heads --window --type --layout "
                             "--page-size --lengths --sinks --append --rope --splits "
-                            "--window-size --scale --softcap --alibi --sink-logits",
+                            "--window-size --scale --softcap --alibi --sink-logits --garbage",
                         .tile = 1,
                         .default_batch = 16,
                         .launch = nullptr,
@@ -97,8 +97,8 @@ TEST_CASE("options: every option, in both ways of writing it") {
       {"--page-size", "16"},      {"--lengths", "5,6:7"}, {"--sinks", "4"},
       {"--append", "2"},          {"--rope", "halves"},   {"--splits", "3"},
       {"--events-csv", "d.csv"}};
-  std::vector<std::string> two_words = {"--profile", "--causal"},
-                           one_word = {"--causal", "--profile"};
+  std::vector<std::string> two_words = {"--profile", "--causal", "--garbage"},
+                           one_word = {"--causal", "--garbage", "--profile"};
   for (const auto &[option, value] : all) {
     two_words.insert(two_words.end(), {option, value});
     one_word.insert(one_word.begin(), option + "=" + value);
@@ -129,6 +129,7 @@ TEST_CASE("options: every option, in both ways of writing it") {
     CHECK(options.shape.seqlen_new == 2);
     CHECK(options.shape.rope == Rope::kHalves);
     CHECK(options.splits == 3);
+    CHECK(options.garbage);
     CHECK(options.shape.lengths_q == std::vector<int>{5, 6});
     CHECK(options.shape.lengths_k == std::vector<int>{5, 7});
   }
@@ -502,7 +503,8 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
       "--scale X",
       "--softcap X",
       "--alibi ",
-      "--sink-logits "};
+      "--sink-logits ",
+      "--garbage "};
   const std::string help = help_text("./step-02", kStep), all = help_text("./step-23", kTakesAll);
   CHECK(help.starts_with("usage: ./step-02 [options]\n"));
   CHECK(all.starts_with("usage: ./step-23 [options]\n"));

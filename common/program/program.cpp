@@ -3,6 +3,7 @@
 // then time it (on a GPU) or say what it cost (on the emulator).
 #include <algorithm>
 #include <bit>
+#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +25,7 @@
 #include "common/program/shape.h"
 #include "reference/gradients.h"
 #include "reference/inputs.h"
+#include "reference/random.h"
 #include "reference/verdict.h"
 
 namespace {
@@ -268,6 +270,40 @@ reference::Forward fill_backward(Device &device, const Placement &placement,
   return forward;
 }
 
+/// Launches with lengths and pages of any numbers, as the memory of a caller may hold. Returns true if the kernel
+/// writes rows of O and nothing beside them. The emulator, and compute-sanitizer, see what it reads.
+bool survives_garbage(Device &device, const Placement &placement, Problem problem,
+                      std::uint64_t seed) {
+  const auto fill = [&](const int *&array, std::size_t count, bool only_one = false) {
+    if (!array) return;
+    std::vector<int> values(count);
+    for (int &value : values) {
+      const auto bits = static_cast<std::int64_t>(next_random(seed) >> 32);
+      const std::int64_t ends[] = {INT_MIN, INT_MAX, -1, bits % 100, bits};
+      value = static_cast<int>(ends[next_random(seed) % std::size(ends)]);
+    }
+    for (std::size_t i = 1; i < count && only_one; i++) values[i] |= INT_MIN;
+    array = upload(device, values);
+  };
+  const auto batch = static_cast<std::size_t>(problem.batch);
+  // Two packed sequences would write the same rows, so one alone has rows then.
+  fill(problem.lengths_q, batch, problem.cu_seqlens_q);
+  fill(problem.lengths_k, batch);
+  fill(problem.cu_seqlens_q, batch + 1);
+  fill(problem.cu_seqlens_k, batch + 1);
+  fill(problem.page_table, placement.K.page_table.size());
+  problem.O = device.allocate(placement.O_elements * sizeof(std::uint16_t));
+  device.run([&] { device.step().launch(problem); });
+  reference::Elements buffer(placement.O_elements);
+  device.download(buffer.data(), problem.O, buffer.size() * sizeof(std::uint16_t));
+  Tensor all = placement.O;
+  if (all.cu_seqlens.empty()) all.lengths.clear();  // any of its rows may be there
+  gather(all, buffer);
+  const std::size_t strays = not_poison(buffer);
+  if (strays) std::printf("check    garbage: %zu elements beside O's rows are written\n", strays);
+  return strays == 0;
+}
+
 // --- the run -------------------------------------------------------------------------------------
 
 /// The median. Sorts.
@@ -371,6 +407,8 @@ ExitStatus run(const Options &asked) {
 
   const bool profiled = !device->is_gpu() && !options.check_only;
   emulator::settings.seed = options.seed;
+  for (int i = 0; i < 3 && options.garbage; i++)
+    if (!survives_garbage(*device, placement, problem, options.seed + i)) return kWrongAnswer;
   emulator::settings.profile = profiled;
   emulator::settings.trace = !options.files[kTrace].empty();
   const auto launch = [&] { step.launch(problem); };
