@@ -9,8 +9,8 @@ RUN_LITTLE := $(sort $(call objects,$(wildcard common/*/*_test.cpp reference/*_t
 # These test what becomes of a kernel that is optimised.
 OPTIMISED_TESTS := $(addprefix build/host/common/emulator/,counters_test.o emulator_test.o)
 $(TEST_HEADER).gch: build/host/flags common/testing/tests.mk
-	$(call says,$(TEST_HEADER)) printf '#include <%s>\n' doctest/doctest.h algorithm filesystem fstream \
-		functional map set sstream string vector >$(TEST_HEADER).$$$$ && mv $(TEST_HEADER).$$$$ $(TEST_HEADER) && \
+	$(call says,$(TEST_HEADER)) printf '#include <%s>\n' algorithm filesystem fstream functional map set sstream \
+		string vector >$(TEST_HEADER).$$$$ && mv $(TEST_HEADER).$$$$ $(TEST_HEADER) && \
 		$(call compile,$(HOST) $(TEST_FLAGS) -w -x c++-header $(TEST_HEADER))
 $(RUN_LITTLE): build/host/%.o: %.cpp build/host/flags $(TEST_HEADER).gch | build/host/ladder.inc
 	$(call says,$<) $(call compile,$(HOST) $(TEST_FLAGS) \
