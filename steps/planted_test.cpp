@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "common/program/ladder.h"
 #include "common/testing/copies.h"
 
 namespace {
@@ -138,9 +139,9 @@ const std::vector<std::string> kHopperBarriers = {
     "cluster_sync(",         "mbarrier_arrive_at(",
     "griddepcontrol_wait("};
 
-/// Whether a step is of Part IV.
+/// Whether a step is for Hopper alone: of Part IV, or built on it.
 bool of_hopper(const std::string &step) {
-  return step >= "30" && step < "50";
+  return header_of(step).needs == "sm_90a";
 }
 
 /// These calls in a source, but not their definitions; not those that it can do without.
