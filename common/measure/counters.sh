@@ -60,6 +60,10 @@ problems="
 39 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
 42 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 42 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
+51 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
+51 --scale 0.05 --batch 2 --heads 1 --seqlen 384 --head-dim 128
+52 --causal --softcap 30 --sink-logits --batch 1 --heads 3 --seqlen 640 --head-dim 64
+52 --alibi --batch 2 --heads 1 --seqlen 384 --head-dim 128
 40 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
 40 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 41 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128

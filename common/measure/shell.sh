@@ -159,6 +159,11 @@ problems_of() {
     39) also_checked=--causal measured=("--causal" "--causal --seqlen 1024" "--head-dim 64" "--causal --head-dim 64") ;;
     38) also_checked=--causal measured=("--causal" "--causal --seqlen 1024") ;;
     42) also_checked=--causal measured=("--causal --head-dim 64 --seqlen 1024" "--causal --head-dim 64" "--head-dim 64") ;;
+    51) also_checked=--causal measured=("--type bf16 --seqlen 1024" "--type bf16 --causal --seqlen 1024 --head-dim 64" "--type bf16") ;;
+    52)
+      also_checked="--softcap 30 --alibi --sink-logits"
+      measured=("--type bf16 --softcap 30" "--type bf16 --softcap 30 --head-dim 64" "--type bf16 --alibi" "--type bf16 --alibi --head-dim 64")
+      ;;
     40) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
     41) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
   esac
