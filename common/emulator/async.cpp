@@ -100,6 +100,15 @@ std::size_t AsyncEngine::check_transfer(bool store, const TmaTransfer &transfer,
         {Fault::kBounds, name + ": columns to " + std::to_string(transfer.col + transfer.d) +
                              " of a tensor that has " + std::to_string(tensor.d)},
         where);
+  // The PTX ISA does not say so. Measured on an H200: a store with a negative row or head ends with an illegal
+  // instruction, also if some of its rows are in the tensor. Loads may begin before a tensor, and both may end
+  // behind it.
+  if (store && (transfer.row < 0 || transfer.head < 0 || transfer.batch < 0))
+    scheduler_.fail(
+        {Fault::kBounds, name + " at row " + std::to_string(transfer.row) + " of head " +
+                             std::to_string(transfer.head) + " of batch " +
+                             std::to_string(transfer.batch) + ": none may be negative in a store"},
+        where);
   return offset;
 }
 

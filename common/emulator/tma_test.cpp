@@ -356,7 +356,7 @@ TEST_CASE("tma: what lies outside of the tensor is zeros to load, and nothing to
               wrong += __half2float(smem.tile(i / 64, i % 64)) !=
                        (from < 0 ? 0 : Tensor::value(from, i % 64));
             }
-            if (is_thread(0)) {
+            if (is_thread(0) && row >= 0 && head >= 0) {
               tma_store(map, row, head, batch, smem.tile);
               tma_store_commit();
               tma_store_wait_read<0>();
@@ -563,6 +563,31 @@ TEST_CASE("tma: a store writes the rows that the tensor has, and no others") {
     }
     CHECK(wrong == 0);
   }
+}
+
+TEST_CASE("tma: a store may begin behind the tensor, and not before it") {
+  const Setup setup;
+  const Tensor tensor(32);
+  const TensorMap map = tensor.map(kRows);
+  const auto error = [&](int row, int head) {
+    return error_of<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      for (int i = thread_id(); i < kRows * 64; i += 64) smem.tile(i / 64, i % 64) = half{};
+      fence_proxy_async();
+      __syncthreads();
+      if (!is_thread(0)) return;
+      at = __LINE__, tma_store(map, row, head, 0, smem.tile);
+      tma_store_commit();
+      tma_store_wait_read<0>();
+    });
+  };
+  CHECK(error(32, 0) == "");
+  CHECK(error(1000, 1) == "");
+  for (const auto &[row, head] : {std::pair{-1, 0}, {-kRows, 0}, {0, -1}})
+    CHECK(error(row, head) == error_in_thread(at, 0,
+                                              "TMA store at row " + std::to_string(row) +
+                                                  " of head " + std::to_string(head) +
+                                                  " of batch 0: none may be negative in a store"));
 }
 
 TEST_CASE("tma: a store sees ordinary stores after a proxy fence and a barrier") {

@@ -106,8 +106,9 @@ __device__ __forceinline__ void bulk_load(T &to, const T &from, Mbarrier &landed
 }
 
 /// Starts the copy of a tile from shared memory to the rows of a head from `row` on. It writes no
-/// rows beyond the tensor's last. The engine sees what ordinary stores wrote to the tile if
-/// fence_proxy_async came between (PTX ISA 'cp.async.bulk.tensor').
+/// rows beyond the tensor's last. No coordinate may be negative: an H200 ends such a store with an
+/// illegal instruction, where a load gives zeros. The engine sees what ordinary stores wrote to the
+/// tile if fence_proxy_async came between (PTX ISA 'cp.async.bulk.tensor').
 template <class T, int Rows, int d>
 __device__ __forceinline__ void tma_store(const TensorMap &map, int row, int head, int batch,
                                           TmaTile<Rows, d, T> &tile) {

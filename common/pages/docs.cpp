@@ -67,7 +67,8 @@ step = [$step]($chapter) | the idea = $idea | >instructions = {[$file instructio
 >registers = {[$file registers $step head_dim=$head_dim]:0} | ?>clocks, millions = {[$1 sm_clocks $step $filters]/1000000:s4}
 ?>least to most = {[$1 sm_clocks_least $step $filters]/1000000:s4} to {[$1 sm_clocks_most $step $filters]/1000000:s4}
 ?>× clocks of the step before = {[$1 sm_clocks $step $filters]/[$1 sm_clocks $before $filters]:x}
-?>× its time = {[$1 median_ms $step $filters]/[$1 median_ms $before $filters]:x})"}},
+?>× its time = {[$1 median_ms $step $filters]/[$1 median_ms $before $filters]:x}
+?>W = {[$1 watts $step $filters]:0})"}},
     {"sustained", {"", R"(
 run = $run | >W = {[$file watts $step $here]:0} | >GHz = {[$file mhz $step $here]/1000:s4}
 >GHz by nvidia-smi = {[$file smi_mhz $step $here]/1000:s4} | >TFLOP/s = {[$file tflops $step $here]}

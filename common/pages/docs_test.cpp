@@ -469,10 +469,11 @@ TEST_CASE("docs: what each step costs, and what is not measured yet") {
       "| [00-standard](steps/00-standard/README.md) | the memory wall | 1 | 9 |\n"
       "| [02-loop](steps/02-loop/README.md) | the loop inverted | 1,000 | 250 |"));
   r.write("plots/results/gpu-cycles.csv",
-          "step,batch,seqlen,head_dim,options,median_ms,sm_clocks,sm_clocks_least,sm_clocks_most\n"
-          "02-loop,8,8192,64,causal,3,3000000,2990000,3010000\n"
-          "02-loop,16,8192,64,causal,9,9000000,9000000,9000000\n");
-  CHECK(r.table(table).ends_with("| 1,000 | 250 | 3.000 | 2.990 to 3.010 |"));
+          "step,batch,seqlen,head_dim,options,median_ms,sm_clocks,sm_clocks_least,sm_clocks_most,"
+          "watts\n"
+          "02-loop,8,8192,64,causal,3,3000000,2990000,3010000,650.4\n"
+          "02-loop,16,8192,64,causal,9,9000000,9000000,9000000,700\n");
+  CHECK(r.table(table).ends_with("| 1,000 | 250 | 3.000 | 2.990 to 3.010 | 650 |"));
 }
 
 TEST_CASE("docs: a table that there is not") {

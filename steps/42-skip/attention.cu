@@ -5,11 +5,11 @@
 // Before      step 39: with a causal mask, each warpgroup multiplies all tiles of keys of its block's tile of Q.
 // Bottleneck  At head dim 64 a tile of Q has 192 rows and a tile of keys has 128, so the first one or two of
 //             three warpgroups see nothing of the last tile of keys. Causal at 1024, the products and
-//             exponentials of 96 blocks of 64 x 128 scores are computed per head; 72 of them have visible pairs.
+//             exponentials of 96 pieces of 64 x 128 scores are computed per head; 72 of them have visible pairs.
 // Change      A warpgroup releases such a tile of K and V without multiplying it, and passes its turn. Tiles of Q
 //             end where the sequence ends. The rows that are too many then come before the first row, in a
 //             tile that has one tile of keys. K and V have three stages at head dim 64.
-// Prediction  74 such blocks per head instead of 96 at 1024, 4,161 instead of 4,287 at 8192: up to 1.30 times step 39
+// Prediction  74 such pieces per head instead of 96 at 1024, 4,161 instead of 4,287 at 8192: up to 1.30 times step 39
 //             at 1024 and 1.03 times at 8192. No change at head dim 128 or without a mask.
 #include <algorithm>
 
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
       fence_proxy_async();
       named_barrier_sync(first_stored + warpgroup, 128);  // all four warps have written O
       if (threadIdx.x % 128 == 0) {
-        if (at.row + warpgroup * 64 >= 0)  // not wholly before the first row
+        if (at.row + warpgroup * 64 >= 0)  // not before the first row
           tma_store(map_O, at.row + warpgroup * 64, at.head, 0, Q.tile[stage]);
         tma_store_commit();
         tma_store_wait_read<0>();

@@ -16,16 +16,26 @@
 
 namespace {
 
-/// Whether the kernel for new tokens reads K and V less often: once for each 16 rows of a group's
-/// queries. The one for prompts reads them for each head of the group and each 128 of its queries.
-bool decodes(const Problem &p) {
-  return p.seqlen_q <= 16;
-}
-
 /// Tiles of 16 rows of Q, of the heads that share a head of K and V, in the whole problem.
 int row_tiles(const Problem &p) {
   return (p.seqlen_q * (p.heads / p.kv_heads) + decoding::rows - 1) / decoding::rows * p.batch *
          p.kv_heads;
+}
+
+/// Whether the kernel for new tokens is the faster one. It reads K and V once for each 16 rows of a group's
+/// queries, and its blocks share the keys, so they fill the GPU. The kernel for prompts reads K and V for each
+/// head and each tile of its queries, in blocks that go through all keys. If its blocks do not fill a wave, as
+/// many as the GPU runs at once, they take as long as a full wave. So reads are compared by waves, where the
+/// cache is long beside the queries.
+template <class T, int d>
+bool decodes(const Problem &p) {
+  if (p.seqlen_q <= 16) return true;
+  if (p.window || p.seqlen_k / 128 < p.seqlen_q) return false;
+  const int wave = max(1, resident_blocks<SharedStorage<T, d>>(
+                              prefill<T, d, tiling<d>.Bc, false, false>, tiling<d>.num_warps * 32));
+  const int tiles = (p.seqlen_q + tiling<d>.Br - 1) / tiling<d>.Br;
+  const std::int64_t blocks = std::int64_t{p.batch} * p.heads * tiles;
+  return row_tiles(p) <= (blocks + wave - 1) / wave * wave;
 }
 
 /// How many blocks of as many warps as fit the GPU runs at once.
@@ -68,7 +78,7 @@ constexpr std::size_t counters_bytes = sizeof(unsigned) * decoding::max_counters
 
 template <class T, int d>
 std::size_t parts_bytes(const Problem &p) {
-  const int splits = decodes(p) ? num_splits<T, d>(p) : 1;
+  const int splits = decodes<T, d>(p) ? num_splits<T, d>(p) : 1;
   if (splits == 1) return 0;
   return sizeof(float) * row_tiles(p) * splits * decoding::rows * (d + 4);
 }
@@ -77,7 +87,7 @@ template <class T, int d>
 void run(const Problem &problem) {
   char *const workspace = static_cast<char *>(problem.workspace);
   const Problem p = prepare<T, d>(problem, workspace + counters_bytes + parts_bytes<T, d>(problem));
-  if (decodes(p)) {
+  if (decodes<T, d>(p)) {
     const int splits = num_splits<T, d>(p);
     // Of blocks that follow each other on an SM one reads while the other begins or ends.
     const bool share_SMs = std::int64_t{row_tiles(p)} * splits > wave<T, d>();
