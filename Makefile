@@ -69,7 +69,7 @@ $(foreach g,$(filter-out $(NUMBERS:%=step-%) $(VARIANTS),$(call goals,step-%)),$
 	$(or $(call variants_of,$(word 2,$(subst -, ,$(g)))),none)))
 $(foreach g,$(call goals,variants-%),$(if $(call variants_of,$(g:variants-%=%)),,\
 	$(call refuse,$(g),step $(g:variants-%=%) has no variants)))
-on_a_gpu := $(call goals,check-gpu check-deadlock bench bench-models bench-hopper bench-decode ceilings cycles \
+on_a_gpu := $(call goals,check-gpu check-deadlock bench bench-models bench-hopper bench-decode bench-backward ceilings cycles \
 	sustained racecheck)
 $(if $(GPU),,$(foreach g,$(on_a_gpu),$(call refuse,$(g),there is no GPU here (nvidia-smi finds none))))
 $(if $(NVCC),,$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),\
@@ -146,7 +146,8 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(BUILD)
 .SECONDARY:
 .SECONDEXPANSION:
 .PHONY: all help clean tests test test-all check-gpu check-deadlock check-bound check-docs truth bench \
-	bench-models bench-hopper bench-decode counters ceilings racecheck cycles sustained regs bench-emulator docs plot format FORCE \
+	bench-models bench-hopper bench-decode bench-backward counters ceilings racecheck cycles sustained regs bench-emulator docs plot \
+	format FORCE \
 	$(PROGRAMS) $(EMULATED) $(VARIANTS)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
 $(PROGRAMS) $(filter-out $(EMULATED_VARIANTS),$(VARIANTS)): %: $(BUILD)/bin/%
@@ -255,6 +256,7 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 #?   make bench-models           times the problems of Part III
 #?   make bench-hopper           times Part IV, and FlashAttention-3 where fa3-fwd is installed
 #?   make bench-decode           times decoding: a query per head and a long cache
+#?   make bench-backward         times Part VI, and the backward passes of PyTorch
 #?   make variants-15            alternates step 15 and its variants; without a GPU, checks and counts them
 #?   make cycles                 SM clocks, time, clock rate and power of each step and variant; STEPS="05 06" adds these
 #?                               to the file, SHAPES="--batch 4; --causal" the steps side by side at these problems
@@ -273,13 +275,15 @@ measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR
 	BUILD="$(BUILD)" SHAPES="$(SHAPES)" MAKEFLAGS="$(filter-out -j% --jobserver%,$(MAKEFLAGS))" common/measure/$(1)
 $(BUILD)/sm_clock.so: $(BUILD)/common/program/sm_clock.o
 	$(call says,$@) $(call link,$(NVCC) -shared $^)
-# Part IV, the steps from 30 on, has results of its own, which begin at step 15.
-bench bench-models: $(call on_gpu,$(filter-out step-3% step-4%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
-	@$(call measure,$@.sh) $(filter-out 3% 4%,$(GPU_STEPS))
+# Part IV, the steps from 30 on, has results of its own, which begin at step 15; so has Part VI, from 60 on.
+bench bench-models: $(call on_gpu,$(filter-out step-3% step-4% step-6%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
+	@$(call measure,$@.sh) $(filter-out 3% 4% 6%,$(GPU_STEPS))
 bench-hopper: $(call on_gpu,$(filter step-15 step-3% step-4%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 15-% 3% 4%,$(GPU_STEPS))
 bench-decode: $(call on_gpu,$(filter step-27 step-5%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 27-% 5%,$(GPU_STEPS))
+bench-backward: $(call on_gpu,$(filter step-6%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
+	@$(call measure,$@.sh) $(filter 6%,$(GPU_STEPS))
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
 counters: all

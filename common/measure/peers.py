@@ -13,7 +13,8 @@ crossings.) 'matmul-fp16' and 'matmul-bf16' are an 8192 x 8192 x 8192 product: t
 
 For each line that it reads it measures the problem of the CSV file's last row, and answers with a line. A
 step's row says all of its problem, and the peers' rows say it in the same words. Where the line says
-'plain' it measures the peers of the plain problem, where it says 'matmul' the products. 'alone NAME REST WARM_UP
+'plain' it measures the peers of the plain problem, where it says 'backward' their backward passes, where it says
+'matmul' the products. 'alone NAME REST WARM_UP
 RECORDED' is one peer after some seconds of rest, and launches for seconds that are not recorded and that are.
 
 Times and SM clocks are taken as the steps' programs take them: each launch between two events, all queued before the
@@ -63,6 +64,7 @@ class Problem:
     operations: float
     kv_bytes: str
     said: dict = field(init=False)
+    made: list = field(init=False, default_factory=list)  # the tensors, where gradients are asked for
 
     def __post_init__(self):
         self.said = dict(pair.partition("=")[::2] for pair in self.options.split())
@@ -96,6 +98,13 @@ class Problem:
 
     def tensors(self, dtype):
         """Q, K and V as [batch, heads, seqlen, head_dim], or packed as [tokens, heads, head_dim]."""
+        self.made = self.new_tensors(dtype)
+        if torch.is_grad_enabled():
+            for x in self.made:
+                x.requires_grad_()
+        return self.made
+
+    def new_tensors(self, dtype):
         layout, d = self.said.get("layout", "bhnd"), self.head_dim
         heads = [self.heads, self.kv_heads, self.kv_heads]
 
@@ -225,6 +234,17 @@ def efficient(p):
     if p.head_dim in (64, 128):
         raise NotMade("head dims 64 and 128 are the others'")
     return backend(SDPBackend.EFFICIENT_ATTENTION)(p)
+
+
+def backward(of):
+    """The backward pass of a peer, of a forward pass that has been run before."""
+    def of_problem(p):
+        with torch.enable_grad():
+            O = of(p)()
+            O = O[0] if isinstance(O, tuple) else O
+        dO = torch.randn_like(O)
+        return lambda: torch.autograd.grad(O, p.made, dO, retain_graph=True)
+    return of_problem
 
 
 # Each returns the launch of a problem; raises NotMade if it has none.
@@ -361,6 +381,9 @@ def main():
             rows = measure_matmul(by_default)
         elif what == "plain":
             rows = measure(problem, PEERS | OF_PLAIN, by_default)
+        elif what == "backward":
+            all_peers = PEERS | OF_PLAIN | {"flash-attn-4": flash_attn_4}
+            rows = measure(problem, {name: backward(of) for name, of in all_peers.items()}, by_default)
         elif what == "alone":
             name, seconds = words[0], [float(word) for word in words[1:]]
             rows = measure(problem, {name: (PEERS | OF_MODELS)[name]},

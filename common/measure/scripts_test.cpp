@@ -261,7 +261,7 @@ TEST_CASE("truth: all counts, with and without ncu") {
 
 TEST_CASE("scripts: what measures says so where there is nothing to measure with") {
   for (const std::string script : {"bench", "bench-models", "bench-hopper", "bench-decode",
-                                   "ceilings", "cycles", "sustained"}) {
+                                   "bench-backward", "ceilings", "cycles", "sustained"}) {
     const Finished finished = run_command("GPU= NVCC= common/measure/" + script + ".sh 00-x");
     CHECK(finished.status == 3);
     CHECK(finished.out == "");
@@ -601,8 +601,8 @@ TEST_CASE("make: what a target lacks is said in one line, before anything is bui
   refuses("step-16-nothing", "make step-16-nothing: step 16 has no such variant. It has: ");
   refuses("variants-02", "make variants-02: step 02 has no variants");
   for (const std::string target :
-       {"bench", "bench-models", "bench-hopper", "bench-decode", "ceilings", "cycles", "sustained",
-        "check-gpu", "check-deadlock", "racecheck"})
+       {"bench", "bench-models", "bench-hopper", "bench-decode", "bench-backward", "ceilings",
+        "cycles", "sustained", "check-gpu", "check-deadlock", "racecheck"})
     refuses("GPU= " + target, "make " + target + ": there is no GPU here");
   for (const std::string target : {"bench", "check-gpu", "regs", "sass-16"})
     refuses("GPU=x NVCC= " + target, "make " + target + ": nvcc is not on the PATH");
