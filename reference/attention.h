@@ -143,7 +143,7 @@ struct Inputs {
   Scales scales = {};
   std::vector<float> slopes = {};       // of ALiBi, [heads]; empty: no bias
   std::vector<float> sink_logits = {};  // [heads]; empty: no sinks
-  Elements dO = {};  // as Q; of a backward pass (gradients.h), else empty
+  Elements dO = {};                     // as Q; of a backward pass (gradients.h), else empty
 };
 
 /// The columns of pair c.

@@ -106,7 +106,7 @@ __device__ __forceinline__ Part part_at(View &parts, int row, int col) {
   return {m_and_l[0], m_and_l[1], load<4>(parts(row, col))};
 }
 
-/// The sum of the parts that a block's warps hold.
+/// Returns the sum of the parts that a block's warps hold.
 template <int d, class Warps>
 __device__ __forceinline__ Part sum_of_warps(Warps &warps, int row, int col) {
   Part sum;

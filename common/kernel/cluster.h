@@ -23,9 +23,9 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 /// Arrives at the barrier that lies at this place in the shared memory of block `rank` of the cluster
-/// ('mapa', 'mbarrier.arrive'). It orders what tensor cores and copy engines have done, which have been
-/// waited for; a thread's own loads and stores it does not. (With .release.cluster it would, and
-/// nvcc makes that a MEMBAR.ALL.GPU.)
+/// ('mapa', 'mbarrier.arrive'). It orders what tensor cores and copy engines have done and the thread has
+/// waited for, but not the thread's own loads and stores. (With .release.cluster it would order these, too,
+/// and nvcc makes that a MEMBAR.ALL.GPU.)
 __device__ __forceinline__ void mbarrier_arrive_at(Mbarrier &barrier, int rank) {
   unsigned remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -35,7 +35,7 @@ __device__ __forceinline__ void mbarrier_arrive_at(Mbarrier &barrier, int rank) 
 }
 
 /// Starts to copy a part of a tile, a box of the map, to the same place in the shared memory of each
-/// block that `blocks` names, bit by bit. In each the bytes count as landed at the barrier of that block.
+/// block that `blocks` names, bit by bit. In each the bytes count as arrived at the barrier of that block.
 /// The part begins at `part_row`, a multiple of 8, and `col`, a slab's first, of the tile; and at `row` of
 /// the tensor ('cp.async.bulk.tensor', .multicast::cluster).
 template <class T, int Rows, int d>

@@ -47,7 +47,7 @@ inline int shared_memory_per_block() {
 }
 
 /// Lets a kernel's blocks have this much shared memory, once for each kernel and device: a launch that
-/// is timed is only a launch. More than 48 KB must be asked for (CUDA C++ Programming Guide, 'Shared Memory'
+/// is timed is only a launch. More than 48 KB must be requested (CUDA C++ Programming Guide, 'Shared Memory'
 /// of compute capability 7).
 inline void allow_shared_memory(const void *kernel, int bytes) {
   static std::map<std::pair<int, const void *>, int> allowed;
@@ -70,7 +70,7 @@ inline void allow_shared_memory(const void *kernel, int bytes) {
 }
 
 /// Starts a kernel whose blocks have one SharedStorage each (void: none), and does not wait for it.
-/// Of one stream (null: the default) the kernels run in order.
+/// The kernels of one stream (null: the default) run in order.
 template <class SharedStorage, class... Parameters, class... Arguments>
 void launch_on(void *stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                Arguments... arguments) {
@@ -129,7 +129,7 @@ void launch_clusters(int blocks, void (*kernel)(Parameters...), dim3 grid, dim3 
 }
 
 /// A launch as `launch` makes it, but the kernel may begin while the one before it in the stream still runs:
-/// when all of that one's blocks have said griddepcontrol_launch_dependents or ended. What it writes is there
+/// when all of that one's blocks have said griddepcontrol_launch_dependents or ended. What it writes is visible
 /// after griddepcontrol_wait, and not before (CUDA C++ Programming Guide, 'Programmatic Dependent Launch').
 template <class SharedStorage, class... Parameters, class... Arguments>
 void launch_beside(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
@@ -148,8 +148,8 @@ __device__ __forceinline__ int warp_index() {
   return __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
 }
 
-/// A number that is the same for all lanes, said to nvcc in the same way. All lanes must come here: the
-/// emulator says so if one does not, or if it has another number.
+/// Tells nvcc, in the same way, that a number is the same for all lanes. All lanes must execute it: the
+/// emulator reports a lane that does not, or that has another number.
 __device__ __forceinline__ int uniform(int x) {
   return __shfl_sync(kAllLanes, x, 0);
 }

@@ -46,8 +46,8 @@ __device__ __forceinline__ void mma(FragmentC &c, const FragmentA &a, const Frag
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/// Four 8 x 8 matrices of fp16 or bf16 from shared memory. Lanes 8 i to 8 i + 7 name the rows of matrix i,
-/// 16 bytes each, aligned. Lane 4 g + t receives row g, columns 2t and 2t + 1 of each matrix
+/// Loads four 8 x 8 matrices of fp16 or bf16 from shared memory. Lanes 8 i to 8 i + 7 supply the rows of
+/// matrix i, 16 bytes each, aligned. Lane 4 g + t receives row g, columns 2t and 2t + 1 of each matrix
 /// (PTX ISA 'ldmatrix').
 template <class T>
 __device__ __forceinline__ Vector<std::uint32_t, 4> ldmatrix_x4(const T &row) {
@@ -68,7 +68,7 @@ __device__ __forceinline__ Vector<std::uint32_t, 4> ldmatrix_x4_trans(const T &r
   return r;
 }
 
-/// Two matrices, transposed. Lanes 0 to 15 name the rows; what lanes 16 to 31 name is not read.
+/// Two matrices, transposed. Lanes 0 to 15 supply the rows; the addresses of lanes 16 to 31 are not used.
 template <class T>
 __device__ __forceinline__ Vector<std::uint32_t, 2> ldmatrix_x2_trans(const T &row) {
   Vector<std::uint32_t, 2> r;
@@ -79,7 +79,7 @@ __device__ __forceinline__ Vector<std::uint32_t, 2> ldmatrix_x2_trans(const T &r
 }
 
 /// Four 8 x 8 matrices of fp16 or bf16 to shared memory: ldmatrix_x4 the other way round. Lanes 8 i to
-/// 8 i + 7 name the rows of matrix i, 16 bytes each, aligned. Lane 4 g + t gives row g, columns 2t and
+/// 8 i + 7 supply the rows of matrix i, 16 bytes each, aligned. Lane 4 g + t gives row g, columns 2t and
 /// 2t + 1 of each matrix (PTX ISA 'stmatrix', sm_90 or later).
 template <class T>
 __device__ __forceinline__ void stmatrix_x4(T &row, const Vector<std::uint32_t, 4> &r) {
@@ -112,8 +112,8 @@ __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/// Waits until at most N of the thread's groups, the youngest, are under way. Only this thread's
-/// copies are then there, and only for this thread: others need a barrier after it.
+/// Waits until at most the N youngest of the thread's groups are in flight. The thread's other copies have
+/// arrived then, for this thread alone: other threads need a barrier after it.
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -171,20 +171,20 @@ __device__ __forceinline__ float tanh_approx(float x) {
   return y;
 }
 
-/// One less, and `limit` after 0 or what is more than `limit`, in one go for all blocks. Returns what
-/// was there before (CUDA C++ Programming Guide, 'atomicDec()').
+/// Subtracts one, atomically for all blocks; 0, and what is more than `limit`, becomes `limit`. Returns
+/// the old value (CUDA C++ Programming Guide, 'atomicDec()').
 __device__ __forceinline__ unsigned atomic_dec(unsigned &counter, unsigned limit) {
   return atomicDec(&counter, limit);
 }
 
-/// What is there now: each time it is asked for, memory is read (PTX ISA 'ld', .relaxed).
+/// Reads memory at each call, never an older copy in a register (PTX ISA 'ld', .relaxed).
 __device__ __forceinline__ unsigned atomic_read(unsigned &counter) {
   unsigned value;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(&counter) : "memory");
   return value;
 }
 
-/// Adds to a number in global memory, in one go for all blocks, and returns nothing: the thread does not wait.
+/// Adds to a number in global memory, atomically for all blocks, and returns nothing: the thread does not wait.
 /// Blocks add in the order in which they come, so the rounding of the sum differs from run to run. Subnormal
 /// numbers are 0 (PTX ISA 'red', .relaxed.gpu.global.add.f32).
 __device__ __forceinline__ void red_add(float &sum, float x) {

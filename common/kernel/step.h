@@ -38,7 +38,7 @@ struct Problem {
   float *lse;
   const void *dO;      // of a backward pass: the derivative of the loss with respect to O, as O
   void *dQ, *dK, *dV;  // and its results, as O, K and V
-  void *workspace;     // what Step::workspace_bytes asked for
+  void *workspace;     // as large as Step::workspace_bytes says
   void *stream;        // a cudaStream_t; null, the default stream, but for a library's caller
   Strides Q_strides, K_strides, V_strides, O_strides;
   Type type;          // of the elements of Q, K, V and O
@@ -59,8 +59,8 @@ struct Problem {
   float softcap;             // 0: none
   const float *slopes;       // of ALiBi, [heads]; null: no bias
   const float *sink_logits;  // [heads]; null: no sinks
-  // Where the sequences differ in length: [batch], null if all are full. Rows beyond are not there:
-  // those of Q, K and V are not to be read, those of O not to be written.
+  // Where the sequences differ in length: [batch], null if all are full. Rows beyond do not exist:
+  // those of Q, K and V must not be read, and those of O must not be written.
   const int *lengths_q, *lengths_k;
   // Where the sequences follow each other without a gap: row i of batch element b is row
   // cu_seqlens[b] + i of a tensor that has no batch (strides.batch is 0). [batch + 1], the lengths

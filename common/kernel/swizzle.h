@@ -10,7 +10,7 @@
 /// Rows of d elements of 2 bytes, in chunks of 8 (16 bytes: 4 of the 32 banks), permuted so that 8
 /// consecutive rows have a column in all banks. With 8 chunks, or 16, or 24, the same chunk of all rows
 /// would lie in the same banks; with 12 (d = 96) it does in every second row, with 10 in every fourth.
-/// These rows are told apart, within swizzle atoms of 64 elements, 128 bytes: each bank once.
+/// The permutation separates these rows, within swizzle atoms of 64 elements, 128 bytes: each bank once.
 template <int Rows, int d>
 struct Swizzled {
   static constexpr int size = Rows * d;

@@ -9,7 +9,7 @@
 
 #ifdef __CUDACC__
 
-/// A place in the source, which only the emulator wants to know.
+/// A place in the source, which only the emulator uses.
 struct Where {
   __device__ static constexpr Where current() { return {}; }
 };
@@ -38,8 +38,8 @@ class Reference {
 
  public:
   /// `left`: how many elements the row of its matrix has from this one on; 0 if there is no such
-  /// element. That there are too few is an error once they are read, written or copied: some lanes'
-  /// operands are not.
+  /// element. Too few are an error only when they are read, written or copied, because some lanes'
+  /// operands are not used.
   Reference(T *pointer, Where where, int left = INT_MAX)
       : pointer_(pointer), where_(where), left_(left) {}
   Reference(const Reference &) = default;
@@ -118,7 +118,7 @@ struct StridedMatrix {
     const bool inside = unsigned(row) < unsigned(rows) && unsigned(col) < unsigned(cols);
     return element(data + row * stride + col, inside ? cols - col : 0, where);
   }
-  /// What lies from a row and a column on. The row may be after the last: there are no rows then.
+  /// Returns the part from a row and a column on. It has no rows if the row is after the last.
   __device__ __forceinline__ StridedMatrix from(int row, int col) const {
     return {data + row * stride + col, rows - row, cols - col, stride};
   }

@@ -47,7 +47,7 @@ __device__ __forceinline__ Operand operand(std::uint64_t descriptor, const Tile 
 // MN-major operand, as V, it runs down the columns; only types of 16 bits can be MN-major.
 
 namespace ptx {
-/// Returns the descriptor of what begins `offset` bytes behind the tile's begin. Its fields count
+/// Returns the descriptor of the operand that begins `offset` bytes into the tile. Its fields count
 /// units of 16 bytes; mode 1 is the 128-byte swizzle.
 __device__ __forceinline__ std::uint64_t descriptor(const void *tile, int offset, int leading,
                                                     int stride) {

@@ -556,7 +556,7 @@ TEST_CASE("options: --describe says all that scripts ask for, a line for each th
         "types fp16\n"
         "inputs normal rising one-hot ends equal-keys huge\n"
         "writes O\n"
-            "bits same\n"
+        "bits same\n"
         "gpu batch=12 heads=16 seqlen=8192 head-dim=128\n"
         "emulator batch=1 heads=2 seqlen=256 head-dim=64\n"
         "csv "
