@@ -21,6 +21,7 @@ enum class Fault : std::uint8_t {
   kDivergence,
   kRegisters,
   kDescriptor,
+  kMessage,
   kLaunch,
   kException
 };
@@ -40,6 +41,7 @@ constexpr const char *tag_of(Fault fault) {
     case Fault::kDivergence: return "[divergence]";
     case Fault::kRegisters: return "[registers]";
     case Fault::kDescriptor: return "[descriptor]";
+    case Fault::kMessage: return "[message]";
     case Fault::kLaunch: return "[launch]";
     case Fault::kException: break;
   }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 
+#include "common/emulator/devices.h"
 #include "common/emulator/runtime.h"
 
 namespace emulator {
@@ -39,6 +40,7 @@ void *allocate(std::size_t bytes) {
   if (bytes > PTRDIFF_MAX - kGuard - kAlignment) throw std::bad_alloc();
   auto allocation = std::make_unique<Allocation>();
   allocation->bytes = bytes;
+  allocation->device = current_device();
   const std::size_t padded = (bytes + kGuard + kAlignment - 1) / kAlignment * kAlignment;
   allocation->memory = static_cast<std::byte *>(std::aligned_alloc(kAlignment, padded));
   if (!allocation->memory) throw std::bad_alloc();
@@ -74,6 +76,23 @@ void count_unique_bytes(std::uint64_t &read, std::uint64_t &written) {
       read += 32 * (sector & 1u);
       written += 32 * (sector >> 1);
     }
+}
+
+std::vector<Touched> touched_by_launch() {
+  std::vector<Touched> all;
+  for (const auto &allocation : allocations())
+    for (const bool written : {false, true}) {
+      bool goes_on = false;
+      allocation->shadow.each_unit([&](std::size_t offset, SiteId read, SiteId write) {
+        const SiteId site = written ? write : read;
+        if (site && goes_on)
+          all.back().bytes += kUnit;
+        else if (site)
+          all.push_back({allocation.get(), offset, kUnit, written, site});
+        goes_on = site;
+      });
+    }
+  return all;
 }
 
 }  // namespace emulator

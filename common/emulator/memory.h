@@ -14,6 +14,7 @@ namespace emulator {
 struct Allocation {
   std::byte *memory = nullptr;
   std::size_t bytes = 0;
+  int device = 0;                     // of several, whose memory it is
   GlobalShadow shadow;                // empty above kMaxTracked
   std::vector<std::uint8_t> sectors;  // bit 0: read, bit 1: written, while a profile is taken
 
@@ -31,5 +32,14 @@ Allocation *find_allocation(const void *address);
 /// Calls begin_launch on all, and adds up their sectors after a launch.
 void begin_launch(bool profile, bool beside);
 void count_unique_bytes(std::uint64_t &read, std::uint64_t &written);
+
+/// Bytes that the last launch read or wrote. What lies side by side is one. Atomics are not among them.
+struct Touched {
+  const Allocation *allocation;
+  std::size_t offset, bytes;
+  bool written;
+  SiteId site;  // of the first
+};
+std::vector<Touched> touched_by_launch();
 
 }  // namespace emulator

@@ -83,6 +83,11 @@ struct LaunchAttributes {
 void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()> &thread,
          const LaunchAttributes &attributes = {});
 
+/// Queues a launch on a stream of devices.h, which must be the current device's. If `stream` is none, runs it
+/// at once.
+void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
+               const std::function<void()> &thread);
+
 /// The counts of all launches since the last call, which begins a new profile.
 Profile take_profile();
 

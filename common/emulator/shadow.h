@@ -199,6 +199,14 @@ class GlobalShadow {
 
   Error check(std::size_t offset, const Access &access);
 
+  /// Calls it with each unit's offset and the sites of its last load and of its last store, 0 for none.
+  template <class Work>
+  void each_unit(const Work &work) const {
+    for (std::size_t i = 0; i < units_.size(); i++)
+      work(i * kUnit, static_cast<SiteId>(std::bit_cast<Read>(units_[i].read).site),
+           static_cast<SiteId>(std::bit_cast<Stamp>(units_[i].write).site));
+  }
+
   /// These bytes were stored as the stamp says, by an agent.
   void mark_stored(std::size_t offset, std::size_t bytes, const Stamp &stamp);
 

@@ -192,11 +192,12 @@ SharedStorage &shared_storage() {
 }
 
 template <class SharedStorage, class... Parameters, class... Arguments>
-void launch_on(void *, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+void launch_on(void *stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                Arguments... arguments) {
   std::size_t bytes = 0;
   if constexpr (!std::is_void_v<SharedStorage>) bytes = sizeof(SharedStorage);
-  emulator::run(grid, block, bytes, [=] { kernel(static_cast<Parameters>(arguments)...); });
+  emulator::launch_on(stream, grid, block, bytes,
+                      [=] { kernel(static_cast<Parameters>(arguments)...); });
 }
 
 template <class SharedStorage, class... Parameters, class... Arguments>
