@@ -140,6 +140,7 @@ struct Profile {
   std::vector<BlockRow> blocks;
   std::vector<EventRow> events;
   std::vector<TraceSlice> slices;
+  std::map<std::pair<int, int>, std::uint64_t> link_bytes;  // from one device to another
   std::set<Line> mixed;  // see Requests: where lanes counted together may have come apart
 
   Counts total() const;

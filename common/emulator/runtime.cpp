@@ -13,6 +13,7 @@
 
 #include "common/emulator/block.h"
 #include "common/emulator/clocks.h"
+#include "common/emulator/devices.h"
 #include "common/emulator/memory.h"
 
 namespace emulator {
@@ -160,6 +161,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
 }
 
 Profile take_profile() {
+  profile.link_bytes = take_link_bytes();
   return std::exchange(profile, Profile{});
 }
 

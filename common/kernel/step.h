@@ -22,6 +22,18 @@ struct HeadScales {
   const float *Q, *K, *V;
 };
 
+/// What one of several GPUs has of a sequence, in its own memory: `part_rows` rows, or at the sequence's end
+/// fewer. All are dense, [batch, part_rows, heads or kv_heads, head_dim].
+struct Part {
+  const void *Q, *K, *V;
+  void *O;
+  void *workspace;
+  void *stream;  // on which the step's work begins and ends
+};
+
+/// Who carries bytes from one GPU to another: NCCL's kernels, or the copy engines.
+enum class Link { kNccl, kCopies };
+
 /// One forward pass of attention: O = softmax(scale Q K^T) V for each of batch * heads
 /// independent heads. A step takes the plain problem, and of the rest what its header's 'Takes'
 /// names. Plain: fp16, dense [batch, heads, seqlen, head_dim], as many keys as queries and as many
@@ -88,7 +100,20 @@ struct Problem {
   Rope rope;
   const float *rope_cos, *rope_sin;  // [seqlen_k or more, head_dim / 2], null without
   int splits;                        // how many blocks share a sequence's keys; 0: the step decides
+  // Where several GPUs share the sequence: GPU g has the rows from g * part_rows on of all four tensors. Q, K, V, O
+  // and the workspace above are null, and the strides are those of a part.
+  int gpus;  // 0: this GPU has it all
+  int part_rows;
+  const Part *parts;  // [gpus], in the memory of the host
+  Link link;
+  int leave_sms;  // multiprocessors that a kernel leaves free
 };
+
+/// The rows of the sequence that a GPU has.
+inline int rows_of(const Problem &problem, int gpu) {
+  const std::int64_t left = problem.seqlen_q - std::int64_t{gpu} * problem.part_rows;
+  return left < 0 ? 0 : left < problem.part_rows ? static_cast<int>(left) : problem.part_rows;
+}
 
 /// This device does not take the step at this shape.
 struct ShapeError : std::runtime_error {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "common/emulator/runtime.h"
+#include "common/emulator/devices.h"
 
 namespace {
 
@@ -22,13 +22,23 @@ class Emulator : public Device {
   bool is_gpu() const override { return false; }
   const Step &step() const override { return cpu_step; }
 
+  void use_gpus(int count) override {
+    emulator::begin_devices(count);
+    for (int gpu = 0; gpu < count; gpu++) {
+      cudaSetDevice(gpu);
+      cudaStreamCreateWithFlags(&streams_.emplace_back(), cudaStreamNonBlocking);
+    }
+  }
+  void *stream(int gpu) override { return streams_[static_cast<std::size_t>(gpu)]; }
+
   std::size_t free_bytes() const override {
     // Half of the host's memory, and a ninth of that: beside each two bytes of a tensor the
     // emulator keeps 16 on who touched them.
     const auto pages = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES));
     return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) / 2 / 9;
   }
-  void *allocate(std::size_t bytes) override {
+  void *allocate(std::size_t bytes, int gpu) override {
+    if (!streams_.empty()) cudaSetDevice(gpu);
     allocated_.push_back(emulator::allocate(bytes));
     return allocated_.back();
   }
@@ -39,7 +49,10 @@ class Emulator : public Device {
     std::memcpy(to, from, bytes);
   }
 
-  void run(const std::function<void()> &launch) override { launch(); }
+  void run(const std::function<void()> &launch) override {
+    launch();
+    emulator::synchronise_devices();
+  }
   void forward(const Problem &) override {
     throw std::logic_error("the reference computes the forward pass of what the emulator runs");
   }
@@ -49,6 +62,7 @@ class Emulator : public Device {
 
  private:
   std::vector<void *> allocated_;
+  std::vector<cudaStream_t> streams_;
 };
 
 }  // namespace

@@ -24,10 +24,15 @@ class Device {
   virtual bool is_gpu() const = 0;
   virtual const Step &step() const = 0;
 
+  /// Makes it so many GPUs, the first ones of this machine. Throws DeviceError if there are fewer.
+  virtual void use_gpus(int count) = 0;
+  /// The stream that a GPU's work begins and ends on, if there are several.
+  virtual void *stream(int gpu) = 0;
+
   /// Bytes that can still be allocated.
   virtual std::size_t free_bytes() const = 0;
   /// Device memory; throws std::bad_alloc. Freed with the device.
-  virtual void *allocate(std::size_t bytes) = 0;
+  virtual void *allocate(std::size_t bytes, int gpu = 0) = 0;
   virtual void upload(void *to, const void *from, std::size_t bytes) = 0;
   virtual void download(void *to, const void *from, std::size_t bytes) = 0;
 

@@ -6,6 +6,8 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "common/program/device.h"
 #include "common/program/ladder.h"
@@ -56,11 +58,19 @@ void check_runs_step(const cudaDeviceProp &gpu) {
 class Event {
  public:
   Event() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
-  Event(const Event &) = delete;
-  Event &operator=(const Event &) = delete;
-  ~Event() { cudaEventDestroy(event_); }
+  Event(Event &&other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  Event &operator=(Event &&) = delete;
+  ~Event() {
+    if (event_) cudaEventDestroy(event_);
+  }
 
-  void record() { check(cudaEventRecord(event_), "cudaEventRecord"); }
+  void record(cudaStream_t stream = nullptr) {
+    check(cudaEventRecord(event_, stream), "cudaEventRecord");
+  }
+  /// What is queued on the stream later waits for it.
+  void hold_back(cudaStream_t stream) const {
+    check(cudaStreamWaitEvent(stream, event_), "cudaStreamWaitEvent");
+  }
   float milliseconds_since(const Event &earlier) const {
     float milliseconds;
     check(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "cudaEventElapsedTime");
@@ -128,12 +138,29 @@ class Gpu : public Device {
   bool is_gpu() const override { return true; }
   const Step &step() const override { return gpu_step; }
 
+  void use_gpus(int count) override {
+    int there;
+    check(cudaGetDeviceCount(&there), "cudaGetDeviceCount");
+    if (there < count)
+      throw DeviceError("--gpus " + std::to_string(count) + ": this machine has " +
+                        std::to_string(there) + "; run it on the emulator with --device cpu");
+    streams_.resize(count);
+    for (int gpu = 0; gpu < count; gpu++) {
+      check(cudaSetDevice(gpu), "cudaSetDevice");
+      check(cudaStreamCreateWithFlags(&streams_[gpu], cudaStreamNonBlocking), "cudaStreamCreate");
+      for (int peer = 0; peer < count; peer++)
+        if (peer != gpu) check(cudaDeviceEnablePeerAccess(peer, 0), "cudaDeviceEnablePeerAccess");
+    }
+  }
+  void *stream(int gpu) override { return streams_[gpu]; }
+
   std::size_t free_bytes() const override {
     std::size_t free = 0, total;
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     return free;
   }
-  void *allocate(std::size_t bytes) override {
+  void *allocate(std::size_t bytes, int gpu) override {
+    check(cudaSetDevice(gpu), "cudaSetDevice");
     void *memory = nullptr;
     check(cudaMalloc(&memory, bytes), "cudaMalloc");
     allocated_.push_back(memory);
@@ -149,13 +176,14 @@ class Gpu : public Device {
 
   void run(const std::function<void()> &launch) override {
     launch();
-    check(cudaDeviceSynchronize(), "the kernel failed");
+    synchronise();
   }
   void forward(const Problem &problem) override {
     check(forward_pass(problem), "the forward pass");
     check(cudaDeviceSynchronize(), "the forward pass failed");
   }
   Times time(const std::function<void()> &launch, int warm_up, int iterations, int each) override {
+    if (!streams_.empty()) return time_together(launch, warm_up, iterations, each);
     constexpr int kEmpty = 5;
     std::vector<Event> begin(iterations + kEmpty), end(iterations + kEmpty);
     SmClocks clocks(iterations + kEmpty + 1, properties_.multiProcessorCount);
@@ -184,7 +212,54 @@ class Gpu : public Device {
   }
 
  private:
+  void synchronise() {
+    for (std::size_t gpu = 0; gpu < std::max<std::size_t>(1, streams_.size()); gpu++) {
+      check(cudaSetDevice(static_cast<int>(gpu)), "cudaSetDevice");
+      check(cudaDeviceSynchronize(), "the kernel failed");
+    }
+  }
+
+  /// The time of the slowest GPU. Before each of the times all GPUs wait for each other.
+  Times time_together(const std::function<void()> &launch, int warm_up, int iterations, int each) {
+    const std::size_t gpus = streams_.size();
+    std::vector<Event> ready, begin, end;
+    for (std::size_t gpu = 0; gpu < gpus; gpu++) {
+      check(cudaSetDevice(static_cast<int>(gpu)), "cudaSetDevice");  // whose events these are
+      for (std::vector<Event> *events : {&ready, &begin, &end})
+        for (int i = 0; i < iterations; i++) events->emplace_back();
+    }
+    const auto at = [&](std::vector<Event> &events, std::size_t gpu, int i) -> Event & {
+      return events[gpu * iterations + i];
+    };
+    for (int i = 0; i < warm_up; i++) launch();
+    synchronise();
+    // The GPUs wait until all is queued: the host is slower than short launches.
+    for (std::size_t gpu = 0; gpu < gpus; gpu++) {
+      check(cudaSetDevice(static_cast<int>(gpu)), "cudaSetDevice");
+      hold<<<1, 1, 0, streams_[gpu]>>>(kHoldNanoseconds);
+    }
+    for (int i = 0; i < iterations; i++) {
+      for (std::size_t gpu = 0; gpu < gpus; gpu++) at(ready, gpu, i).record(streams_[gpu]);
+      for (std::size_t gpu = 0; gpu < gpus; gpu++) {
+        for (std::size_t peer = 0; peer < gpus; peer++) at(ready, peer, i).hold_back(streams_[gpu]);
+        at(begin, gpu, i).record(streams_[gpu]);
+      }
+      for (int j = 0; j < each; j++) launch();
+      for (std::size_t gpu = 0; gpu < gpus; gpu++) at(end, gpu, i).record(streams_[gpu]);
+    }
+    synchronise();
+    Times times;
+    for (int i = 0; i < iterations; i++) {
+      float slowest = 0;
+      for (std::size_t gpu = 0; gpu < gpus; gpu++)
+        slowest = std::max(slowest, at(end, gpu, i).milliseconds_since(at(begin, gpu, i)));
+      times.ms.push_back(slowest / each);
+    }
+    return times;
+  }
+
   cudaDeviceProp properties_;
+  std::vector<cudaStream_t> streams_;  // of several GPUs
   std::vector<void *> allocated_;
 };
 

@@ -26,6 +26,9 @@ const std::vector<std::string> kTypes = {"fp16", "bf16", "fp8"};
 const std::vector<std::string> kLayouts = {"bhnd",   "bnhd",    "interleaved",
                                            "packed", "bnhd-32", "bnhd-128"};
 const std::vector<std::string> kDevices = {"auto", "gpu", "cpu"};
+const std::vector<std::string> kLinks = {"nccl", "copies"};
+// A machine's GPUs, and the multiprocessors of one that kernels may leave to NCCL.
+constexpr int kMostGpus = 64, kMostLeft = 64;
 
 /// "auto, gpu or cpu".
 std::string one_of(std::vector<std::string> words) {
@@ -304,6 +307,22 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
       beyond(flag("garbage", to.garbage,
                   "first launch with lengths and pages of any numbers: nothing outside of the\n"
                   "tensors may be read or written")),
+      beyond({"gpus", "N", "share the sequence among N GPUs; default 2",
+              [&to](Text option, Text text) {
+                to.gpus = static_cast<int>(number(option, text, 1, kMostGpus));
+              },
+              [&to] { return std::to_string(to.gpus); }, true},
+             "0"),
+      beyond(choice("link", kLinks, to.link,
+                    "who carries the bytes between GPUs: NCCL's kernels or the copy engines;\n"
+                    "default nccl"),
+             "nccl"),
+      beyond({"leave-sms", "N", "multiprocessors that the kernel leaves to NCCL's; default 0",
+              [&to](Text option, Text text) {
+                to.leave_sms = static_cast<int>(number(option, text, 0, kMostLeft));
+              },
+              [&to] { return std::to_string(to.leave_sms); }},
+             "0"),
       inputs,
       {"seed", "N", "draws the inputs and, on the emulator, the order of threads;\ndefault 1",
        [&to](Text option, Text text) { to.seed = number(option, text, 0, ULLONG_MAX); }},

@@ -35,6 +35,9 @@ struct Options {
   int page_size = 0;  // 0: not paged
   int splits = 0;     // 0: the step decides
   bool garbage = false;
+  int gpus = 0;       // 0: the step's default
+  Link link = Link::kNccl;
+  int leave_sms = 0;
 
   DeviceChoice device = DeviceChoice::kAuto;
   reference::Family inputs = reference::Family::kNormal;

@@ -20,6 +20,7 @@
 #include "common/program/csv.h"
 #include "common/program/device.h"
 #include "common/program/options.h"
+#include "common/program/parts.h"
 #include "common/program/placement.h"
 #include "common/program/report.h"
 #include "common/program/shape.h"
@@ -78,8 +79,11 @@ void check_fits(const Problem &problem, const Options &options, const Device &de
     bytes += sizeof(float) * static_cast<double>(problem.batch) * problem.heads * problem.seqlen_q;
   if (step.gradients)  // dO and dQ, dK and dV
     bytes += sizeof(std::uint16_t) * 2 * (of_Q + of_K) * problem.head_dim;
+  // Each GPU has its part and a workspace; the emulator's are all in the host's memory.
+  if (problem.gpus && device.is_gpu()) bytes /= problem.gpus;
   if (step.workspace_bytes && bytes < 1e15)
-    bytes = bytes + static_cast<double>(step.workspace_bytes(problem));
+    bytes = bytes + (device.is_gpu() ? 1 : std::max(1, problem.gpus)) *
+                        static_cast<double>(step.workspace_bytes(problem));
   const auto free = static_cast<double>(device.free_bytes());
   if (bytes > free)
     throw DeviceError(out_of_memory(options, format("%.3g", bytes / 1e9) +
@@ -109,6 +113,10 @@ Problem pose(const Options &options) {
   problem.seqlen_new = shape.seqlen_new;
   problem.rope = shape.rope;
   problem.splits = options.splits;
+  problem.gpus = options.gpus;
+  if (problem.gpus) problem.part_rows = (problem.seqlen_q + problem.gpus - 1) / problem.gpus;
+  problem.link = options.link;
+  problem.leave_sms = options.leave_sms;
   return problem;
 }
 
@@ -325,12 +333,13 @@ void time_launches(Device &device, const std::function<void()> &launch, float es
   Times times = device.time(launch, warm_up, iterations, each);
   result.median_ms = median(times.ms);
   result.min_ms = times.ms.front();
-  result.sm_clocks = median(times.clocks);
+  if (!times.clocks.empty()) result.sm_clocks = median(times.clocks);
   result.tflops = result.operations / *result.median_ms / 1e9;
   std::printf("time     %.4g ms median, %.4g ms min of %d\n", *result.median_ms, *result.min_ms,
               iterations);
-  std::printf("clocks   %.0f elapsed on an SM, %.4g GHz\n", *result.sm_clocks,
-              *result.sm_clocks / *result.median_ms / 1e6);
+  if (result.sm_clocks)
+    std::printf("clocks   %.0f elapsed on an SM, %.4g GHz\n", *result.sm_clocks,
+                *result.sm_clocks / *result.median_ms / 1e6);
   std::printf("speed    %.4g TFLOP/s\n", *result.tflops);
   // Where a key serves few queries, reading it takes longer than computing with it.
   const reference::Shape &shape = result.shape;
@@ -340,12 +349,13 @@ void time_launches(Device &device, const std::function<void()> &launch, float es
 
 void print_shape(const Result &result, const Options &options, bool gpu) {
   const reference::Shape &shape = result.shape;
-  std::printf("shape    batch %d, heads %d, seqlen %d, head dim %d, %s inputs%s\n", shape.batch,
-              shape.heads, shape.seqlen_q, shape.head_dim,
-              reference::family_names()[static_cast<int>(options.inputs)].c_str(),
-              gpu && shape.batch < 16 && options.sizes.find("--batch") == std::string::npos
-                  ? " (16 would take this step too long)"
-                  : "");
+  std::printf(
+      "shape    batch %d, heads %d, seqlen %d, head dim %d, %s inputs%s\n", shape.batch,
+      shape.heads, shape.seqlen_q, shape.head_dim,
+      reference::family_names()[static_cast<int>(options.inputs)].c_str(),
+      gpu && shape.batch < 16 && !options.gpus && options.sizes.find("--batch") == std::string::npos
+          ? " (16 would take this step too long)"
+          : "");
   if (!result.options.empty()) std::printf("         %s\n", result.options.c_str());
 }
 
@@ -379,6 +389,8 @@ ExitStatus run(const Options &asked) {
                                                           options.files[i], kCsv[i].header));
 
   Problem problem = pose(options);
+  emulator::settings.seed = options.seed;
+  if (problem.gpus) device->use_gpus(problem.gpus);
   check_fits(problem, options, *device);
 
   Result result{step.name,
@@ -401,19 +413,26 @@ ExitStatus run(const Options &asked) {
       reference::make_inputs(options.inputs, shape, options.type, options.seed);
   if (step.gradients) reference::add_dO(inputs, options.inputs, options.seed);
   const Placement placement = place(shape, options.layout, options.page_size, options.seed);
-  fill(*device, placement, inputs, problem);
+  std::vector<Part> parts;
+  if (problem.gpus)
+    fill_parts(*device, inputs, problem, parts);
+  else
+    fill(*device, placement, inputs, problem);
   const reference::Forward forward =
       step.gradients ? fill_backward(*device, placement, inputs, problem) : reference::Forward{};
 
   const bool profiled = !device->is_gpu() && !options.check_only;
-  emulator::settings.seed = options.seed;
   for (int i = 0; i < 3 && options.garbage; i++)
     if (!survives_garbage(*device, placement, problem, options.seed + i)) return kWrongAnswer;
   emulator::settings.profile = profiled;
   emulator::settings.trace = !options.files[kTrace].empty();
   const auto launch = [&] { step.launch(problem); };
   try {
-    device->run(launch);
+    // Several GPUs twice in a row: one may begin the second launch while another has not ended the first.
+    const int times = problem.gpus > 1 && options.check_only ? 2 : 1;
+    device->run([&] {
+      for (int i = 0; i < times; i++) launch();
+    });
   } catch (const emulator::KernelError &) {
     for (const auto &[kind, file] : files)
       if (kind == kTrace) file.append(csv_rows(kind, result, emulator::take_profile()));
@@ -478,10 +497,15 @@ ExitStatus run(const Options &asked) {
   };
   const auto passes = [&](bool say) {
     if (step.gradients) return gradients_pass(say);
-    reference::Elements buffer(placement.O_elements);
-    device->download(buffer.data(), problem.O, buffer.size() * sizeof(std::uint16_t));
-    const reference::Elements O = gather(placement.O, buffer);
-    const std::size_t strays = not_poison(buffer);
+    std::size_t strays = 0;
+    const auto rows_of_O = [&] {
+      if (problem.gpus) return gather_parts(*device, problem, strays);
+      reference::Elements buffer = download(outputs[0]);
+      reference::Elements rows = gather(placement.O, buffer);
+      strays = not_poison(buffer);
+      return rows;
+    };
+    const reference::Elements O = rows_of_O();
     LogSumExp lse;
     if (step.writes_lse) lse = download_lse(*device, shape, problem);
     const reference::Verdict verdict = reference::judge(inputs, O, places, lse.rows);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "common/program/report.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 
@@ -65,6 +66,9 @@ std::vector<std::string> profile_rows(const Result &result, const emulator::Prof
   add("0", "global bytes written", 32 * total[kGlobalStoreSectors]);
   add("0", "unique global bytes read", profile.unique_read_bytes);
   add("0", "unique global bytes written", profile.unique_written_bytes);
+  std::uint64_t most = 0;
+  for (const auto &[link, bytes] : profile.link_bytes) most = std::max(most, bytes);
+  if (most) add("0", "bytes of the busiest link", most);
   for (const auto &[line, counts] : profile.lines)
     for (int i = 0; i < kCounters; i++)
       if (counts[i]) add(describe(line), name(static_cast<Counter>(i)), counts[i]);
@@ -255,6 +259,9 @@ void print_totals(const emulator::Profile &profile) {
         "(warp-wide)\n",
         count(kMbarrierArrivals), count(kMbarrierWaits), count(kNamedBarriers),
         count(kProxyFences));
+  for (const auto &[link, bytes] : profile.link_bytes)
+    std::printf("  link %d to %d: %.3f MB\n", link.first, link.second,
+                1e-6 * static_cast<double>(bytes));
 }
 
 void print_lines(const emulator::Profile &profile) {

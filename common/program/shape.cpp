@@ -94,6 +94,7 @@ Options with_defaults(Options options, const Step &step, bool gpu) {
                          : lengths      ? std::max(1, longest(shape.lengths_k))
                          : step.decodes ? (gpu ? 65536 : 256)
                                         : shape.seqlen_q);
+  choose(options.gpus, takes(step.takes, "--gpus") ? 2 : 0);
   choose(shape.head_dim, !gpu ? step.head_dims.front() : has_128 ? 128 : step.head_dims.back());
   return options;
 }

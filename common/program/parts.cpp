@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+#include "common/program/parts.h"
+
+#include <algorithm>
+
+#include "common/program/placement.h"
+
+namespace {
+
+/// A GPU's part of a tensor of so many heads: [batch, part_rows, heads, head_dim], as the step sees it.
+Tensor part_of(const Problem &problem, int heads, int gpu) {
+  const std::int64_t row = std::int64_t{heads} * problem.head_dim;
+  const std::vector<int> lengths(static_cast<std::size_t>(problem.batch), rows_of(problem, gpu));
+  return {problem.batch,
+          heads,
+          problem.part_rows,
+          problem.head_dim,
+          lengths,
+          0,
+          {problem.part_rows * row, problem.head_dim, row},
+          {},
+          {},
+          0};
+}
+
+std::size_t elements_of(const Tensor &tensor) {
+  return static_cast<std::size_t>(tensor.batch * tensor.strides.batch);
+}
+
+/// Calls it with the places of each head's rows of a part: the first element in the tensor of the whole sequence,
+/// the first in one of the part alone, both [batch, heads, rows, head_dim], and how many elements there are.
+template <class Work>
+void for_each_head(const Problem &problem, int heads, int gpu, const Work &work) {
+  const auto d = static_cast<std::size_t>(problem.head_dim);
+  const auto first = static_cast<std::size_t>(gpu) * problem.part_rows;
+  for (int i = 0; i < problem.batch * heads; i++)
+    work((static_cast<std::size_t>(i) * problem.seqlen_q + first) * d,
+         static_cast<std::size_t>(i) * problem.part_rows * d,
+         static_cast<std::size_t>(rows_of(problem, gpu)) * d);
+}
+
+}  // namespace
+
+void fill_parts(Device &device, const reference::Inputs &inputs, Problem &problem,
+                std::vector<Part> &parts) {
+  const int gpus = problem.gpus;
+  const Tensor of_Q = part_of(problem, problem.heads, 0),
+               of_K = part_of(problem, problem.kv_heads, 0);
+  problem.Q_strides = problem.O_strides = of_Q.strides;
+  problem.K_strides = problem.V_strides = of_K.strides;
+  const std::size_t workspace =
+      device.step().workspace_bytes ? device.step().workspace_bytes(problem) : 0;
+  parts.resize(static_cast<std::size_t>(gpus));
+  for (int gpu = 0; gpu < gpus; gpu++) {
+    const auto upload = [&](int heads, const reference::Elements &whole) {
+      const Tensor tensor = part_of(problem, heads, gpu);
+      reference::Elements part(elements_of(tensor)), buffer = poisoned(elements_of(tensor));
+      for_each_head(problem, heads, gpu, [&](std::size_t from, std::size_t to, std::size_t count) {
+        std::copy_n(whole.begin() + static_cast<std::ptrdiff_t>(from), count,
+                    part.begin() + static_cast<std::ptrdiff_t>(to));
+      });
+      scatter(tensor, part, buffer);
+      void *memory = device.allocate(buffer.size() * sizeof(std::uint16_t), gpu);
+      device.upload(memory, buffer.data(), buffer.size() * sizeof(std::uint16_t));
+      return memory;
+    };
+    parts[gpu] = {upload(problem.heads, inputs.Q),
+                  upload(problem.kv_heads, inputs.K),
+                  upload(problem.kv_heads, inputs.V),
+                  device.allocate(elements_of(of_Q) * sizeof(std::uint16_t), gpu),
+                  workspace ? device.allocate(workspace, gpu) : nullptr,
+                  device.stream(gpu)};
+  }
+  problem.parts = parts.data();
+}
+
+reference::Elements gather_parts(Device &device, const Problem &problem, std::size_t &strays) {
+  reference::Elements whole(static_cast<std::size_t>(problem.batch) * problem.heads *
+                            problem.seqlen_q * problem.head_dim);
+  strays = 0;
+  for (int gpu = 0; gpu < problem.gpus; gpu++) {
+    const Tensor tensor = part_of(problem, problem.heads, gpu);
+    reference::Elements buffer(elements_of(tensor));
+    device.download(buffer.data(), problem.parts[gpu].O, buffer.size() * sizeof(std::uint16_t));
+    const reference::Elements part = gather(tensor, buffer);
+    strays += not_poison(buffer);
+    for_each_head(problem, problem.heads, gpu,
+                  [&](std::size_t to, std::size_t from, std::size_t count) {
+                    std::copy_n(part.begin() + static_cast<std::ptrdiff_t>(from), count,
+                                whole.begin() + static_cast<std::ptrdiff_t>(to));
+                  });
+  }
+  return whole;
+}
