@@ -47,7 +47,10 @@ NUMBERS := $(foreach s,$(STEPS),$(call number,$(s)))
 step_of = $(filter $(call number,$(1))-%,$(STEPS))
 # What ARCH is too old for is built for the emulator.
 TOO_NEW := $(if $(NVCC),$(foreach s,$(STEPS) ceilings racecheck,$(if $(call archs_of,$(s)),,$(s))))
-GPU_STEPS := $(filter-out $(TOO_NEW),$(STEPS))
+# Part VII sends by NCCL where its header is: Debian's package libnccl-dev, or the CUDA toolkit's folder.
+NCCL := $(firstword $(wildcard $(addsuffix /nccl.h,/usr/include /usr/local/include $(dir $(NVCC))../include)))
+WITHOUT_NCCL := $(if $(NCCL),,$(filter 7%,$(STEPS)))
+GPU_STEPS := $(filter-out $(TOO_NEW) $(WITHOUT_NCCL),$(STEPS))
 PROGRAMS := $(foreach s,$(if $(FOR_GPU),$(GPU_STEPS),$(STEPS)),step-$(call number,$(s)))
 EMULATED := $(filter-out $(PROGRAMS),$(NUMBERS:%=step-%))
 # ./step-15-padded is steps/15-early-k/variants/padded.patch, applied to a copy of the step.
@@ -153,14 +156,16 @@ EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
 $(PROGRAMS) $(filter-out $(EMULATED_VARIANTS),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
 $(EMULATED) $(EMULATED_VARIANTS): step-%:
-	@echo "step $* needs $(call needs_of,$(call step_of,$*)), and ARCH is $(ARCH): ./step-$* is for the emulator"
+	@echo "step $* needs $(if $(filter $(TOO_NEW),$(call step_of,$*)),$(call needs_of,$(call step_of,$*))$(comma) and \
+		ARCH is $(ARCH),NCCL$(comma) and nccl.h is not here): ./step-$* is for the emulator"
 	@+$(MAKE) NVCC= $@
 # The folder of 15, steps/15-early-k, or of 15-padded, build/variants/15-early-k/padded.
 folder = $(if $(filter $(1),$(NUMBERS)),steps/$(call step_of,$(1)),$(patsubst \
 	$(call number,$(1))-%,build/variants/$(call step_of,$(1))/%,$(1)))
 $(BUILD)/bin/step-%: build/host/$$(call folder,$$*)/attention.o \
 		$(if $(FOR_GPU),$(BUILD)/$$(call folder,$$*)/attention.o) $(PROGRAM_OBJECTS)
-	$(call says,./step-$* for $(built_for)) $(call link,$(if $(FOR_GPU),$(NVCC) -Xcompiler -pthread,$(CXX) -pthread) $^)
+	$(call says,./step-$* for $(built_for)) $(call link,$(if $(FOR_GPU),$(NVCC) -Xcompiler -pthread,$(CXX) -pthread) $^ \
+		$(if $(FOR_GPU),$(if $(filter 7%,$*),-L$(dir $(NVCC))../lib -lnccl)))
 # For gdb: the kernel's variables as they are written, and the rest of the emulator as it always is.
 DEBUGGED := $(HOST:-O2=-O0) -g3
 build/debug/%/attention.o: %/attention.cu build/host/flags
@@ -275,9 +280,9 @@ measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR
 	BUILD="$(BUILD)" SHAPES="$(SHAPES)" MAKEFLAGS="$(filter-out -j% --jobserver%,$(MAKEFLAGS))" common/measure/$(1)
 $(BUILD)/sm_clock.so: $(BUILD)/common/program/sm_clock.o
 	$(call says,$@) $(call link,$(NVCC) -shared $^)
-# Part IV, the steps from 30 on, has results of its own, which begin at step 15; so has Part VI, from 60 on.
-bench bench-models: $(call on_gpu,$(filter-out step-3% step-4% step-6%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
-	@$(call measure,$@.sh) $(filter-out 3% 4% 6%,$(GPU_STEPS))
+# Part IV, the steps from 30 on, has results of its own, which begin at step 15; so have Parts VI and VII, from 60 on.
+bench bench-models: $(call on_gpu,$(filter-out step-3% step-4% step-6% step-7%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
+	@$(call measure,$@.sh) $(filter-out 3% 4% 6% 7%,$(GPU_STEPS))
 bench-hopper: $(call on_gpu,$(filter step-15 step-3% step-4%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 15-% 3% 4%,$(GPU_STEPS))
 bench-decode: $(call on_gpu,$(filter step-27 step-5%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
@@ -297,9 +302,9 @@ $(BUILD)/bin/racecheck: $(BUILD)/steps/39-tile-counter/racecheck.o
 racecheck: $(if $(filter racecheck,$(TOO_NEW)),,$(call on_gpu,$(BUILD)/bin/racecheck))
 	@$(call measure,racecheck.sh)
 cycles: $(call on_gpu,$(PROGRAMS) $(filter-out $(TRIES) $(EMULATED_VARIANTS),$(VARIANTS)))
-	@$(call measure,cycles.sh) $(GPU_STEPS)
+	@$(call measure,cycles.sh) $(filter-out 7%,$(GPU_STEPS))
 sustained: $(call on_gpu,$(PROGRAMS) $(BUILD)/bin/ceilings $(BUILD)/sm_clock.so)
-	@$(call measure,sustained.sh) $(GPU_STEPS)
+	@$(call measure,sustained.sh) $(filter-out 7%,$(GPU_STEPS))
 regs: ; @$(call measure,regs.sh) $(GPU_STEPS)
 sass-%: FORCE ; @$(call measure,sass.sh) $*
 bench-emulator: all ; @common/measure/bench-emulator.sh $(NUMBERS)

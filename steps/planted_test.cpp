@@ -50,9 +50,11 @@ std::vector<std::string> steps() {
 /// included.
 std::string source_of(const std::string &step) {
   std::string source = read_text("steps/" + step + "/attention.cu");
-  const std::vector<std::string> held = {
+  std::vector<std::string> held = {
       "#include \"steps/" + step + "/", "#include \"common/kernel/order.h",
       "#include \"common/kernel/ring.h", "#include \"common/kernel/cache.h"};
+  // Step 71 uses all of it.
+  if (step.starts_with("71")) held.push_back("#include \"common/kernel/hopper_attention.h");
   const auto next = [&] {
     std::size_t first = std::string::npos;
     for (const std::string &start : held) first = std::min(first, source.find(start));
@@ -273,10 +275,14 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
     options = "--seqlen 4 --seqlen-k 1500 --splits 3";
   std::vector<std::string> shapes = {options};
   // A tile that sees no key.
-  if (step.help.tile == 1 && step.help.takes_option("--causal"))
+  if (step.help.tile == 1 && step.help.takes_option("--causal") &&
+      step.help.takes_option("--seqlen-k"))
     shapes.push_back("--seqlen 200 --seqlen-k 3 --causal");
   if (hopper && step.mutants.step >= "36")
     shapes = {kPersistent, kPersistentShort, "--seqlen 1024"};
+  if (hopper && step.help.takes_option("--gpus"))  // O in 16 bits and in fp32
+    shapes = {"--sms 2 --heads 6 --seqlen 256 --gpus 1", "--sms 2 --heads 6 --seqlen 256",
+              "--sms 2 --seqlen 1024 --gpus 1"};
   if (step.help.tile > 128) shapes = {kPersistent};
   for (const int seed : {1, 2}) {  // one head: a barrier is of one block
     std::string said;              // in shapes in which the call is not missed

@@ -97,6 +97,14 @@ std::vector<std::string> runs_with(const std::string &option) {
        {"--sink-logits", "--sink-logits --causal --heads 3", "--sink-logits --inputs rising",
         "--sink-logits --inputs ends --type bf16",
         "--sink-logits --alibi --softcap 3 --scale 0.2"}},
+      {"--gpus",
+       {"--gpus 1", "--gpus 3 --seqlen 200", "--gpus 4 --seqlen 130 --causal",
+        "--gpus 8 --seqlen 9 --causal", "--gpus 3 --heads 4 --kv-heads 2 --batch 2 --seqlen 150",
+        "--gpus 2 --seqlen 400 --type bf16"}},
+      {"--link",
+       {"--link copies", "--link copies --gpus 4 --seqlen 70",
+        "--link copies --gpus 3 --seqlen 150 --causal"}},
+      {"--leave-sms", {"--leave-sms 3 --heads 5", "--leave-sms 64"}},
       {"--splits",
        {"--splits 1", "--splits 2", "--splits 7", "--splits auto",
         "--splits 3 --seqlen 1 --seqlen-k 300 --heads 8 --kv-heads 2",
@@ -237,6 +245,7 @@ bool beyond_this_gpu(const Finished &finished) {
   const bool beyond = contains(finished.err, " GPU, and this one is sm_") ||
                       contains(finished.err, "no GPU (built without nvcc)") ||
                       contains(finished.err, "of shared memory per block") ||
+                      contains(finished.err, ": this machine has ") ||
                       contains(finished.err, "out of memory");
   if (beyond) std::printf("SKIP: %s", finished.err.c_str());
   return beyond;

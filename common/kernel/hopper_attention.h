@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
             store<2>(gO(row, i * 2 + lane % 4 * 2),
                      Vector<float, 2>{o(i + 2 * r) * l[r], o(i + 2 * r + 1) * l[r]});
         }
-        named_barrier_sync(first_stored + warpgroup, 128);  // Q has been read for all four warps
+        // All four warps waited for their last product with Q before this warpgroup's last turn, a barrier.
         if (threadIdx.x % 128 == 0) mbarrier_arrive(Q.empty[stage]);
       } else {
         // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.

@@ -347,6 +347,32 @@ void time_launches(Device &device, const std::function<void()> &launch, float es
   std::printf("bandwidth %.4g TB/s of K and V\n", result.kv_bytes / *result.median_ms / 1e9);
 }
 
+/// Times the same problem on one of the GPUs alone, in turns with all of them, and says how well they share it:
+/// the medians of three rounds. `alone` becomes the result of the one.
+void time_sharing(Device &device, const std::function<void()> &together,
+                  const std::function<void()> &by_one, int iterations, int gpus, Result &result,
+                  Result &alone) {
+  std::vector<double> ms, ms_alone, efficiencies;
+  for (int round = 0; round < 3; round++) {
+    for (const bool one : {false, true}) {
+      const std::function<void()> &launch = one ? by_one : together;
+      const float estimate = device.time(launch, 0, 1, 1).ms[0];
+      time_launches(device, launch, estimate, iterations, one ? alone : result);
+    }
+    ms.push_back(*result.median_ms);
+    ms_alone.push_back(*alone.median_ms);
+    efficiencies.push_back(ms_alone.back() / gpus / ms.back());
+  }
+  for (const auto &[of, values] : {std::pair<Result &, std::vector<double> &>{result, ms},
+                                   std::pair<Result &, std::vector<double> &>{alone, ms_alone}}) {
+    of.median_ms = median(values);
+    of.min_ms = values.front();
+    of.tflops = of.operations / *of.median_ms / 1e9;
+  }
+  std::printf("sharing  %.4g ms on %d GPUs, %.4g ms on one: efficiency %.1f%%\n", *result.median_ms,
+              gpus, *alone.median_ms, 100 * median(efficiencies));
+}
+
 void print_shape(const Result &result, const Options &options, bool gpu) {
   const reference::Shape &shape = result.shape;
   std::printf(
@@ -564,6 +590,17 @@ ExitStatus run(const Options &asked) {
         time_launches(*device, launch, estimate, std::atoi(line.c_str()), result);
         append_rows();
       }
+    } else if (problem.gpus > 1) {
+      Options of_one = options;
+      of_one.gpus = 1;
+      Problem whole = pose(of_one);
+      std::vector<Part> part;
+      fill_parts(*device, inputs, whole, part);
+      Result alone = result;
+      alone.options = departures(of_one, step);
+      time_sharing(
+          *device, launch, [&] { step.launch(whole); }, options.iters, problem.gpus, result, alone);
+      for (const auto &[kind, file] : files) file.append(csv_rows(kind, alone, profile));
     } else {
       time_launches(*device, launch, estimate, options.iters, result);
     }

@@ -66,9 +66,9 @@ std::vector<std::string> profile_rows(const Result &result, const emulator::Prof
   add("0", "global bytes written", 32 * total[kGlobalStoreSectors]);
   add("0", "unique global bytes read", profile.unique_read_bytes);
   add("0", "unique global bytes written", profile.unique_written_bytes);
-  std::uint64_t most = 0;
-  for (const auto &[link, bytes] : profile.link_bytes) most = std::max(most, bytes);
-  if (most) add("0", "bytes of the busiest link", most);
+  std::uint64_t most = 0, all = 0;
+  for (const auto &[link, bytes] : profile.link_bytes) most = std::max(most, bytes), all += bytes;
+  if (all) add("0", "bytes of the busiest link", most), add("0", "bytes of all links", all);
   for (const auto &[line, counts] : profile.lines)
     for (int i = 0; i < kCounters; i++)
       if (counts[i]) add(describe(line), name(static_cast<Counter>(i)), counts[i]);

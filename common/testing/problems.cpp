@@ -57,6 +57,9 @@ std::string draw_problem(const Description &program, int longest, std::uint64_t 
   }
   if (!interleaved && (paged || !packed) && fewest > 0 && coin("--append"))
     text += option("append", one_to(fewest));
+  if (coin("--gpus")) text += option("gpus", one_to(6));
+  if (coin("--link")) text += " --link copies";
+  if (coin("--leave-sms")) text += option("leave-sms", one_to(20) - 1);
   if (coin("--splits")) text += option("splits", one_to(8));
   return text;
 }
