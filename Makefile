@@ -72,7 +72,7 @@ $(foreach g,$(filter-out $(NUMBERS:%=step-%) $(VARIANTS),$(call goals,step-%)),$
 	$(or $(call variants_of,$(word 2,$(subst -, ,$(g)))),none)))
 $(foreach g,$(call goals,variants-%),$(if $(call variants_of,$(g:variants-%=%)),,\
 	$(call refuse,$(g),step $(g:variants-%=%) has no variants)))
-on_a_gpu := $(call goals,check-gpu check-deadlock bench bench-models bench-hopper bench-decode bench-backward ceilings cycles \
+on_a_gpu := $(call goals,check-gpu check-deadlock bench bench-models bench-hopper bench-decode bench-backward bench-gpus ceilings cycles \
 	sustained racecheck)
 $(if $(GPU),,$(foreach g,$(on_a_gpu),$(call refuse,$(g),there is no GPU here (nvidia-smi finds none))))
 $(if $(NVCC),,$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),\
@@ -149,7 +149,7 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(BUILD)
 .SECONDARY:
 .SECONDEXPANSION:
 .PHONY: all help clean tests test test-all check-gpu check-deadlock check-bound check-docs truth bench \
-	bench-models bench-hopper bench-decode bench-backward counters ceilings racecheck cycles sustained regs bench-emulator docs plot \
+	bench-models bench-hopper bench-decode bench-backward bench-gpus counters ceilings racecheck cycles sustained regs bench-emulator docs plot \
 	format FORCE \
 	$(PROGRAMS) $(EMULATED) $(VARIANTS)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
@@ -262,6 +262,7 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 #?   make bench-hopper           times Part IV, and FlashAttention-3 where fa3-fwd is installed
 #?   make bench-decode           times decoding: a query per head and a long cache
 #?   make bench-backward         times Part VI, and the backward passes of PyTorch
+#?   make bench-gpus             times Part VII on two GPUs and on one, or on GPUS=4
 #?   make variants-15            alternates step 15 and its variants; without a GPU, checks and counts them
 #?   make cycles                 SM clocks, time, clock rate and power of each step and variant; STEPS="05 06" adds these
 #?                               to the file, SHAPES="--batch 4; --causal" the steps side by side at these problems
@@ -285,6 +286,8 @@ bench bench-models: $(call on_gpu,$(filter-out step-3% step-4% step-6% step-7%,$
 	@$(call measure,$@.sh) $(filter-out 3% 4% 6% 7%,$(GPU_STEPS))
 bench-hopper: $(call on_gpu,$(filter step-15 step-3% step-4%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 15-% 3% 4%,$(GPU_STEPS))
+bench-gpus: $(call on_gpu,$(filter step-7%,$(PROGRAMS)))
+	@GPUS="$(GPUS)" $(call measure,$@.sh) $(filter 7%,$(GPU_STEPS))
 bench-decode: $(call on_gpu,$(filter step-27 step-5%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 27-% 5%,$(GPU_STEPS))
 bench-backward: $(call on_gpu,$(filter step-6%,$(PROGRAMS)) $(BUILD)/sm_clock.so)

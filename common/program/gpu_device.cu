@@ -148,8 +148,11 @@ class Gpu : public Device {
     for (int gpu = 0; gpu < count; gpu++) {
       check(cudaSetDevice(gpu), "cudaSetDevice");
       check(cudaStreamCreateWithFlags(&streams_[gpu], cudaStreamNonBlocking), "cudaStreamCreate");
-      for (int peer = 0; peer < count; peer++)
-        if (peer != gpu) check(cudaDeviceEnablePeerAccess(peer, 0), "cudaDeviceEnablePeerAccess");
+      for (int peer = 0; peer < count; peer++) {  // copies go directly where they can
+        int direct = 0;
+        if (peer != gpu) check(cudaDeviceCanAccessPeer(&direct, gpu, peer), "the peers");
+        if (direct) check(cudaDeviceEnablePeerAccess(peer, 0), "cudaDeviceEnablePeerAccess");
+      }
     }
   }
   void *stream(int gpu) override { return streams_[gpu]; }
