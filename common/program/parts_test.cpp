@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+// Each row of a sequence is one GPU's, and what is written beside the rows is found.
+#include "common/program/parts.h"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <memory>
+
+#include "common/program/placement.h"
+
+namespace {
+
+/// GPUs that only remember.
+class Memory : public Device {
+ public:
+  std::string name() const override { return "memory"; }
+  bool is_gpu() const override { return false; }
+  const Step &step() const override { return step_; }
+  void use_gpus(int) override {}
+  void *stream(int) override { return nullptr; }
+  std::size_t free_bytes() const override { return 0; }
+  void *allocate(std::size_t bytes, int) override {
+    memory_.push_back(std::make_unique<std::byte[]>(bytes));
+    std::memset(memory_.back().get(), 0xff, bytes);
+    return memory_.back().get();
+  }
+  void upload(void *to, const void *from, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
+  }
+  void download(void *to, const void *from, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
+  }
+  void run(const std::function<void()> &) override {}
+  void forward(const Problem &) override {}
+  Times time(const std::function<void()> &, int, int, int) override { return {}; }
+
+ private:
+  Step step_{};
+  std::vector<std::unique_ptr<std::byte[]>> memory_;
+};
+
+struct Case {
+  Memory device;
+  reference::Inputs inputs;
+  Problem problem{};
+  std::vector<Part> parts;
+
+  Case(int seqlen, int gpus, int batch = 2, int heads = 4, int kv_heads = 2) {
+    reference::Shape shape{.batch = batch,
+                           .heads = heads,
+                           .kv_heads = kv_heads,
+                           .seqlen_q = seqlen,
+                           .seqlen_k = seqlen,
+                           .head_dim = 64};
+    inputs = reference::make_inputs(reference::Family::kNormal, shape, Type::kFp16, 1);
+    problem.batch = batch, problem.heads = heads, problem.kv_heads = kv_heads;
+    problem.seqlen_q = problem.seqlen_k = seqlen, problem.head_dim = 64;
+    problem.gpus = gpus, problem.part_rows = (seqlen + gpus - 1) / gpus;
+    fill_parts(device, inputs, problem, parts);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("parts: all rows are somebody's, in their order") {
+  for (const int seqlen : {1, 2, 9, 16, 17})
+    for (const int gpus : {1, 2, 3, 8}) {
+      const Case c(seqlen, gpus);
+      int rows = 0;
+      for (int gpu = 0; gpu < gpus; gpu++) {
+        rows += rows_of(c.problem, gpu);
+        CHECK(rows == std::min(seqlen, (gpu + 1) * c.problem.part_rows));
+      }
+      CHECK(rows == seqlen);
+    }
+}
+
+TEST_CASE("parts: a part has its rows of K, and NaN after the last one") {
+  const Case c(10, 4);  // 3, 3, 3 and 1
+  const int kv_heads = 2, d = 64, b = 1, head = 1;
+  const auto *K = static_cast<const std::uint16_t *>(c.parts[3].K);
+  const auto at = [&](int row) {
+    return b * c.problem.K_strides.batch + head * c.problem.K_strides.head +
+           row * c.problem.K_strides.row;
+  };
+  CHECK(K[at(0) + 5] == c.inputs.K[((b * kv_heads + head) * 10 + 9) * d + 5]);
+  CHECK(K[at(1) + 5] == kPoison);
+}
+
+TEST_CASE("parts: O comes together, and a stray element is counted") {
+  for (const int gpus : {1, 2, 3, 8}) {
+    Case c(10, gpus);
+    std::size_t strays;
+    CHECK(gather_parts(c.device, c.problem, strays)[0] == kPoison);  // nothing was written
+    CHECK(strays == 0);
+    for (int gpu = 0; gpu < gpus; gpu++)  // O is Q
+      std::memcpy(c.parts[gpu].O, c.parts[gpu].Q,
+                  sizeof(std::uint16_t) * static_cast<std::size_t>(2 * c.problem.O_strides.batch));
+    CHECK(gather_parts(c.device, c.problem, strays) == c.inputs.Q);
+    CHECK(strays == 0);
+    if (10 % gpus == 0) continue;
+    const int last = gpus - 1;  // whose rows are fewer
+    static_cast<std::uint16_t *>(
+        c.parts[last].O)[rows_of(c.problem, last) * c.problem.O_strides.row] = 1;
+    (void)gather_parts(c.device, c.problem, strays);
+    CHECK(strays == 1);
+  }
+}
