@@ -35,7 +35,7 @@ struct Options {
   int page_size = 0;  // 0: not paged
   int splits = 0;     // 0: the step decides
   bool garbage = false;
-  int gpus = 0;       // 0: the step's default
+  int gpus = 0;  // 0: the step's default
   Link link = Link::kNccl;
   int leave_sms = 0;
 
