@@ -262,7 +262,7 @@ Verdict judge_gradient(const Inputs &inputs, const Forward &forward, Gradient of
       squares += error * error;
       squares_expected += expected * expected;
       squares_common += common * common;
-      column_sums[head * d + k] += rows[i].c_squared[k] + h * h / 3;
+      column_sums[head * d + k] += rows[i].c_squared[k] + h * h / (h > rounding.f ? 3 : 1);
       const double ratio = error == 0 ? 0 : error / bound;
       const bool first_not_finite = !std::isfinite(value) && verdict.not_finite == 0;
       verdict.not_finite += !std::isfinite(value);

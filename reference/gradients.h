@@ -61,7 +61,8 @@ std::vector<double> gradient_row(const Inputs &inputs, const Forward &forward, G
 ///
 /// Of each term of the sum these errors have random signs, and those of the two roundings to the type are
 /// spread evenly: by Hoeffding's lemma they add to c^2 as in verdict.h. What all terms of a row of dQ
-/// share, the error of D and that of lse, is added to the bound in full.
+/// share, the error of D and that of lse, is added to the bound in full. So is h^2 of a gradient that is
+/// subnormal: such numbers have few places between two of the type's, and may be rounded alike.
 Verdict judge_gradient(const Inputs &inputs, const Forward &forward, Gradient of,
                        const Elements &gradient, const std::vector<Place> &places);
 

@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(threads, 2)                   // threads per b
     FragmentA ds[Bc / 16];
     for (int key = 0; key < Bc; key += 16)
       ds[key / 16] = ldmatrix_x4(smem.dS(warp * 16 + lane % 16, key + lane / 16 * 8));
-#pragma unroll 1  // for the same reason
+#pragma unroll 1  // unrolled, it takes more registers than there are
     for (int col = 0; col < d; col += 16) {
       FragmentC dq[2] = {};
       for (int key = 0; key < Bc; key += 16) {
