@@ -283,6 +283,8 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
   if (hopper && step.help.takes_option("--gpus"))  // O in 16 bits and in fp32
     shapes = {"--sms 2 --heads 6 --seqlen 256 --gpus 1", "--sms 2 --heads 6 --seqlen 256",
               "--sms 2 --seqlen 1024 --gpus 1"};
+  if (hopper && step.mutants.step >= "42" && step.help.takes_option("--causal"))
+    shapes.push_back("--seqlen 640 --causal");  // a tile of keys that a warpgroup skips
   if (step.help.tile > 128) shapes = {kPersistent};
   for (const int seed : {1, 2}) {  // one head: a barrier is of one block
     std::string said;              // in shapes in which the call is not missed
