@@ -36,11 +36,11 @@ template <class T, int d>
 struct SharedStorage {
   Ring<TmaTile<64, d, T>, q_stages> Q[warpgroups<d>];
   Ring<TmaTile<Bc, d, T>, stages<d>> K, V;
-  Tile<int, 1, q_stages> tile;  // which one Q is of
+  Tile<int, 1, q_stages> tile;  // the tile that each stage of Q is of
 };
 
-/// The tiles of Q in the order in which they begin: of `side` heads, which share L2, the last rows, which
-/// see the most keys, then the rows before them; then of the next heads.
+/// The order in which the tiles of Q begin: the last rows of `side` heads, which share L2. They see the
+/// most keys. Then come the rows before them, and so on; then the next `side` heads.
 struct Order {
   int heads, row_tiles, side;  // heads: of the whole batch
   int Br, seqlen;              // Br: rows of a tile
@@ -58,8 +58,8 @@ struct Place {
   }
 };
 
-/// The next tile that no block has drawn; the first are the blocks' own. The counter holds 0, or `tiles`
-/// or more. A launch draws as many numbers as there are tiles, 0 first, and leaves a 0.
+/// Draws the next tile; the first gridDim.x tiles are not drawn. The counter must hold 0, or `tiles` or
+/// more. A launch draws `tiles` numbers, and leaves a 0.
 __device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
   const unsigned drawn = atomic_dec(Matrix<unsigned>{counter, 1, 1}(0, 0), tiles - 1);
   return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
       fence_proxy_async();
       named_barrier_sync(first_stored + warpgroup, 128);  // all four warps have written O
       if (threadIdx.x % 128 == 0) {
-        if (at.row + warpgroup * 64 >= 0)  // not wholly before the first row
+        if (at.row + warpgroup * 64 >= 0)  // not before the first row
           tma_store(map_O, at.row + warpgroup * 64, at.head, 0, Q.tile[stage]);
         tma_store_commit();
         tma_store_wait_read<0>();

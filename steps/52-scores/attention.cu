@@ -37,11 +37,11 @@ template <class T, int d>
 struct SharedStorage {
   Ring<TmaTile<64, d, T>, q_stages> Q[warpgroups<d>];
   Ring<TmaTile<Bc, d, T>, stages<d>> K, V;
-  Tile<int, 1, q_stages> tile;  // which one Q is of
+  Tile<int, 1, q_stages> tile;  // the tile that each stage of Q is of
 };
 
-/// The tiles of Q in the order in which they begin: of `side` heads, which share L2, the last rows, which
-/// see the most keys, then the rows before them; then of the next heads.
+/// The order in which the tiles of Q begin: the last rows of `side` heads, which share L2. They see the
+/// most keys. Then come the rows before them, and so on; then the next `side` heads.
 struct Order {
   int heads, row_tiles, side;  // heads: of the whole batch
   int Br, seqlen;              // Br: rows of a tile
@@ -72,14 +72,14 @@ struct Scores {
   }
 };
 
-/// The next tile that no block has drawn; the first are the blocks' own. The counter holds 0, or `tiles`
-/// or more. A launch draws as many numbers as there are tiles, 0 first, and leaves a 0.
+/// Draws the next tile; the first gridDim.x tiles are not drawn. The counter must hold 0, or `tiles` or
+/// more. A launch draws `tiles` numbers, and leaves a 0.
 __device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
   const unsigned drawn = atomic_dec(Matrix<unsigned>{counter, 1, 1}(0, 0), tiles - 1);
   return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
 }
 
-template <class T, int d, bool softcap, bool alibi>
+template <class T, int d, bool softcap, bool alibi, bool sinks>
 __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
     attention(const __grid_constant__ TensorMap map_Q,  // [batch * heads, seqlen, d], all four
               const __grid_constant__ TensorMap map_K, const __grid_constant__ TensorMap map_V,
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
       fence_proxy_async();
       named_barrier_sync(first_stored + warpgroup, 128);  // all four warps have written O
       if (threadIdx.x % 128 == 0) {
-        if (at.row + warpgroup * 64 >= 0)  // not wholly before the first row
+        if (at.row + warpgroup * 64 >= 0)  // not before the first row
           tma_store(map_O, at.row + warpgroup * 64, at.head, 0, Q.tile[stage]);
         tma_store_commit();
         tma_store_wait_read<0>();
@@ -228,14 +228,15 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
         ring_release(smem.V, v);
       }
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
-      if (scores.sink_logits) {
+      if (sinks && scores.sink_logits) {
         // A key of no tile: m is its logit, and l its power, 2^0, in the first of the row's four lanes.
         m[0] = m[1] = scores.of_head(scores.sink_logits, at.head) * log2_e;
         l[0] = l[1] = lane % 4 == 0;
       }
       ring_release(smem.K, k);
+      const int first_row = at.row + warpgroup * 64;
       // By how much the lane's first row is larger than its first column.
-      const int ahead = at.row + warpgroup * 64 + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
+      const int ahead = first_row + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
       // A slope in units of what the function returns, which is multiplied by scale_log2.
       float slope = 0;
       if constexpr (alibi)
@@ -250,9 +251,10 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
         }
       };
       const auto mask_keys = [&](int j) {  // after change_scores: a soft cap would show them again
+        const int row = first_row + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < s.size; i++)
-          if (j * Bc + i / 4 * 8 + i % 2 > ahead + i / 2 % 2 * 8) s(i) = -INFINITY;
+          if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
       };
       change_scores(last);
       if (order.causal) mask_keys(last);
@@ -274,9 +276,10 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
         if (must_rescale) rescale(o, alpha);
       }
 
-      // The tile's row and head are computed once more at its end. nvcc, which the shuffle of uniform() keeps from
-      // seeing that, had no registers to hold them at head dim 64 with a soft cap and ALiBi, and spilled.
-      const int used = q.stage, done = uniform(tile);
+      // With a soft cap and ALiBi nvcc had no registers to hold `at` across the loop, and spilled. The shuffle of
+      // uniform() keeps it from seeing that this is the same place.
+      const Place done = softcap && alibi ? Place(uniform(tile), order) : at;
+      const int used = q.stage;
       q.next();
       tile = wait_for_q();
       if (tile < tiles) {
@@ -284,26 +287,24 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
         start_pv(last > 0);
         start_first_qk(tile);  // of the next tile
         next_turn();
-        const Place of(done, order);
-        finish_rows(of, m, l);
+        finish_rows(done, m, l);
         wgmma_wait<1>(o);
         ring_release(smem.V, v);
-        store_o(of, l, used);
+        store_o(done, l, used);
         wgmma_wait<0>(s);
       } else {  // a branch of its own: with `if` around start_qk alone, nvcc 13.0 serialises all wgmma
         my_turn();
         start_pv(last > 0);
         next_turn();
-        const Place of(done, order);
-        finish_rows(of, m, l);
+        finish_rows(done, m, l);
         wgmma_wait<0>(o);
-        store_o(of, l, used);
+        store_o(done, l, used);
       }
     }
   }
 }
 
-template <class T, int d, bool softcap, bool alibi>
+template <class T, int d, bool softcap, bool alibi, bool sinks>
 void run(const Problem &p) {
   const int heads = p.batch * p.heads;
   const auto map = [&](const void *tensor, int tile_rows) {
@@ -317,7 +318,7 @@ void run(const Problem &p) {
   // With a scale of 0 a masked score would be -inf * 0 = NaN. No score shows 1e-20 of itself.
   Scores scores{std::max(log2_e * p.scale, 1e-20f), 0, p.slopes, p.sink_logits, p.heads};
   if (softcap) scores.scale_log2 = log2_e * p.softcap, scores.to_cap = p.scale / p.softcap;
-  const auto kernel = attention<T, d, softcap, alibi>;
+  const auto kernel = attention<T, d, softcap, alibi, sinks>;
   const int blocks =
       std::min(heads * order.row_tiles, resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
   launch<SharedStorage<T, d>>(kernel, dim3(blocks), dim3(threads<d>), map(p.Q, 64), map(p.K, Bc),
@@ -327,10 +328,13 @@ void run(const Problem &p) {
 
 template <class T, int d>
 void run(const Problem &p) {
+  // Where a score has a function, a sink is asked for once per tile of Q: no kernels of its own for that.
   if (p.softcap > 0)
-    p.slopes ? run<T, d, true, true>(p) : run<T, d, true, false>(p);
+    p.slopes ? run<T, d, true, true, true>(p) : run<T, d, true, false, true>(p);
+  else if (p.slopes)
+    run<T, d, false, true, true>(p);
   else
-    p.slopes ? run<T, d, false, true>(p) : run<T, d, false, false>(p);
+    p.sink_logits ? run<T, d, false, false, true>(p) : run<T, d, false, false, false>(p);
 }
 
 template <class T>
