@@ -246,7 +246,7 @@ test: tests ; @CXX="$(CXX)" TESTS_SOME=1 build/host/bin/tests $(chosen_tests)
 test-all: tests ; @CXX="$(CXX)" build/host/bin/tests $(chosen_tests)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
 	$(call says,$@) $(call link,$(NVCC) -Xcompiler -pthread $^)
-# What racecheck can follow of steps 39 to 41.
+# What racecheck can follow of steps 39 to 42.
 FOLLOWED := $(filter %-each-arrives,$(filter-out $(EMULATED_VARIANTS),$(VARIANTS)))
 check-gpu: $(call on_gpu,tests $(BUILD)/bin/any-problem $(FOLLOWED))
 	@ANY_PROBLEM=$(BUILD)/bin/any-problem $(call measure,check-gpu.sh) build/host/bin/tests $(NUMBERS)
