@@ -209,8 +209,12 @@ Row attention_row(const Inputs &inputs, const KeyValues &head, Place place) {
   // same number is subtracted from all scores; subtracting the largest leaves all exponents <= 0.
   double m = *std::max_element(row.scores.begin(), row.scores.end());
   if (sink) m = std::max(m, double{inputs.sink_logits[place.head]});
-  double l = row.sink_weight = sink ? std::exp(inputs.sink_logits[place.head] - m) : 0;
-  for (const double s : row.scores) l += row.weights.emplace_back(std::exp(s - m));
+  row.sink_weight = sink ? std::exp(inputs.sink_logits[place.head] - m) : 0;
+  double l = row.sink_weight;
+  for (const double s : row.scores) {
+    row.weights.push_back(std::exp(s - m));
+    l += row.weights.back();
+  }
   for (double &p : row.weights) p /= l;
   row.sink_weight /= l;
   row.log_sum_exp = m + std::log(l);

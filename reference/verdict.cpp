@@ -454,7 +454,9 @@ CacheVerdict judge_cache(const Inputs &inputs, const Elements &cache, bool keys)
         if (rotated)
           right = nearest(inputs.type, row[k] - off[k]) <= is &&
                   is <= nearest(inputs.type, row[k] + off[k]);
-        if (!right && verdict.wrong++ == 0) {
+        if (right) continue;
+        verdict.wrong++;
+        if (verdict.wrong == 1) {
           verdict.place = {head.batch, head.head, j};
           verdict.column = k;
           verdict.is = is;

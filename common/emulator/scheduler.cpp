@@ -60,14 +60,18 @@ void Scheduler::run() {
     }
     // A thread that reads an atomic again and again always can go on: nothing lands later than this.
     constexpr std::uint64_t kPatience = 1 << 14;
-    if (!under_way_.empty() && ++turns_ % kPatience == 0) {
-      land(0);
-      continue;
+    if (!under_way_.empty()) {
+      turns_++;
+      if (turns_ % kPatience == 0) {
+        land(0);
+        continue;
+      }
     }
     std::uint64_t drawn = draw(ready_.size() + drawn_);
-    if (drawn < ready_.size() && ready_[drawn] == slow_ && ready_.size() > 1 &&
-        ++passed_over_ % kPatience)
-      drawn = (drawn + 1) % ready_.size();
+    if (drawn < ready_.size() && ready_[drawn] == slow_ && ready_.size() > 1) {
+      passed_over_++;
+      if (passed_over_ % kPatience) drawn = (drawn + 1) % ready_.size();
+    }
     if (drawn >= ready_.size()) {
       land_drawn(drawn - ready_.size());
       continue;
@@ -229,8 +233,11 @@ void Scheduler::finish(Operation operation) {
 
 /// Lands the n-th of those that are drawn among the threads.
 void Scheduler::land_drawn(std::size_t n) {
-  for (std::size_t i = 0;; i++)
-    if (under_way_[i].drawn && n-- == 0) return land(i);
+  for (std::size_t i = 0;; i++) {
+    if (!under_way_[i].drawn) continue;
+    if (n == 0) return land(i);
+    n--;
+  }
 }
 
 /// Lands an operation, or the first of its queue.

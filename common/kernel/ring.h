@@ -19,7 +19,8 @@ struct RingPosition {
   int stage = 0, parity = 0;
 
   __device__ __forceinline__ void next() {
-    if (++stage == Stages) stage = 0, parity ^= 1;
+    stage++;
+    if (stage == Stages) stage = 0, parity ^= 1;
   }
 };
 

@@ -459,10 +459,12 @@ struct Page {
         columns.push_back(">" + list[i] + " = {[$file $1 " + list[i] + " $at]}");
     if (!list[0].starts_with("truth")) return table_of(columns, rows);
 
-    for (Row &row : rows)  // a section for each problem that ncu has measured, too
-      if (row["problem"] = about(row, "problem"); row.count("emulator") && row.count("ncu"))
-        if (std::find(problems.begin(), problems.end(), row["problem"]) == problems.end())
-          problems.push_back(row["problem"]);
+    for (Row &row : rows) {  // a section for each problem that ncu has measured, too
+      row["problem"] = about(row, "problem");
+      if (row.count("emulator") && row.count("ncu") &&
+          std::find(problems.begin(), problems.end(), row["problem"]) == problems.end())
+        problems.push_back(row["problem"]);
+    }
     if (problems.empty()) throw Error("ncu has measured nothing in " + list[1]);
     if (list[0] == "truth-sentence") return {truth_sentence(rows, problems)};
     return truth_table(rows);

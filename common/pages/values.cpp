@@ -70,8 +70,10 @@ double arithmetic(const std::string &text,
     } else if (next("[")) {
       const size_t begin = at;
       // A key's filter may have brackets of its own: step~^2[0-4]-.
-      for (int open = 1; at < text.size(); at++)
-        if ((open += (text[at] == '[') - (text[at] == ']')) == 0) break;
+      for (int open = 1; at < text.size(); at++) {
+        open += (text[at] == '[') - (text[at] == ']');
+        if (open == 0) break;
+      }
       if (next("]")) return value_of(text.substr(begin, at - 1 - begin));
     } else if (std::isdigit(text[at])) {
       char *end = nullptr;

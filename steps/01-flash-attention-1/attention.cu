@@ -93,7 +93,10 @@ __global__ void __launch_bounds__(num_warps * 32)  // threads per block
 
         // The tile's own maximum, exponentials and sum (line 10).
         float m_tile = -INFINITY;
-        for (int c = 0; c < keys_per_lane; c++) m_tile = fmaxf(m_tile, s[c] *= scale);
+        for (int c = 0; c < keys_per_lane; c++) {
+          s[c] *= scale;
+          m_tile = fmaxf(m_tile, s[c]);
+        }
         m_tile = warp_max(m_tile);
         float l_tile = 0;
         for (int c = 0; c < keys_per_lane; c++) {

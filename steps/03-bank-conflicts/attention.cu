@@ -93,7 +93,10 @@ __global__ void __launch_bounds__(num_warps * 32, 3)  // threads per block, bloc
 
       // Online softmax: a new maximum rescales what was summed under the old one.
       float m_new = m[r];
-      for (int c = 0; c < keys_per_lane; c++) m_new = fmaxf(m_new, s[c] *= scale);
+      for (int c = 0; c < keys_per_lane; c++) {
+        s[c] *= scale;
+        m_new = fmaxf(m_new, s[c]);
+      }
       m_new = warp_max(m_new);
       const float alpha = __expf(m[r] - m_new);  // e^-inf = 0 for the first tile
       m[r] = m_new;

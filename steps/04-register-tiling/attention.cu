@@ -90,7 +90,10 @@ __global__ void __launch_bounds__(num_warps * 32)  // threads per block
 #pragma unroll
     for (int r = 0; r < rows_per_thread; r++) {
       float m_new = m[r];
-      for (int c = 0; c < keys_per_thread; c++) m_new = fmaxf(m_new, s[r][c] *= scale);
+      for (int c = 0; c < keys_per_thread; c++) {
+        s[r][c] *= scale;
+        m_new = fmaxf(m_new, s[r][c]);
+      }
       for (int mask = 16; mask > 1; mask /= 2)
         m_new = fmaxf(m_new, __shfl_xor_sync(kAllLanes, m_new, mask));
       const float alpha = __expf(m[r] - m_new);  // e^-inf = 0 for the first tile

@@ -104,7 +104,10 @@ __global__ void __launch_bounds__(num_warps * 32, 2)  // threads per block, bloc
       for (int r = 0; r < 2; r++) {
         float m_new = m[mt][r];
         for (FragmentC &x : s[mt])
-          for (int e = 2 * r; e < 2 * r + 2; e++) m_new = fmaxf(m_new, x[e] *= scale);
+          for (int e = 2 * r; e < 2 * r + 2; e++) {
+            x[e] *= scale;
+            m_new = fmaxf(m_new, x[e]);
+          }
         for (int mask = 1; mask < 4; mask *= 2)
           m_new = fmaxf(m_new, __shfl_xor_sync(kAllLanes, m_new, mask));
         const float alpha = __expf(m[mt][r] - m_new);  // e^-inf = 0 for the first tile

@@ -37,7 +37,8 @@ struct Ring {
 struct RingPosition {
   int stage = 0, parity = 0;
   __device__ void next() {
-    if (++stage == stages) stage = 0, parity ^= 1;
+    stage++;
+    if (stage == stages) stage = 0, parity ^= 1;
   }
 };
 
