@@ -100,7 +100,9 @@ $(call needs,plot,matplotlib: sudo apt-get install python3-matplotlib,$(PYTHON) 
 #?   make answer-06-2            explains the answer to the second exercise
 #?   make step-06-try-4          builds try/06/4.cu as a program, which a GPU can time beside ./step-06
 #?   make progress               lists what is done in all chapters
-all: $(PROGRAMS)
+# The last steps first: they take longest.
+reverse = $(if $(1),$(call reverse,$(wordlist 2,$(words $(1)),$(1))) $(firstword $(1)))
+all: $(call reverse,$(PROGRAMS))
 	@+$(if $(EMULATED),$(MAKE) $(EMULATED))
 help:
 	@sed -nE 's/^#\? ?//p' Makefile
@@ -122,9 +124,12 @@ PASSES := -O1 -finline-functions -finline-small-functions -fstrict-aliasing -fop
 	-freorder-blocks-and-partition -freorder-blocks-algorithm=stc -fschedule-insns2 -fpeephole2 \
 	-fexpensive-optimizations -fipa-ra -ftree-vrp
 QUICK := $(if $(findstring clang,$(CXX)),$(HOST),$(HOST:-O2=$(PASSES)))
-# A GPU may be newer than ARCH: PTX goes along (not for sm_90a and its like, which are one chip's).
-gencode = $(foreach a,$(1),-gencode \
-	arch=$(a:sm_%=compute_%),code=$(if $(filter %a,$(a)),$(a),[$(a:sm_%=compute_%)$(comma)$(a)]))
+# A GPU may be newer than ARCH: PTX goes along (not for sm_90a and its like, which are one chip's). sm_86 and sm_89 are
+# assembled from sm_80's PTX, which is made once: the machine code is the same.
+virtual = $(patsubst sm_%,compute_%,$(patsubst sm_86,sm_80,$(patsubst sm_89,sm_80,$(1))))
+codes_of = $(if $(filter %a,$(1)),,$(1)) $(foreach a,$(2),$(if $(filter $(1),$(call virtual,$(a))),$(a)))
+gencode = $(foreach v,$(sort $(call virtual,$(1))),-gencode \
+	arch=$(v)$(comma)code=[$(subst $() $(),$(comma),$(strip $(call codes_of,$(v),$(1))))])
 # A recipe is: what it says, then $(call compile,COMMAND) or $(call link,COMMAND), in one line of the shell. They
 # write beside the target and move it: neither an interrupt nor another make leaves half of a file.
 silent = $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
@@ -177,6 +182,7 @@ build/debug/bin/step-%: build/debug/$$(call folder,$$*)/attention.o build/debug/
 	$(call says,$@) $(call link,$(CXX) -pthread $^)
 debug-%: build/debug/bin/step-%
 	@sed 's/STEP/$*/g' common/debug/usage.txt
+	@command -v gdb >/dev/null || echo "gdb is not installed here: sudo apt-get install gdb"
 build/variants/%/attention.cu: steps/$$(*D)/variants/$$(*F).patch steps/$$(*D)/attention.cu \
 		$$(wildcard steps/$$(*D)/variants/*.patch) common/kernel/variant.sh
 	@mkdir -p $(@D) && cd $(@D) && "$(CURDIR)/common/kernel/variant.sh" "$(CURDIR)/steps/$(*D)" $(*F) || \

@@ -11,15 +11,23 @@ nvdisasm=$(command -v nvdisasm || ls "${NVCC%nvcc}nvdisasm" 2>/dev/null || true)
   { echo "make regs: CSV= needs nvdisasm of the CUDA toolkit on the PATH" >&2; exit 3; }
 rm -rf build/regs
 mkdir -p build/regs
-for step; do
-  arch=$(header "$(number_of "$step")" archs) arch=${arch%% *}
+# compile STEP: what regs.awk reads of it
+compile() {
+  local arch to=build/regs/$1
+  arch=$(header "$(number_of "$1")" archs) arch=${arch%% *}
   "$NVCC" -std=c++20 -O3 -I. -arch="compute_${arch#sm_}" -DSTEP_NAME='""' -DSTEP_NEEDS='""' \
-    -DSTEP_TAKES='""' -ptx "steps/$step/attention.cu" -o build/regs/ptx
-  "${NVCC%nvcc}ptxas" -v -arch="$arch" build/regs/ptx -o build/regs/cubin >build/regs/log 2>&1 ||
-    { cat build/regs/log; exit 1; }
+    -DSTEP_TAKES='""' -ptx "steps/$1/attention.cu" -o "$to.ptx"
+  "${NVCC%nvcc}ptxas" -v -arch="$arch" "$to.ptx" -o "$to.cubin" >"$to.log" 2>&1 ||
+    { cat "$to.log"; exit 1; }
   {
-    cat build/regs/ptx build/regs/log
-    [ -z "${CSV-}" ] || "$nvdisasm" -c build/regs/cubin | awk -f common/measure/sass.awk
-  } | c++filt -p >"build/regs/$step.txt"
+    cat "$to.ptx" "$to.log"
+    [ -z "${CSV-}" ] || "$nvdisasm" -c "$to.cubin" | awk -f common/measure/sass.awk
+  } | c++filt -p >"$to.txt"
+}
+# On all cores.
+for step; do
+  compile "$step" &
+  [ "$(jobs -rp | wc -l)" -lt "$(getconf _NPROCESSORS_ONLN)" ] || wait -n
 done
+while [ -n "$(jobs -p)" ]; do wait -n; done
 awk -f common/measure/regs.awk -v arch="$ARCH" -v csv="${CSV-}" build/regs/*.txt

@@ -338,7 +338,8 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
       flag("profile", to.profile, "count on the emulator, line by line")};
   for (int i = 0; i < kCsvKinds; i++)
     table.push_back({kCsv[i].option, "FILE", kCsv[i].help, [&to, i](Text option, Text text) {
-                       if (text.empty()) throw UsageError(option + " needs a file name");
+                       if (text.empty() || text.starts_with("--"))  // the next option
+                         throw UsageError(option + " needs a file name");
                        to.files[i] = text;
                      }});
   table.push_back(flag("describe", to.describe,

@@ -358,8 +358,10 @@ TEST_CASE("options: a number is read well whatever went wrong before") {
 
 TEST_CASE("options: a path that is empty, or given twice, is refused") {
   for (const std::string option :
-       {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv", "--events-csv", "--trace"})
+       {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv", "--events-csv", "--trace"}) {
     CHECK(error_of({option, ""}) == option + " needs a file name");
+    CHECK(error_of({option, "--seqlen", "128"}) == option + " needs a file name");
+  }
   CHECK(error_of({"--csv", "a.csv", "--profile-csv", "a.csv"}) ==
         "--profile-csv a.csv: must be another file than --csv's");
   CHECK(error_of({"--trace-csv", "a.csv", "--csv", "a.csv"}) ==
