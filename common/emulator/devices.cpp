@@ -97,6 +97,7 @@ struct Communicator {
   Communicator *first;  // rank 0's, an array
   Stream *stream = nullptr;
   unsigned gathers = 0;
+  bool is_ready = true;  // false from its making within a group to the group's end
 };
 
 namespace {
@@ -564,6 +565,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *chosen, Wh
   Communicator *const first = devices.communicators.back().get();
   for (int rank = 0; rank < count; rank++) {
     first[rank] = {rank, count, first};
+    first[rank].is_ready = devices.groups == 0;
     comms[rank] = &first[rank];
   }
   return ncclSuccess;
@@ -584,6 +586,8 @@ ncclResult_t ncclGroupEnd(Where where) {
   if (devices.groups == 0)
     refuse(Fault::kMessage, site_of(where), "ncclGroupEnd without an ncclGroupStart");
   if (--devices.groups) return ncclSuccess;
+  for (const auto &made : devices.communicators)
+    for (int rank = 0; rank < made[0].ranks; rank++) made[rank].is_ready = true;
   std::vector<std::pair<Stream *, Message>> called = std::exchange(devices.called, {});
   while (!called.empty()) {  // one action for each rank
     const Communicator *const comm = called.front().second.comm;
@@ -604,6 +608,9 @@ void call(Message message, Stream *stream, Where where) {
   message.site = site_of(where);
   const std::string name = message.name();
   if (comm.ranks == 0) refuse(Fault::kMessage, message.site, name + " after ncclCommDestroy");
+  if (!comm.is_ready)
+    refuse(Fault::kMessage, message.site,
+           name + ": the communicator was made within this group, and is ready after ncclGroupEnd");
   if (message.peer < 0 || message.peer >= comm.ranks)
     refuse(Fault::kMessage, message.site,
            name + ": rank " + std::to_string(message.peer) + " of " + std::to_string(comm.ranks));

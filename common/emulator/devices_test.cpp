@@ -382,6 +382,16 @@ TEST_CASE("devices: what CUDA and NCCL refuse") {
   refused([](Gpus &gpus) { ncclSend(gpus.a[0], 1, ncclFloat16, 1, gpus.comm[0], gpus.stream[1]); },
           "the communicator is device 0's, and the stream is device 1's");
   refused([](Gpus &) { ncclGroupEnd(); }, "ncclGroupEnd without an ncclGroupStart");
+  const auto made_within = [](Gpus &gpus, bool ends) {
+    ncclGroupStart();
+    ncclCommInitAll(gpus.comm.data(), 2, nullptr);
+    if (ends) ncclGroupEnd(), ncclGroupStart();
+    ncclSend(gpus.a[0], 1, ncclFloat16, 1, gpus.comm[0], gpus.stream[0]);
+    ncclRecv(gpus.b[1], 1, ncclFloat16, 0, gpus.comm[1], gpus.stream[1]);
+    ncclGroupEnd();
+  };
+  refused([&](Gpus &gpus) { made_within(gpus, false); }, "is ready after ncclGroupEnd");
+  CHECK(error_of_gpus([&](Gpus &gpus) { made_within(gpus, true); }) == "");
   refused(
       [](Gpus &gpus) {
         ncclCommDestroy(gpus.comm[0]);

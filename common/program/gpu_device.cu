@@ -168,6 +168,8 @@ class Gpu : public Device {
     check(cudaMalloc(&memory, bytes), "cudaMalloc");
     allocated_.push_back(memory);
     check(cudaMemset(memory, 0xff, bytes), "cudaMemset");  // NaN as fp16 and as fp32
+    // The streams of several GPUs do not wait for the default stream, on which that is.
+    check(cudaDeviceSynchronize(), "cudaMemset");
     return memory;
   }
   void upload(void *to, const void *from, std::size_t bytes) override {

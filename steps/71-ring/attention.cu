@@ -114,6 +114,7 @@ __global__ void merge(float *O,          // [batch, part_rows, heads, d]: of the
 template <class T, int d>
 void run(const Problem &p) {
   const Workspace workspace(p);
+  const std::vector<ncclComm_t> &comms = communicators(p.gpus);  // not within a group of messages
   const std::vector<Traffic> &traffics = traffic(p.gpus);
   const int N = p.gpus;
   const auto stream = [&](int gpu) { return static_cast<cudaStream_t>(p.parts[gpu].stream); };
@@ -152,9 +153,10 @@ void run(const Problem &p) {
           cuda_check(cudaMemcpyPeerAsync(to, gpu, lefts, left, bytes, on), "cudaMemcpyPeerAsync");
           return;
         }
-        const ncclComm_t comm = communicators(N)[gpu];
-        nccl_check(ncclSend(own, workspace.elements, nccl_type<T>, right, comm, on), "ncclSend");
-        nccl_check(ncclRecv(to, workspace.elements, nccl_type<T>, left, comm, on), "ncclRecv");
+        nccl_check(ncclSend(own, workspace.elements, nccl_type<T>, right, comms[gpu], on),
+                   "ncclSend");
+        nccl_check(ncclRecv(to, workspace.elements, nccl_type<T>, left, comms[gpu], on),
+                   "ncclRecv");
       };
       pass(K(gpu, hop), K(left, hop), workspace.K(p.parts[gpu], (hop + 1) % 2));
       pass(V(gpu, hop), V(left, hop), workspace.V(p.parts[gpu], (hop + 1) % 2));
