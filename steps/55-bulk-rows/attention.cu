@@ -53,7 +53,7 @@ __device__ Matrix<const T> cache_row(const Problem &p, bool of_V, int b, int kv_
   int block = b, row = key + of_batch(p.cu_seqlens_k, p, b, 0);
   if (p.page_table) {
     const Pages pages(p);
-    block = pages.page_of(b, key), row = key % pages.size;
+    block = pages.page_of(b, key), row = key % p.page_size;
   }
   const Strides &strides = of_V ? p.V_strides : p.K_strides;
   return {head_of<const T, d>(of_V ? p.V : p.K, strides, block, kv_h, row, 1).data, 1, d};

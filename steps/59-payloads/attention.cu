@@ -49,7 +49,8 @@ __device__ int clamped(int x, int most) {
 }
 
 __device__ int keys_of(const Problem &p, int b) {
-  return clamped(of_batch(p.lengths_k, p, b, p.seqlen_k), p.seqlen_k);
+  const int most = p.cu_seqlens_k ? min(p.seqlen_k, p.total_k) : p.seqlen_k;
+  return clamped(of_batch(p.lengths_k, p, b, p.seqlen_k), most);
 }
 
 /// The row of K or of V that belongs to a key: in its page, if there are pages.
@@ -59,7 +60,7 @@ __device__ Matrix<const T> cache_row(const Problem &p, bool of_V, int b, int kv_
   if (p.cu_seqlens_k) row = clamped(key + of_batch(p.cu_seqlens_k, p, b, 0), p.total_k - 1);
   if (p.page_table) {
     const Pages pages(p);
-    block = clamped(pages.page_of(b, key), p.num_pages - 1), row = key % pages.size;
+    block = clamped(pages.page_of(b, key), p.num_pages - 1), row = key % p.page_size;
   }
   const Strides &strides = of_V ? p.V_strides : p.K_strides;
   return {head_of<const T, d>(of_V ? p.V : p.K, strides, block, kv_h, row, 1).data, 1, d};
