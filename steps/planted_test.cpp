@@ -285,6 +285,8 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
               "--sms 2 --seqlen 1024 --gpus 1"};
   if (hopper && step.mutants.step >= "42" && step.help.takes_option("--causal"))
     shapes.push_back("--seqlen 640 --causal");  // a tile of keys that a warpgroup skips
+  if (hopper && step.help.takes_option("--lengths"))  // what plans, and warpgroups without rows
+    shapes.push_back("--batch 3 --heads 1 --lengths 300,150,20 --seqlen 300");
   if (step.help.tile > 128) shapes = {kPersistent};
   for (const int seed : {1, 2}) {  // one head: a barrier is of one block
     std::string said;              // in shapes in which the call is not missed

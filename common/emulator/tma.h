@@ -26,6 +26,19 @@ TensorMap tensor_map(const void *data, const Strides &strides, int batch, int he
            tile_slabs ? tile_slabs * 128 / size : d, size}};
 }
 
+struct SequenceMap {
+  emulator::Tensor tensor;  // of which a copy takes a slab
+  bool packed;
+};
+
+template <class T>
+SequenceMap sequence_map(const void *data, const Strides &strides, int batch, int heads, int rows,
+                         bool packed, int d, int tile_rows) {
+  const Strides steps{packed ? strides.row : strides.batch, strides.head, strides.row};
+  return {tensor_map<T>(data, steps, packed ? 1 : batch, heads, rows, d, tile_rows, 1).tensor,
+          packed};
+}
+
 inline void tma_prefetch_map(const TensorMap &) {}
 
 namespace emulator {
@@ -36,6 +49,25 @@ TmaTransfer transfer(TmaTile<Rows, d, T> &tile, const TensorMap &map, int row, i
                      int batch) {
   return {map.tensor, row, 0,        head, batch, reinterpret_cast<std::byte *>(&tile),
           Rows,       d,   sizeof(T)};
+}
+
+/// One slab of a sequence's tile, at this column. A sequence that is not in the tensor is an error; rows of the
+/// tile that are not in the sequence are not in the tensor of the copy.
+template <class T, int Rows, int d>
+TmaTransfer slab_transfer(TmaTile<Rows, d, T> &tile, int col, const SequenceMap &map,
+                          const SequenceRows &rows, int row, int head, int sequence,
+                          const Where &where) {
+  if (rows.first < 0 || rows.count < 0 || rows.count > map.tensor.rows - rows.first)
+    fail({Fault::kBounds, "TMA: a sequence of " + std::to_string(rows.count) + " rows from " +
+                              std::to_string(rows.first) + " on, of a tensor that has " +
+                              std::to_string(map.tensor.rows)},
+         where);
+  constexpr int slab = Slabs<Rows, d, T>::width;
+  Tensor tensor = map.tensor;
+  tensor.data += rows.first * tensor.row_stride;
+  tensor.rows = rows.count;
+  std::byte *const part = reinterpret_cast<std::byte *>(&tile) + col / slab * Rows * 128;
+  return {tensor, row, col, head, map.packed ? 0 : sequence, part, Rows, slab, sizeof(T)};
 }
 
 }  // namespace emulator
@@ -57,6 +89,22 @@ template <class T, int Rows, int d>
 void tma_store(const TensorMap &map, int row, int head, int batch, TmaTile<Rows, d, T> &tile,
                Where where = Where::current()) {
   emulator::tma_store(emulator::transfer(tile, map, row, head, batch), where);
+}
+
+template <class T, int Rows, int d>
+void tma_load(TmaTile<Rows, d, T> &tile, const SequenceMap &map, const SequenceRows &rows, int row,
+              int head, int sequence, Mbarrier &landed, Where where = Where::current()) {
+  for (int col = 0; col < d; col += Slabs<Rows, d, T>::width)
+    emulator::tma_load(emulator::slab_transfer(tile, col, map, rows, row, head, sequence, where),
+                       &landed, where);
+}
+
+template <class T, int Rows, int d>
+void tma_store(const SequenceMap &map, const SequenceRows &rows, int row, int head, int sequence,
+               TmaTile<Rows, d, T> &tile, Where where = Where::current()) {
+  for (int col = 0; col < d; col += Slabs<Rows, d, T>::width)
+    emulator::tma_store(emulator::slab_transfer(tile, col, map, rows, row, head, sequence, where),
+                        where);
 }
 
 inline void tma_store_commit() {

@@ -101,6 +101,63 @@ TEST_CASE("tma: a load brings the tile's rows, and zeros for rows that the tenso
   }
 }
 
+TEST_CASE("tma: a sequence's tile ends where the sequence ends, loaded and stored") {
+  const Setup setup;
+  const Tensor tensor(60), stored(60);
+  const Strides strides{0, 60 * 64, 64};
+  const auto map_of = [&](const Tensor &of) {
+    return sequence_map<half>(of.data, strides, 3, 1, 60, true, 64, kRows);
+  };
+  const SequenceMap map = map_of(tensor), map_stored = map_of(stored);
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    const SequenceRows rows{10 + seed % 3, 20};
+    int wrong = 0;
+    const std::string error = error_of<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      if (is_thread(0)) {
+        mbarrier_arrive_expect_tx(smem.landed, kTileBytes);
+        tma_load(smem.tile, map, rows, 16, 0, 2, smem.landed);
+      }
+      mbarrier_wait(smem.landed, 0);
+      for (int i = thread_id(); i < kRows * 64; i += 64) {
+        const float expected = i / 64 < 4 ? Tensor::value(rows.first + 16 + i / 64, i % 64) : 0;
+        wrong += __half2float(smem.tile(i / 64, i % 64)) != expected;
+      }
+      __syncthreads();
+      if (is_thread(0)) {
+        tma_store(map_stored, rows, 16, 0, 2, smem.tile);
+        tma_store_commit();
+        tma_store_wait_read<0>();
+      }
+    });
+    CHECK(error == "");
+    CHECK(wrong == 0);
+    for (int row = 0; row < 60; row++)
+      CHECK(__half2float(stored.data[row * 64]) == Tensor::value(row, 0));
+  }
+}
+
+TEST_CASE("tma: a sequence that is not in the tensor") {
+  const Setup setup;
+  const Tensor tensor(60);
+  const SequenceMap map =
+      sequence_map<half>(tensor.data, {0, 60 * 64, 64}, 1, 1, 60, true, 64, kRows);
+  for (const SequenceRows rows :
+       {SequenceRows{-1, 5}, SequenceRows{50, 11}, SequenceRows{0, -1}, SequenceRows{61, 0}}) {
+    const std::string error = error_of<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      if (!is_thread(0)) return;
+      mbarrier_arrive_expect_tx(smem.landed, kTileBytes);
+      tma_load(smem.tile, map, rows, 0, 0, 0, smem.landed);
+    });
+    const std::string expected = "TMA: a sequence of " + std::to_string(rows.count) +
+                                 " rows from " + std::to_string(rows.first) +
+                                 " on, of a tensor that has 60";
+    CHECK(error.find(expected) != std::string::npos);
+  }
+}
+
 TEST_CASE(
     "tma: a tile lies as Slabs says, in slabs of 128 bytes, for elements of 2 and of 4 bytes") {
   const Setup setup;

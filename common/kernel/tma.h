@@ -23,6 +23,11 @@ struct Slabs {
 template <int Rows, int d, class T = half>
 struct alignas(1024) TmaTile : Tile<T, Rows, d, Slabs<Rows, d, T>> {};
 
+/// The rows of a sequence in a tensor, or in its batch element: `count` of them from `first` on.
+struct SequenceRows {
+  int first, count;
+};
+
 #ifdef __CUDACC__
 
 #include <cuda.h>
@@ -33,13 +38,15 @@ struct TensorMap {
   CUtensorMap map;
 };
 
-/// Makes a tensor map (CUDA driver API, 'cuTensorMapEncodeTiled') of 5 dimensions. The first is the
-/// columns of a slab, the third is the slabs. A tile has all slabs, or `tile_slabs` of them. Throws
-/// ShapeError if the data or a stride is not a multiple of 16 bytes.
+namespace ptx {
+
+/// The one function behind tensor maps (CUDA driver API, 'cuTensorMapEncodeTiled'): 5 dimensions, their
+/// distances in bytes but for the first, and the box that a copy takes. Throws ShapeError if the data or a
+/// distance is not a multiple of 16 bytes.
 template <class T>
-TensorMap tensor_map(const void *data, const Strides &strides, int batch, int heads, int rows,
-                     int d, int tile_rows, int tile_slabs = 0) {
-  static const auto encode = [] {
+TensorMap encode(std::uintptr_t data, const cuuint64_t (&sizes)[5], const cuuint64_t (&steps)[4],
+                 const cuuint32_t (&box)[5]) {
+  static const auto encode_tiled = [] {
     void *function = nullptr;
     cudaDriverEntryPointQueryResult found;
     cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
@@ -47,31 +54,65 @@ TensorMap tensor_map(const void *data, const Strides &strides, int batch, int he
                "cuTensorMapEncodeTiled");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
-  const auto u64 = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
-  const auto u32 = [](int n) { return static_cast<cuuint32_t>(n); };
-  const int slab = 128 / sizeof(T);
-  const cuuint64_t sizes[] = {u64(slab), u64(rows), u64(d / slab), u64(heads), u64(batch)};
-  // The distances in bytes, of all dimensions but the first.
-  const cuuint64_t steps[] = {u64(strides.row * sizeof(T)), 128, u64(strides.head * sizeof(T)),
-                              u64(strides.batch * sizeof(T))};
-  const cuuint32_t box[] = {u32(slab), u32(tile_rows), u32(tile_slabs ? tile_slabs : d / slab), 1,
-                            1};
   const cuuint32_t every[] = {1, 1, 1, 1, 1};
   TensorMap result;
   const CUresult error =
-      encode(&result.map,
-             std::is_same_v<T, half>   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-             : std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                       : CU_TENSOR_MAP_DATA_TYPE_UINT8,  // e4m3
-             5, const_cast<void *>(data), sizes, steps, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode_tiled(&result.map,
+                   std::is_same_v<T, half>   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                   : std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                             : CU_TENSOR_MAP_DATA_TYPE_UINT8,  // e4m3
+                   5, reinterpret_cast<void *>(data), sizes, steps, box, every,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS)
     throw ShapeError(
         "TMA cannot read this tensor: data and strides must be multiples of 16 "
         "bytes, tiles at most 256 rows (cuTensorMapEncodeTiled: error " +
         std::to_string(error) + ")");
   return result;
+}
+
+}  // namespace ptx
+
+/// Makes a tensor map of 5 dimensions. The first is the columns of a slab, the third is the slabs. A tile has
+/// all slabs, or `tile_slabs` of them.
+template <class T>
+TensorMap tensor_map(const void *data, const Strides &strides, int batch, int heads, int rows,
+                     int d, int tile_rows, int tile_slabs = 0) {
+  const auto u64 = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
+  const auto u32 = [](int n) { return static_cast<cuuint32_t>(n); };
+  const int slab = 128 / sizeof(T);
+  return ptx::encode<T>(reinterpret_cast<std::uintptr_t>(data),
+                        {u64(slab), u64(rows), u64(d / slab), u64(heads), u64(batch)},
+                        {u64(strides.row * sizeof(T)), 128, u64(strides.head * sizeof(T)),
+                         u64(strides.batch * sizeof(T))},
+                        {u32(slab), u32(tile_rows), u32(tile_slabs ? tile_slabs : d / slab), 1, 1});
+}
+
+/// Describes a tensor whose tiles end where a sequence ends (step 53). `rows`: those of the tensor, of one
+/// batch element or, if the sequences are packed, of all.
+struct SequenceMap {
+  TensorMap map;
+  int rows;
+  bool packed;
+};
+
+/// Makes the map. Its second dimension is the rows, and its third, as far apart, moves a tile along the rows:
+/// row r of a sequence that ends before row `end` of the tensor is (rows - its rows + r, end). So the second
+/// dimension ends where the sequence does, and the engine clips a tile there. The two numbers count `rows`
+/// rows too many: the data begins so many earlier for the engine. A tile is loaded slab by slab.
+template <class T>
+SequenceMap sequence_map(const void *data, const Strides &strides, int batch, int heads, int rows,
+                         bool packed, int d, int tile_rows) {
+  const auto u64 = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
+  rows = rows > 0 ? rows : 1;  // a dimension of none is refused
+  const std::int64_t row = strides.row * sizeof(T);
+  const std::int64_t element = packed ? row : strides.batch * sizeof(T);
+  return {ptx::encode<T>(reinterpret_cast<std::uintptr_t>(data) - u64(rows * row),
+                         {u64(d), u64(rows), u64(rows) + 1, u64(heads), u64(packed ? 1 : batch)},
+                         {u64(row), u64(row), u64(strides.head * sizeof(T)), u64(element)},
+                         {128 / sizeof(T), static_cast<cuuint32_t>(tile_rows), 1, 1, 1}),
+          rows, packed};
 }
 
 /// Loads a map into the cache from which the engine reads it ('prefetch.tensormap').
@@ -117,6 +158,40 @@ __device__ __forceinline__ void tma_store(const TensorMap &map, int row, int hea
       "[%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map),
       "r"(0), "r"(row), "r"(0), "r"(head), "r"(batch), "r"(ptx::shared_address(&tile))
       : "memory");
+}
+
+/// Starts the copies of the tile that begins at `row` of a sequence, slab by slab. Its rows beyond the
+/// sequence's last are zeros.
+template <class T, int Rows, int d>
+__device__ __forceinline__ void tma_load(TmaTile<Rows, d, T> &tile, const SequenceMap &map,
+                                         const SequenceRows &rows, int row, int head, int sequence,
+                                         Mbarrier &landed) {
+  constexpr int slab = Slabs<Rows, d, T>::width;
+#pragma unroll
+  for (int col = 0; col < d; col += slab)
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(ptx::shared_address(&tile) +
+                                                        col / slab * Rows * 128),
+        "l"(&map.map), "r"(col), "r"(map.rows - rows.count + row), "r"(rows.first + rows.count),
+        "r"(head), "r"(map.packed ? 0 : sequence), "r"(ptx::shared_address(&landed))
+        : "memory");
+}
+
+/// Starts the copies of a tile to the rows of a sequence from `row` on, slab by slab. They write no rows
+/// beyond the sequence's last.
+template <class T, int Rows, int d>
+__device__ __forceinline__ void tma_store(const SequenceMap &map, const SequenceRows &rows, int row,
+                                          int head, int sequence, TmaTile<Rows, d, T> &tile) {
+  constexpr int slab = Slabs<Rows, d, T>::width;
+#pragma unroll
+  for (int col = 0; col < d; col += slab)
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group "
+        "[%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map.map),
+        "r"(col), "r"(map.rows - rows.count + row), "r"(rows.first + rows.count), "r"(head),
+        "r"(map.packed ? 0 : sequence), "r"(ptx::shared_address(&tile) + col / slab * Rows * 128)
+        : "memory");
 }
 
 /// Makes a group of the stores that the thread has started since its last group
