@@ -28,13 +28,17 @@ Function *function(const char *name) {
 }
 #define LIBRARY(name) function<decltype(name)>(#name)
 
-/// Returns memory for so many elements. What lies across its end overlaps nothing else: no array of these tests has
-/// more than the 64 KB that follow.
 template <class T>
-T *allocate(std::size_t size) {
+T *allocate(std::size_t size, std::size_t bytes_behind = 0) {
   void *memory = nullptr;
-  REQUIRE(LIBRARY(attention_allocate)(&memory, size * sizeof(T) + 65536) == ATTENTION_OK);
+  REQUIRE(LIBRARY(attention_allocate)(&memory, size * sizeof(T) + bytes_behind) == ATTENTION_OK);
   return static_cast<T *>(memory);
+}
+
+/// The same with so much behind it that what lies across its end overlaps nothing else.
+template <class T>
+T *allocate_apart(std::size_t size) {
+  return allocate<T>(size, 65536);
 }
 
 constexpr int kBatch = 2, kHeads = 4, kKvHeads = 2, kQueries = 3, kKeys = 20, kHeadDim = 64;
@@ -42,12 +46,13 @@ constexpr int kPageSize = 8, kPages = 8, kPagesOfSequence = 3;
 
 /// A problem with all that a problem may have, which the library takes, in memory that holds NaN.
 struct Example {
-  std::uint16_t *Q = allocate<std::uint16_t>(kBatch * kHeads * kQueries * kHeadDim);
-  std::uint16_t *O = allocate<std::uint16_t>(kBatch * kHeads * kQueries * kHeadDim);
-  std::uint16_t *cache = allocate<std::uint16_t>(2 * kPages * kPageSize * kKvHeads * kHeadDim);
-  std::uint16_t *added = allocate<std::uint16_t>(2 * kBatch * kKvHeads * kQueries * kHeadDim);
-  float *rotation = allocate<float>(2 * kKeys * kHeadDim / 2);
-  int *device = allocate<int>(64);  // all arrays
+  std::uint16_t *Q = allocate_apart<std::uint16_t>(kBatch * kHeads * kQueries * kHeadDim);
+  std::uint16_t *O = allocate_apart<std::uint16_t>(kBatch * kHeads * kQueries * kHeadDim);
+  std::uint16_t *cache =
+      allocate_apart<std::uint16_t>(2 * kPages * kPageSize * kKvHeads * kHeadDim);
+  std::uint16_t *added = allocate_apart<std::uint16_t>(2 * kBatch * kKvHeads * kQueries * kHeadDim);
+  float *rotation = allocate_apart<float>(2 * kKeys * kHeadDim / 2);
+  int *device = allocate_apart<int>(64);  // all arrays
   std::vector<int> lengths_q = {3, 1}, lengths_k = {20, 7}, cu_seqlens_q = {0, 3, 6};
   std::vector<int> cu_seqlens_k = {0, 20, 40}, page_table = {5, 0, 3, 1, -1, -1};
   attention_problem problem{};
@@ -80,7 +85,7 @@ struct Example {
     p.K_new.data = p.V_new.data = nullptr;
     REQUIRE(LIBRARY(attention_workspace_bytes)(&p, &p.workspace_bytes) == ATTENTION_OK);
     REQUIRE(p.workspace_bytes > 0);
-    p.workspace = allocate<char>(p.workspace_bytes + 8);
+    p.workspace = allocate_apart<char>(p.workspace_bytes + 8);
     std::memset(p.workspace, 0, p.workspace_bytes + 8);
   }
   Example(const Example &) = delete;
