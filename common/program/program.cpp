@@ -301,6 +301,9 @@ bool survives_garbage(Device &device, const Placement &placement, Problem proble
   fill(problem.cu_seqlens_k, batch + 1);
   fill(problem.page_table, placement.K.page_table.size());
   problem.O = device.allocate(placement.O_elements * sizeof(std::uint16_t));
+  if (problem.lse)  // its rows are those of the garbage
+    problem.lse = static_cast<float *>(
+        device.allocate(sizeof(float) * problem.batch * problem.heads * problem.seqlen_q));
   device.run([&] { device.step().launch(problem); });
   reference::Elements buffer(placement.O_elements);
   device.download(buffer.data(), problem.O, buffer.size() * sizeof(std::uint16_t));
