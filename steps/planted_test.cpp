@@ -284,7 +284,7 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
     shapes = {"--sms 2 --heads 6 --seqlen 256 --gpus 1", "--sms 2 --heads 6 --seqlen 256",
               "--sms 2 --seqlen 1024 --gpus 1"};
   if (hopper && step.mutants.step >= "42" && step.help.takes_option("--causal"))
-    shapes.push_back("--seqlen 640 --causal");  // a tile of keys that a warpgroup skips
+    shapes.push_back("--seqlen 640 --causal");        // a tile of keys that a warpgroup skips
   if (hopper && step.help.takes_option("--lengths"))  // what plans, and warpgroups without rows
     shapes.push_back("--batch 3 --heads 1 --lengths 300,150,20 --seqlen 300");
   if (step.help.tile > 128) shapes = {kPersistent};

@@ -85,8 +85,6 @@ __device__ __forceinline__ void load_keys(SharedTile<keys, d, T> &to_K,
   }
 }
 
-namespace {  // step.h has another Part: one GPU's of a sequence
-
 /// What some of the keys give a row: l and 4 columns of O, relative to m.
 struct Part {
   float m = no_maximum, l = 0;
@@ -115,5 +113,3 @@ __device__ __forceinline__ Part sum_of_warps(Warps &warps, int row, int col) {
   for (auto &warp : warps) sum.add(part_at<d>(warp.part, row, col));
   return sum;
 }
-
-}  // namespace

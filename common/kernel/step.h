@@ -24,7 +24,7 @@ struct HeadScales {
 
 /// What one of several GPUs has of a sequence, in its own memory: `part_rows` rows, or at the sequence's end
 /// fewer. All are dense, [batch, part_rows, heads or kv_heads, head_dim].
-struct Part {
+struct GpuPart {
   const void *Q, *K, *V;
   void *O;
   void *workspace;
@@ -104,7 +104,7 @@ struct Problem {
   // and the workspace above are null, and the strides are those of a part.
   int gpus;  // 0: this GPU has it all
   int part_rows;
-  const Part *parts;  // [gpus], in the memory of the host
+  const GpuPart *parts;  // [gpus], in the memory of the host
   Link link;
   int leave_sms;  // multiprocessors that a kernel leaves free
 };

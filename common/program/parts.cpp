@@ -42,7 +42,7 @@ void for_each_head(const Problem &problem, int heads, int gpu, const Work &work)
 }  // namespace
 
 void fill_parts(Device &device, const reference::Inputs &inputs, Problem &problem,
-                std::vector<Part> &parts) {
+                std::vector<GpuPart> &parts) {
   const int gpus = problem.gpus;
   const Tensor of_Q = part_of(problem, problem.heads, 0),
                of_K = part_of(problem, problem.kv_heads, 0);

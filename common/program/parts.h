@@ -10,7 +10,7 @@
 /// Fills each GPU's memory with its part of Q, K and V, NaN in the rows that are not there, and O of nothing
 /// but NaN. `parts` becomes what `problem` points to.
 void fill_parts(Device &device, const reference::Inputs &inputs, Problem &problem,
-                std::vector<Part> &parts);
+                std::vector<GpuPart> &parts);
 
 /// O of all parts, dense: [batch, heads, seqlen, head_dim]. `strays`: elements that were written beside it.
 reference::Elements gather_parts(Device &device, const Problem &problem, std::size_t &strays);

@@ -44,7 +44,7 @@ struct Case {
   Memory device;
   reference::Inputs inputs;
   Problem problem{};
-  std::vector<Part> parts;
+  std::vector<GpuPart> parts;
 
   Case(int seqlen, int gpus, int batch = 2, int heads = 4, int kv_heads = 2) {
     reference::Shape shape{.batch = batch,

@@ -442,7 +442,7 @@ ExitStatus run(const Options &asked) {
       reference::make_inputs(options.inputs, shape, options.type, options.seed);
   if (step.gradients) reference::add_dO(inputs, options.inputs, options.seed);
   const Placement placement = place(shape, options.layout, options.page_size, options.seed);
-  std::vector<Part> parts;
+  std::vector<GpuPart> parts;
   if (problem.gpus)
     fill_parts(*device, inputs, problem, parts);
   else
@@ -597,7 +597,7 @@ ExitStatus run(const Options &asked) {
       Options of_one = options;
       of_one.gpus = 1;
       Problem whole = pose(of_one);
-      std::vector<Part> part;
+      std::vector<GpuPart> part;
       fill_parts(*device, inputs, whole, part);
       Result alone = result;
       alone.options = departures(of_one, step);

@@ -22,9 +22,9 @@ struct Workspace {
   std::size_t kv_bytes;  // of all keys, [batch, gpus * part_rows, kv_heads, d]
   explicit Workspace(const Problem &p)
       : kv_bytes(std::size_t(2) * p.batch * p.gpus * p.part_rows * p.kv_heads * p.head_dim) {}
-  std::byte *K(const Part &part) const { return static_cast<std::byte *>(part.workspace); }
-  std::byte *V(const Part &part) const { return K(part) + kv_bytes; }
-  unsigned *counter(const Part &part) const {
+  std::byte *K(const GpuPart &part) const { return static_cast<std::byte *>(part.workspace); }
+  std::byte *V(const GpuPart &part) const { return K(part) + kv_bytes; }
+  unsigned *counter(const GpuPart &part) const {
     return reinterpret_cast<unsigned *>(K(part) + 2 * kv_bytes);
   }
   std::size_t bytes() const { return 2 * kv_bytes + sizeof(unsigned); }
@@ -57,7 +57,7 @@ void run(const Problem &p) {
   all.batch *= p.gpus;
   for (int gpu = 0; gpu < p.gpus; gpu++) {
     if (rows_of(p, gpu) == 0) continue;
-    const Part &mine = p.parts[gpu];
+    const GpuPart &mine = p.parts[gpu];
     cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
     hopper_attention::launch(p.type, p.head_dim,
                              {.Q = mine.Q,

@@ -28,17 +28,19 @@ struct Workspace {
       : elements(std::size_t(p.batch) * p.part_rows * p.kv_heads * p.head_dim),
         rows(std::size_t(p.batch) * p.part_rows * p.heads),
         d(p.head_dim) {}
-  void *K(const Part &part, int buffer) const {
+  void *K(const GpuPart &part, int buffer) const {
     return static_cast<std::byte *>(part.workspace) + std::size_t(buffer) * 4 * elements;
   }
-  void *V(const Part &part, int buffer) const {
+  void *V(const GpuPart &part, int buffer) const {
     return static_cast<std::byte *>(K(part, buffer)) + 2 * elements;
   }
-  float *O(const Part &part, int which) const {  // 0: of all hops so far, 1: of one hop
+  float *O(const GpuPart &part, int which) const {  // 0: of all hops so far, 1: of one hop
     return static_cast<float *>(K(part, 2)) + which * rows * d;
   }
-  float *lse(const Part &part, int which) const { return O(part, 2) + which * rows; }
-  unsigned *counter(const Part &part) const { return reinterpret_cast<unsigned *>(lse(part, 2)); }
+  float *lse(const GpuPart &part, int which) const { return O(part, 2) + which * rows; }
+  unsigned *counter(const GpuPart &part) const {
+    return reinterpret_cast<unsigned *>(lse(part, 2));
+  }
   std::size_t bytes() const { return 8 * elements + 8 * rows * (d + 1) + sizeof(unsigned); }
 };
 
@@ -171,7 +173,7 @@ void run(const Problem &p) {
     return hop < N && rows_of(p, gpu) && rows_of(p, from) && (!p.causal || from <= gpu);
   };
   const auto compute = [&](int gpu, int hop) {
-    const Part &mine = p.parts[gpu];
+    const GpuPart &mine = p.parts[gpu];
     const int from = (gpu + N - hop) % N;
     bool last = true;
     for (int later = hop + 1; later < N; later++) last &= !sees(gpu, later);
