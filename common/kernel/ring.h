@@ -34,14 +34,14 @@ __device__ __forceinline__ void ring_init(Ring<Tile, Stages> &ring, int readers,
   }
 }
 
-/// Waits until the next stage is empty, and starts the copy of the rows from `row` on into it.
-/// (Parity ^ 1: the stages of a new ring count as empty.)
-template <class Tile, int Stages>
+/// Waits until the next stage is empty, and starts the copy of a tile into it: `place` is the tile's in the
+/// tensor, as tma_load takes it. (Parity ^ 1: the stages of a new ring count as empty.)
+template <class Tile, int Stages, class Map, class... Place>
 __device__ __forceinline__ void ring_load(Ring<Tile, Stages> &ring, RingPosition<Stages> &at,
-                                          const TensorMap &map, int row, int head, int batch) {
+                                          const Map &map, const Place &...place) {
   mbarrier_wait(ring.empty[at.stage], at.parity ^ 1);
   mbarrier_arrive_expect_tx(ring.full[at.stage], sizeof(Tile));
-  tma_load(ring.tile[at.stage], map, row, head, batch, ring.full[at.stage]);
+  tma_load(ring.tile[at.stage], map, place..., ring.full[at.stage]);
   at.next();
 }
 

@@ -69,10 +69,11 @@ double arithmetic(const std::string &text,
       if (next(")")) return sum;
     } else if (next("[")) {
       const size_t begin = at;
-      // A key's filter may have brackets of its own: step~^2[0-4]-.
-      for (int open = 1; at < text.size(); at++) {
-        open += (text[at] == '[') - (text[at] == ']');
-        if (open == 0) break;
+      while (at < text.size() && text[at] != ']') {
+        const size_t word = text.rfind(' ', at) + 1;  // a filter may have brackets: step~^2[0-4]-
+        const bool in_filter = text.substr(word, at - word).find('~') != text.npos;
+        if (text[at] == '[' && in_filter) at = std::min(text.find(']', at), text.size() - 1);
+        at++;
       }
       if (next("]")) return value_of(text.substr(begin, at - 1 - begin));
     } else if (std::isdigit(text[at])) {

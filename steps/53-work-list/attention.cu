@@ -231,17 +231,6 @@ __device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
   return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
 }
 
-/// Waits until the next stage is empty, and starts the copy of the rows of a sequence from `row` on into it.
-template <class Tile, int Stages>
-__device__ __forceinline__ void load_rows(Ring<Tile, Stages> &ring, RingPosition<Stages> &at,
-                                          const SequenceMap &map, const SequenceRows &rows, int row,
-                                          int head, int sequence) {
-  mbarrier_wait(ring.empty[at.stage], at.parity ^ 1);
-  mbarrier_arrive_expect_tx(ring.full[at.stage], sizeof(Tile));
-  tma_load(ring.tile[at.stage], map, rows, row, head, sequence, ring.full[at.stage]);
-  at.next();
-}
-
 template <class T, int d>
 __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     attention(const __grid_constant__ SequenceMap map_Q,  // [batch, heads, rows, d], all four
@@ -278,11 +267,11 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       // tile would hold up the copies.
       const auto load_k = [&](int stage, int j) {
         const SequenceRows keys{smem.work(stage, 6), smem.work(stage, 7)};
-        load_rows(smem.K, k, map_K, keys, j * Bc, smem.place(stage, 1), smem.place(stage, 0));
+        ring_load(smem.K, k, map_K, keys, j * Bc, smem.place(stage, 1), smem.place(stage, 0));
       };
       const auto load_v = [&](int stage, int j) {
         const SequenceRows keys{smem.work(stage, 6), smem.work(stage, 7)};
-        load_rows(smem.V, v, map_V, keys, j * Bc, smem.place(stage, 1), smem.place(stage, 0));
+        ring_load(smem.V, v, map_V, keys, j * Bc, smem.place(stage, 1), smem.place(stage, 0));
       };
       griddepcontrol_wait();  // the list is complete
       const int tiles =
@@ -296,7 +285,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
           // Rows behind the sequence's last are never stored: any will do, but a box must have a row of the
           // sequence.
           const int row = at.row + (at.row + i * 64 < at.q.count ? i * 64 : 0);
-          load_rows(smem.Q[i], same, map_Q, at.q, row, head, sequence);
+          ring_load(smem.Q[i], same, map_Q, at.q, row, head, sequence);
         }
         const int stage = q.stage, before = stage ^ 1;  // where the tile before is, for a while
         q.next();
