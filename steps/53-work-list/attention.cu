@@ -72,7 +72,7 @@ struct Keys {
   __device__ __forceinline__ Keys(const Problem &p, const Work &work, int row) {
     const int all = work.k.count, own = row + all - work.q.count;  // its position
     first = p.window_left < 0 ? 0 : max(0, own - min(p.window_left, all));
-    end = p.window_right < 0 ? all : min(all, own + 1 + min(p.window_right, all));
+    end = p.window_right < 0 ? all : min(all, own + 1 + min(p.window_right, all + work.q.count));
   }
 };
 
