@@ -278,6 +278,9 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
   if (step.help.tile == 1 && step.help.takes_option("--causal") &&
       step.help.takes_option("--seqlen-k"))
     shapes.push_back("--seqlen 200 --seqlen-k 3 --causal");
+  // Warps that use each stage of theirs again, several times.
+  if (step.help.tile == 1 && step.mutants.step >= "55")
+    shapes.push_back("--sms 1 --seqlen 64 --seqlen-k 500");
   if (hopper && step.mutants.step >= "36")
     shapes = {kPersistent, kPersistentShort, "--seqlen 1024"};
   if (hopper && step.help.takes_option("--gpus"))  // O in 16 bits and in fp32
