@@ -119,12 +119,17 @@ std::vector<std::string> runs_with(const std::string &option) {
   return found == all.end() ? std::vector<std::string>{} : found->second;
 }
 
-/// The same for a step: where it has no bf16, of the type that it has.
+/// The same for a step: where it has no bf16, of the type that it has; and if not every page size will do, of
+/// the smallest.
 std::vector<std::string> runs_with(const Description &step, const std::string &option) {
   std::vector<std::string> runs = runs_with(option);
-  for (std::string &run : runs)
+  for (std::string &run : runs) {
     if (const std::size_t at = run.find("bf16"); at != std::string::npos)
       run.replace(at, 4, step.types.back());
+    const std::string odd = "--page-size 7";
+    if (const std::size_t at = run.find(odd); at != std::string::npos && step.page_rows > 1)
+      run.replace(at, odd.size(), "--page-size " + std::to_string(step.page_rows));
+  }
   return runs;
 }
 

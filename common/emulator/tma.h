@@ -51,23 +51,60 @@ TmaTransfer transfer(TmaTile<Rows, d, T> &tile, const TensorMap &map, int row, i
           Rows,       d,   sizeof(T)};
 }
 
-/// One slab of a sequence's tile, at this column. A sequence that is not in the tensor is an error; rows of the
-/// tile that are not in the sequence are not in the tensor of the copy.
-template <class T, int Rows, int d>
-TmaTransfer slab_transfer(TmaTile<Rows, d, T> &tile, int col, const SequenceMap &map,
-                          const SequenceRows &rows, int row, int head, int sequence,
-                          const Where &where) {
-  if (rows.first < 0 || rows.count < 0 || rows.count > map.tensor.rows - rows.first)
-    fail({Fault::kBounds, "TMA: a sequence of " + std::to_string(rows.count) + " rows from " +
-                              std::to_string(rows.first) + " on, of a tensor that has " +
-                              std::to_string(map.tensor.rows)},
+/// Throws unless a part of a tile of `rows` x `d`, as large as the map's box, lies in the tile and begins where
+/// the copy engine may begin: slabs are `width` columns wide.
+[[gnu::noinline]] inline void check_part(const Tensor &tensor, int part_row, int col, int rows,
+                                         int d, int width, Where where) {
+  const auto refuse = [&](const std::string &what) {
+    fail({Fault::kDescriptor, "TMA load: a part of " + std::to_string(tensor.tile_rows) +
+                                  " rows and " + std::to_string(tensor.tile_d) +
+                                  " columns, the map's box, at row " + std::to_string(part_row) +
+                                  " and column " + std::to_string(col) + " of a tile of " +
+                                  std::to_string(rows) + " x " + std::to_string(d) + what},
          where);
+  };
+  if (part_row < 0 || part_row + tensor.tile_rows > rows || col < 0 || col + tensor.tile_d > d)
+    refuse(": it does not lie in the tile");
+  if (part_row % 8 || col % width) refuse(": it begins at a multiple of 8 rows, and at a slab");
+  if (tensor.tile_d > width && tensor.tile_rows != rows)
+    refuse(
+        ": a box of several slabs has all of the tile's rows, for it leaves no gap between them");
+}
+
+/// Throws unless a map's box of a sequence's rows is one that the engine may copy: the sequence is in the tensor,
+/// and the box has a row of it (chapter 53 says what an H200 made of a box that has none).
+[[gnu::noinline]] inline void check_sequence(const Tensor &tensor, const SequenceRows &rows,
+                                             int row, int head, int batch, Where where) {
+  const auto refuse = [&](const std::string &what) {
+    fail({Fault::kBounds, "TMA: " + what}, where);
+  };
+  if (rows.first < 0 || rows.count < 0 || rows.count > tensor.rows - rows.first)
+    refuse("a sequence of " + std::to_string(rows.count) + " rows from " +
+           std::to_string(rows.first) + " on, of a tensor that has " + std::to_string(tensor.rows));
+  if (head < 0 || head >= tensor.heads || batch < 0 || batch >= tensor.batch)
+    refuse("head " + std::to_string(head) + " of batch element " + std::to_string(batch) +
+           ", of a tensor of " + std::to_string(tensor.batch) + " x " +
+           std::to_string(tensor.heads) + " heads");
+  if (row >= rows.count || row + tensor.tile_rows <= 0)
+    refuse("a box of " + std::to_string(tensor.tile_rows) + " rows from row " +
+           std::to_string(row) + " on has no row of its sequence, which has " +
+           std::to_string(rows.count));
+}
+
+/// One slab of a box of a sequence's rows, to `box_rows` rows of the tile from `to_row` on. Rows of the box that
+/// are not in the sequence are not in the tensor of the copy.
+template <class T, int Rows, int d>
+TmaTransfer slab_transfer(TmaTile<Rows, d, T> &tile, int to_row, int box_rows, int col,
+                          const SequenceMap &map, const SequenceRows &rows, int row, int head,
+                          int sequence, const Where &where) {
   constexpr int slab = Slabs<Rows, d, T>::width;
+  const int batch = map.packed ? 0 : sequence;
+  check_sequence(map.tensor, rows, row, head, batch, where);
   Tensor tensor = map.tensor;
   tensor.data += rows.first * tensor.row_stride;
   tensor.rows = rows.count;
-  std::byte *const part = reinterpret_cast<std::byte *>(&tile) + col / slab * Rows * 128;
-  return {tensor, row, col, head, map.packed ? 0 : sequence, part, Rows, slab, sizeof(T)};
+  std::byte *const part = reinterpret_cast<std::byte *>(&tile) + (col / slab * Rows + to_row) * 128;
+  return {tensor, row, col, head, batch, part, box_rows, slab, sizeof(T)};
 }
 
 }  // namespace emulator
@@ -92,19 +129,34 @@ void tma_store(const TensorMap &map, int row, int head, int batch, TmaTile<Rows,
 }
 
 template <class T, int Rows, int d>
+void tma_load_rows(TmaTile<Rows, d, T> &tile, int to_row, const SequenceMap &map,
+                   const SequenceRows &rows, int row, int head, int sequence, Mbarrier &landed,
+                   Where where = Where::current()) {
+  constexpr int slab = Slabs<Rows, d, T>::width;
+  const int box_rows = map.tensor.tile_rows;
+  for (int col = 0; col < d; col += slab) {
+    emulator::check_part(map.tensor, to_row, col, Rows, d, slab, where);
+    emulator::tma_load(
+        emulator::slab_transfer(tile, to_row, box_rows, col, map, rows, row, head, sequence, where),
+        &landed, where);
+  }
+}
+
+template <class T, int Rows, int d>
 void tma_load(TmaTile<Rows, d, T> &tile, const SequenceMap &map, const SequenceRows &rows, int row,
               int head, int sequence, Mbarrier &landed, Where where = Where::current()) {
   for (int col = 0; col < d; col += Slabs<Rows, d, T>::width)
-    emulator::tma_load(emulator::slab_transfer(tile, col, map, rows, row, head, sequence, where),
-                       &landed, where);
+    emulator::tma_load(
+        emulator::slab_transfer(tile, 0, Rows, col, map, rows, row, head, sequence, where), &landed,
+        where);
 }
 
 template <class T, int Rows, int d>
 void tma_store(const SequenceMap &map, const SequenceRows &rows, int row, int head, int sequence,
                TmaTile<Rows, d, T> &tile, Where where = Where::current()) {
   for (int col = 0; col < d; col += Slabs<Rows, d, T>::width)
-    emulator::tma_store(emulator::slab_transfer(tile, col, map, rows, row, head, sequence, where),
-                        where);
+    emulator::tma_store(
+        emulator::slab_transfer(tile, 0, Rows, col, map, rows, row, head, sequence, where), where);
 }
 
 inline void tma_store_commit() {

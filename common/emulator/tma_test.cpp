@@ -158,6 +158,68 @@ TEST_CASE("tma: a sequence that is not in the tensor") {
   }
 }
 
+TEST_CASE("tma: boxes of pages make a tile, and the last one ends where the sequence ends") {
+  const Setup setup;
+  const Tensor tensor(64);  // 4 pages of 16 rows; a box has 8
+  const Strides strides{16 * 64, 64 * 64, 64};
+  const auto map_of = [&](int box_rows) {
+    return sequence_map<half>(tensor.data, strides, 4, 1, 16, false, 64, box_rows);
+  };
+  const SequenceMap map = map_of(8), whole_tiles = map_of(kRows);
+  REQUIRE(kRows == 16);
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    int wrong = 0;
+    const std::string error = error_of<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      if (is_thread(0)) mbarrier_arrive_expect_tx(smem.landed, kTileBytes);
+      // Rows 8 to 15 of page 3, and 8 to 12 of page 1.
+      if (is_thread(0)) tma_load_rows(smem.tile, 0, map, {0, 16}, 8, 0, 3, smem.landed);
+      if (is_thread(1)) tma_load_rows(smem.tile, 8, map, {0, 13}, 8, 0, 1, smem.landed);
+      mbarrier_wait(smem.landed, 0);
+      for (int i = thread_id(); i < kRows * 64; i += 64) {
+        const int row = i / 64, from = row < 8 ? 3 * 16 + 8 + row : 16 + row;
+        const float expected = row < 13 ? Tensor::value(from, i % 64) : 0;
+        wrong += __half2float(smem.tile(row, i % 64)) != expected;
+      }
+    });
+    CHECK(error == "");
+    CHECK(wrong == 0);
+  }
+  const auto error_at = [&](int to_row, int rows, int row, int head, int page) {
+    return error_of<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      if (!is_thread(0)) return;
+      mbarrier_arrive_expect_tx(smem.landed, kTileBytes / 2);
+      tma_load_rows(smem.tile, to_row, map, {0, rows}, row, head, page, smem.landed);
+    });
+  };
+  const auto says = [](const std::string &error, const std::string &text) {
+    CAPTURE(error);
+    CHECK(error.find(text) != std::string::npos);
+  };
+  for (const int page : {-1, 4})
+    says(error_at(0, 16, 0, 0, page),
+         "head 0 of batch element " + std::to_string(page) + ", of a tensor of 4 x 1 heads");
+  says(error_at(0, 16, 0, 1, 0), "head 1 of batch element 0");
+  for (const int row : {13, -8})
+    says(error_at(0, 13, row, 0, 0), "a box of 8 rows from row " + std::to_string(row) +
+                                         " on has no row of its sequence, which has 13");
+  says(error_at(4, 16, 0, 0, 0), "it begins at a multiple of 8 rows");
+  for (const int to_row : {-8, 16})
+    says(error_at(to_row, 16, 0, 0, 0), "it does not lie in the tile");
+  const auto tile_of = [&](const SequenceMap &of) {
+    return error_of<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      if (is_thread(0)) mbarrier_arrive_expect_tx(smem.landed, kTileBytes);
+      if (is_thread(0)) tma_load(smem.tile, of, {0, 16}, 0, 0, 0, smem.landed);
+      mbarrier_wait(smem.landed, 0);
+    });
+  };
+  CHECK(tile_of(whole_tiles) == "");
+  says(tile_of(map), "the tile is 16 x 64 of 2 bytes, the map's box 8 x 64 of 2 bytes");
+}
+
 TEST_CASE(
     "tma: a tile lies as Slabs says, in slabs of 128 bytes, for elements of 2 and of 4 bytes") {
   const Setup setup;

@@ -160,22 +160,31 @@ __device__ __forceinline__ void tma_store(const TensorMap &map, int row, int hea
       : "memory");
 }
 
-/// Starts the copies of the tile that begins at `row` of a sequence, slab by slab. Its rows beyond the
-/// sequence's last are zeros.
+/// Starts the copies of a box of the map, slab by slab: to the rows of the tile from `to_row` on, a multiple of 8,
+/// from the rows of a sequence from `row` on. At least one of these is the sequence's; those beyond its last are
+/// zeros.
 template <class T, int Rows, int d>
-__device__ __forceinline__ void tma_load(TmaTile<Rows, d, T> &tile, const SequenceMap &map,
-                                         const SequenceRows &rows, int row, int head, int sequence,
-                                         Mbarrier &landed) {
+__device__ __forceinline__ void tma_load_rows(TmaTile<Rows, d, T> &tile, int to_row,
+                                              const SequenceMap &map, const SequenceRows &rows,
+                                              int row, int head, int sequence, Mbarrier &landed) {
   constexpr int slab = Slabs<Rows, d, T>::width;
 #pragma unroll
   for (int col = 0; col < d; col += slab)
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(ptx::shared_address(&tile) +
-                                                        col / slab * Rows * 128),
+                                                        (col / slab * Rows + to_row) * 128),
         "l"(&map.map), "r"(col), "r"(map.rows - rows.count + row), "r"(rows.first + rows.count),
         "r"(head), "r"(map.packed ? 0 : sequence), "r"(ptx::shared_address(&landed))
         : "memory");
+}
+
+/// The same for a whole tile, which is a box of the map.
+template <class T, int Rows, int d>
+__device__ __forceinline__ void tma_load(TmaTile<Rows, d, T> &tile, const SequenceMap &map,
+                                         const SequenceRows &rows, int row, int head, int sequence,
+                                         Mbarrier &landed) {
+  tma_load_rows(tile, 0, map, rows, row, head, sequence, landed);
 }
 
 /// Starts the copies of a tile to the rows of a sequence from `row` on, slab by slab. They write no rows

@@ -501,6 +501,7 @@ std::string describe_text(const Step &step) {
       {"needs", step.needs},
       {"takes", step.takes},
       {"tile", std::to_string(step.tile)},
+      {"page-rows", std::to_string(step.page_rows)},
       {"head-dims", join(head_dim_names(step), " ")},
       {"types", join(types_of(step), " ")},
       {"inputs", join(families, " ")},

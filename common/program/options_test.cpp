@@ -554,6 +554,7 @@ TEST_CASE("options: --describe says all that scripts ask for, a line for each th
         "needs sm_75\n"
         "takes\n"
         "tile 48\n"
+        "page-rows 1\n"
         "head-dims 64 128\n"
         "types fp16\n"
         "inputs normal rising one-hot ends equal-keys huge\n"

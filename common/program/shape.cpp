@@ -14,9 +14,9 @@ int longest(const std::vector<int> &lengths) {
   return *std::max_element(lengths.begin(), lengths.end());
 }
 
-void check_multiple(const std::string &option, int seqlen, int tile) {
-  if (seqlen % tile)
-    throw UsageError(given(option, seqlen) + ": must be a multiple of " + std::to_string(tile));
+void check_multiple(const std::string &option, int rows, int unit) {
+  if (rows % unit)
+    throw UsageError(given(option, rows) + ": must be a multiple of " + std::to_string(unit));
 }
 
 void check_lengths(const reference::Shape &shape) {
@@ -124,6 +124,7 @@ void check_problem(const Options &options, const Step &step) {
     throw UsageError(given("--page-size", options.page_size) +
                      ": must be a multiple or a divisor of " + std::to_string(step.tile) +
                      ", the rows of this step's tile");
+  check_multiple("--page-size", options.page_size, step.page_rows);
   if (!takes(step.takes, "--layout")) check_head(shape);
   if (!shape.lengths_q.empty()) check_lengths(shape);
   if (shape.seqlen_new) check_append(options);

@@ -105,6 +105,14 @@ TEST_CASE("shape: one that the step does not take is refused, with what is allow
         "--page-size 24: must be a multiple or a divisor of 16, the rows of this step's tile");
   for (const int page_size : {1, 8, 16, 48})
     CHECK(error_after([&](Options &o) { o.page_size = page_size; }) == "");
+  Step of_8 = kStep;
+  of_8.page_rows = 8;
+  Options paged = small();
+  paged.page_size = 4;
+  CHECK_THROWS_WITH_AS(shape_of(paged, of_8, false), "--page-size 4: must be a multiple of 8",
+                       UsageError);
+  paged.page_size = 8;
+  CHECK_NOTHROW(shape_of(paged, of_8, false));
   CHECK(error_after([](Options &o) { o.shape.kv_heads = 3; }) ==
         "--kv-heads 3: must be a divisor of --heads 4");
   CHECK(error_after([](Options &o) { o.shape.kv_heads = 8; }) ==

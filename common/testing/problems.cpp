@@ -47,7 +47,7 @@ std::string draw_problem(const Description &program, int longest, std::uint64_t 
   if (strided)
     text += interleaved ? " --layout interleaved" : packed ? " --layout packed" : " --layout bnhd";
   const bool paged = !interleaved && coin("--page-size");
-  if (paged) text += option("page-size", one_to(40));
+  if (paged) text += option("page-size", one_to(40 / program.page_rows) * program.page_rows);
   int fewest = seqlen_k;
   for (int i = 0; lengths && i < batch; i++) {
     const int k = one_to(seqlen_k + 1) - 1;

@@ -92,9 +92,15 @@ Description describe(const std::string &command) {
       values[all[0]] = {all.begin() + 1, all.end()};
   std::erase_if(values["takes"], [](const std::string &word) { return !word.starts_with("--"); });
   const Strings &writes = values["writes"];
-  return {values["step"].at(0),   values["needs"].at(0),
-          values["takes"],        std::stoi(values["tile"].at(0)),
-          values["head-dims"],    values["types"],
-          values["inputs"],       writes.back() == "lse",
-          writes.front() == "dQ", values["bits"] == Strings{"same"}};
+  return {values["step"].at(0),
+          values["needs"].at(0),
+          values["takes"],
+          std::stoi(values["tile"].at(0)),
+          std::stoi(values["page-rows"].at(0)),
+          values["head-dims"],
+          values["types"],
+          values["inputs"],
+          writes.back() == "lse",
+          writes.front() == "dQ",
+          values["bits"] == Strings{"same"}};
 }

@@ -45,7 +45,7 @@ std::vector<std::string> step_names();
 struct Description {
   std::string step, needs;
   std::vector<std::string> takes;  // "--causal": options beyond the plain problem
-  int tile = 0;                    // seqlen is a multiple of this
+  int tile = 0, page_rows = 1;     // seqlen is a multiple of the one, a page's rows of the other
   std::vector<std::string> head_dims, types, inputs;
   bool writes_lse = false, gradients = false;
   bool same_bits = true;  // in every run
