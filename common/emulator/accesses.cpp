@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -24,7 +25,8 @@ std::atomic<bool> abandoned = false;
 /// A number in global memory that reductions of this launch add to.
 struct Sum {
   float before = 0, now = 0;
-  std::vector<std::pair<std::uint64_t, float>> added;  // with each number's place in the order
+  // With each number's place in the order: how many came last so far, and what the seed has drawn.
+  std::vector<std::tuple<unsigned, std::uint64_t, float>> added;
 };
 // Host threads seldom meet at one of these.
 struct Sums {
@@ -34,7 +36,7 @@ struct Sums {
 std::array<Sums, 64> all_sums;
 
 /// fp32 addition of a reduction: subnormal operands and results are 0 (PTX ISA 'red').
-float add(float a, float b) {
+float rounded_sum(float a, float b) {
   const auto flushed = [](float x) { return std::abs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; };
   return flushed(flushed(a) + flushed(b));
 }
@@ -189,11 +191,23 @@ void Accesses::reduce(float *address, float value, const Where &where, const voi
   const SiteId site = site_of(where);
   Access access{clocks_, thread, site, true, sizeof *address, address};
   access.reduction = true;
+  const bool last = is_last(access);
   access_global(access, where);
   events_.slice(thread, "global reduction", site, sizeof *address);
   if (settings.profile)
     requests_.add(thread, Kind::kGlobalReduction, sizeof *address,
                   reinterpret_cast<std::uintptr_t>(address), site, caller);
+  add(address, value, thread, last);
+}
+
+bool Accesses::is_last(const Access &reduction) const {
+  const auto *byte = static_cast<const std::byte *>(reduction.memory);
+  const Allocation *const allocation = find_allocation(byte);
+  return allocation && allocation->shadow.knows_last_store(
+                           static_cast<std::size_t>(byte - allocation->memory), reduction);
+}
+
+void Accesses::add(float *address, float value, unsigned thread, bool last) {
   // Rounded sums depend on their order. It is drawn from the seed: each reduction has a place in it, by who
   // makes it, whenever its host thread comes here. The number in memory is the sum of those so far.
   std::uint64_t state = settings.seed;
@@ -207,10 +221,11 @@ void Accesses::reduce(float *address, float value, const Where &where, const voi
     sum.before = *address;  // or a store came between
     sum.added.clear();
   }
-  sum.added.emplace_back(next_random(state), value);
+  const unsigned before = sum.added.empty() ? 0 : std::get<0>(sum.added.back());
+  sum.added.emplace_back(before + last, next_random(state), value);
   std::sort(sum.added.begin(), sum.added.end());
   sum.now = sum.before;
-  for (const auto &[place, number] : sum.added) sum.now = add(sum.now, number);
+  for (const auto &[times, place, number] : sum.added) sum.now = rounded_sum(sum.now, number);
   *address = sum.now;
 }
 

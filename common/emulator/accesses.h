@@ -51,6 +51,13 @@ class Accesses {
   unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
                   const Where &where);
   void reduce(float *address, float value, const Where &where, const void *caller);
+
+  /// Whether a reduction comes after all others there so far: its thread knows of the last.
+  bool is_last(const Access &reduction) const;
+
+  /// Adds, on this thread's word: last, or at the place that the seed draws in the order of all additions there
+  /// since one that came last.
+  void add(float *address, float value, unsigned thread, bool last);
   void wait_for_launch_before();
 
   /// Checks an access to global memory that the running thread makes, or an engine on its word.

@@ -290,6 +290,40 @@ void AsyncEngine::land_load(unsigned to, const Load &load, std::size_t from, Bar
   mbarriers_.land(barrier, to, bytes, site, work);
 }
 
+/// Begins a store or a reduction, whose accesses are right: what it stores is the engine's until its thread
+/// has waited for all of it.
+void AsyncEngine::begin_store(Store store, const char *name, std::function<void()> land,
+                              const Where &where) {
+  const Error error = shared_.shadow().begin_async_read(store.read, clocks_);
+  if (!error.empty()) scheduler_.fail(error, where);
+  if (!tma_agent_) tma_agent_ = clocks_.add_agent();
+  const bool reduces = store.read.engine == &kReductionEngine;
+  const SiteId site = store.read.site;
+  store.stamp = {clocks_.next(), site, tma_agent_, reduces};
+  std::size_t bytes = 0;
+  for (const GlobalBytes &to : store.to) {
+    Allocation &allocation = *find_allocation(to.first);
+    allocation.shadow.mark_stored(static_cast<std::size_t>(to.first - allocation.memory), to.bytes,
+                                  store.stamp);
+    bytes += to.bytes;
+  }
+  if (settings.profile) {
+    requests_.count(site, reduces ? kBulkReductions : kTmaStores, 1);
+    requests_.count(site, reduces ? kBulkReductionBytes : kTmaStoreBytes, bytes);
+  }
+  store.work = events_.begin_work(scheduler_.rank(), TraceSlice::kTma, name, site, bytes,
+                                  events_.slice(scheduler_.running(), name, site));
+  store.operation =
+      scheduler_.begin_operation(kNoQueue, [this, land = std::move(land), work = store.work] {
+        land();
+        events_.end_work(work);
+      });
+  Stores &self = stores_[scheduler_.running()];
+  store.group = self.groups;
+  self.not_complete.push_back(std::move(store));
+  scheduler_.pause();
+}
+
 void AsyncEngine::tma_store(const TmaTransfer &transfer, const Where &where) {
   const std::size_t offset = check_transfer(true, transfer, where);
   const SiteId site = site_of(where);
@@ -297,39 +331,56 @@ void AsyncEngine::tma_store(const TmaTransfer &transfer, const Where &where) {
   int first = 0, rows = 0;
   for (int row = transfer.tile_rows - 1; row >= 0; row--)
     if (is_there(transfer, row)) first = row, rows++;
-  AsyncRead read{&kStoreEngine, {}, scheduler_.running(), 1, site};
+  Store store{};
+  store.read = {&kStoreEngine, {}, scheduler_.running(), 1, site};
   for (int slab = 0; slab < chunks_of_row(transfer) / 8; slab++)
-    read.pieces.push_back(
+    store.read.pieces.push_back(
         {offset + static_cast<std::size_t>(slab * transfer.tile_rows + first) * kRowBytes,
          static_cast<std::size_t>(rows) * kRowBytes});
-  const Error error = shared_.shadow().begin_async_read(read, clocks_);
-  if (!error.empty()) scheduler_.fail(error, where);
+  for (int row = first; row < first + rows; row++)
+    store.to.push_back(
+        {row_of(transfer, row), static_cast<std::size_t>(chunks_of_row(transfer)) * kCopyBytes});
   access_tensor(transfer, true, site, where);
-  if (!tma_agent_) tma_agent_ = clocks_.add_agent();
-  const Stamp by_agent{clocks_.now(), site, tma_agent_, false};
-  for (int row = first; row < first + rows; row++) {
-    std::byte *const to = row_of(transfer, row);
-    Allocation &allocation = *find_allocation(to);
-    allocation.shadow.mark_stored(static_cast<std::size_t>(to - allocation.memory),
-                                  chunks_of_row(transfer) * kCopyBytes, by_agent);
+  begin_store(
+      std::move(store), "tma_store",
+      [=] {
+        for (int row = first; row < first + rows; row++)
+          for (int chunk = 0; chunk < chunks_of_row(transfer); chunk++)
+            std::memcpy(row_of(transfer, row) + chunk * kCopyBytes, chunk_of(transfer, row, chunk),
+                        kCopyBytes);
+      },
+      where);
+}
+
+void AsyncEngine::bulk_red_add(float *global, const float *shared, int numbers,
+                               const Where &where) {
+  const Piece from{shared_.offset(shared), static_cast<std::size_t>(numbers) * sizeof(float)};
+  const auto misaligned = [](std::size_t address) { return address % kCopyBytes != 0; };
+  if (!shared_.has(from.offset, from.bytes))
+    scheduler_.fail({Fault::kBounds, "bulk reduction of what is not in shared memory"}, where);
+  if (misaligned(from.offset) || misaligned(reinterpret_cast<std::uintptr_t>(global)))
+    scheduler_.fail({Fault::kMisaligned,
+                     std::string("bulk reduction ") + (misaligned(from.offset) ? "from" : "to") +
+                         " an address that is not a multiple of " + std::to_string(kCopyBytes)},
+                    where);
+  const unsigned thread = scheduler_.running();
+  const SiteId site = site_of(where);
+  std::vector<bool> last;  // of each four
+  for (int i = 0; i < numbers; i += 4) {
+    Access access{clocks_, thread, site, true, kCopyBytes, global + i};
+    access.reduction = true;
+    last.push_back(accesses_.is_last(access));
+    accesses_.access_global(access, where);
   }
-  if (settings.profile) {
-    requests_.count(site, kTmaStores, 1);
-    requests_.count(site, kTmaStoreBytes, read.pieces[0].bytes * read.pieces.size());
-  }
-  const SliceId work = events_.begin_work(scheduler_.rank(), TraceSlice::kTma, "tma_store", site,
-                                          read.pieces[0].bytes * read.pieces.size(),
-                                          events_.slice(scheduler_.running(), "tma_store", site));
-  const Operation operation = scheduler_.begin_operation(kNoQueue, [=, this] {
-    for (int row = first; row < first + rows; row++)
-      for (int chunk = 0; chunk < chunks_of_row(transfer); chunk++)
-        std::memcpy(row_of(transfer, row) + chunk * kCopyBytes, chunk_of(transfer, row, chunk),
-                    kCopyBytes);
-    events_.end_work(work);
-  });
-  Stores &self = stores_[scheduler_.running()];
-  self.under_way.push_back({operation, std::move(read), self.groups, work});
-  scheduler_.pause();
+  Store store{};
+  store.read = {&kReductionEngine, {from}, thread, 1, site};
+  store.to = {{reinterpret_cast<std::byte *>(global), from.bytes}};
+  begin_store(
+      std::move(store), "bulk_red_add",
+      [=, this] {
+        for (int i = 0; i < numbers; i++) accesses_.add(global + i, shared[i], thread, last[i / 4]);
+      },
+      where);
 }
 
 void AsyncEngine::tma_store_commit() {
@@ -339,25 +390,45 @@ void AsyncEngine::tma_store_commit() {
 
 void AsyncEngine::tma_store_wait_read(int groups, const Where &where) {
   Stores &self = stores_[scheduler_.running()];
-  auto store = self.under_way.begin();
   SliceId last = 0;
   // One that is not committed has the group that comes next: no wait covers it.
-  for (; store != self.under_way.end() && store->group + groups < self.groups; ++store) {
-    scheduler_.finish(store->operation);
-    last = store->work;
-    end(store->read);
+  for (Store &store : self.not_complete) {
+    if (store.group + groups >= self.groups) break;
+    if (std::exchange(store.read_awaited, true)) continue;
+    scheduler_.finish(store.operation);
+    last = store.work;
+    end(store.read);
   }
-  self.under_way.erase(self.under_way.begin(), store);
   events_.slice(scheduler_.running(), "tma_store_wait_read", site_of(where), 0, last);
 }
 
+void AsyncEngine::tma_store_wait(int groups, const Where &where) {
+  tma_store_wait_read(groups, where);
+  Stores &self = stores_[scheduler_.running()];
+  auto store = self.not_complete.begin();
+  for (; store != self.not_complete.end() && store->group + groups < self.groups; ++store) {
+    // From now on the thread counts as having stored or added it.
+    Stamp by_thread = store->stamp;
+    by_thread.time = clocks_.next();
+    by_thread.thread = scheduler_.running();
+    for (const GlobalBytes &to : store->to)
+      if (Allocation *const allocation = find_allocation(to.first))
+        allocation->shadow.mark_again(static_cast<std::size_t>(to.first - allocation->memory),
+                                      to.bytes, store->stamp, by_thread);
+  }
+  self.not_complete.erase(self.not_complete.begin(), store);
+}
+
 void AsyncEngine::report_unawaited() {
-  if (const Stores &stores = stores_[scheduler_.running()]; !stores.under_way.empty())
-    scheduler_.report(
-        scheduler_.running(),
-        {Fault::kInUse, std::string("the thread exits, and this ") + kStoreEngine.name +
-                            " may still be reading shared memory: " + kStoreEngine.missing},
-        describe(line_of(stores.under_way[0].read.site)));
+  for (const Store &store : stores_[scheduler_.running()].not_complete)
+    if (const Engine &engine = *store.read.engine; !store.read_awaited) {
+      scheduler_.report(
+          scheduler_.running(),
+          {Fault::kInUse, std::string("the thread exits, and this ") + engine.name +
+                              " may still be reading shared memory: " + engine.missing},
+          describe(line_of(store.read.site)));
+      return;
+    }
 }
 
 }  // namespace emulator

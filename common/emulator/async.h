@@ -36,22 +36,31 @@ class AsyncEngine {
   void bulk_load(void *shared, const void *global, int bytes, const void *barrier,
                  const Where &where);
   void tma_store(const TmaTransfer &transfer, const Where &where);
+  void bulk_red_add(float *global, const float *shared, int numbers, const Where &where);
   void tma_store_commit();
   void tma_store_wait_read(int groups, const Where &where);
+  void tma_store_wait(int groups, const Where &where);
 
   /// Reports a store of the running thread that it has not waited for: it exits.
   void report_unawaited();
 
  private:
-  struct Store {
+  struct GlobalBytes {
+    std::byte *first;
+    std::size_t bytes;
+  };
+  struct Store {  // or a reduction
     Operation operation;
     AsyncRead read;
     std::uint64_t group;  // of its thread's
     SliceId work;
+    std::vector<GlobalBytes> to;
+    Stamp stamp;  // of these bytes, by the engine, until its thread knows that they are stored
+    bool read_awaited;  // the thread knows that shared memory has been read
   };
-  struct Stores {                  // of a thread
-    std::vector<Store> under_way;  // the oldest first
-    std::uint64_t groups = 0;      // committed so far
+  struct Stores {                     // of a thread
+    std::vector<Store> not_complete;  // as far as the thread knows; the oldest first
+    std::uint64_t groups = 0;         // committed so far
   };
 
   struct Load {  // of the copy engine, to the shared memory of a block
@@ -64,6 +73,7 @@ class AsyncEngine {
   void end(const AsyncRead &read);
   std::size_t check_transfer(bool store, const TmaTransfer &transfer, const Where &where);
   void access_tensor(const TmaTransfer &transfer, bool store, SiteId site, const Where &where);
+  void begin_store(Store store, const char *name, std::function<void()> land, const Where &where);
   void count_load(std::size_t bytes, const Where &where, int blocks = 1);
   void begin_load(unsigned to, const TmaTransfer &transfer, std::size_t barrier,
                   const Where &where);

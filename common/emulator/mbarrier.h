@@ -23,7 +23,8 @@ inline void mbarrier_arrive_expect_tx(Mbarrier &barrier, int bytes,
   emulator::mbarrier_arrive(&barrier, bytes, where);
 }
 
-inline void mbarrier_wait(Mbarrier &barrier, int parity, Where where = Where::current()) {
+template <bool by_trap = true>
+void mbarrier_wait(Mbarrier &barrier, int parity, Where where = Where::current()) {
   emulator::mbarrier_wait(&barrier, parity, where);
 }
 

@@ -48,6 +48,38 @@ template <int N, bool Transposed, class T>
   return lane.result;
 }
 
+/// stmatrix of four matrices: lane 4 g + t gives row g, columns 2t and 2t + 1 of each, or transposed rows 2t
+/// and 2t + 1 of column g.
+template <bool Transposed, class T>
+[[gnu::noinline]] void stmatrix(const Reference<T> &row, const Vector<std::uint32_t, 4> &r,
+                                const Where &where) {
+  struct Lane {
+    T *row;
+    const Vector<std::uint32_t, 4> *r;
+    const Where *where;
+  } lane{row.left() >= 8 ? row.pointer() : nullptr, &r, &where};
+  static constexpr Collective kCollective{
+      Transposed ? "stmatrix.x4.trans" : "stmatrix.x4", kCounters, true, false, [](void **lanes) {
+        std::array<const void *, 32> rows;
+        for (int i = 0; i < 32; i++) rows[i] = static_cast<Lane *>(lanes[i])->row;
+        store_rows(rows, *static_cast<Lane *>(lanes[0])->where);
+        for (int i = 0; i < 32; i++) {
+          const int g = i / 4, t = i % 4;
+          for (int n = 0; n < 4; n++) {
+            const auto element = [&](int line, int column) -> T & {
+              return static_cast<Lane *>(lanes[8 * n + line])->row[column];
+            };
+            const std::uint32_t pair = (*static_cast<Lane *>(lanes[i])->r)[n];
+            (Transposed ? element(2 * t, g) : element(g, 2 * t)).bits =
+                static_cast<std::uint16_t>(pair);
+            (Transposed ? element(2 * t + 1, g) : element(g, 2 * t + 1)).bits =
+                static_cast<std::uint16_t>(pair >> 16);
+          }
+        }
+      }};
+  collective(kCollective, 0xffffffff, where, &lane);
+}
+
 /// A lane's registers of an mma.
 struct MmaLane {
   float *c;
@@ -89,27 +121,13 @@ Vector<std::uint32_t, 2> ldmatrix_x2_trans(const Reference<T> &row,
 template <class T>
 void stmatrix_x4(const Reference<T> &row, const Vector<std::uint32_t, 4> &r,
                  Where where = Where::current()) {
-  struct Lane {
-    T *row;
-    const Vector<std::uint32_t, 4> *r;
-    const Where *where;
-  } lane{row.left() >= 8 ? row.pointer() : nullptr, &r, &where};
-  static constexpr emulator::Collective kCollective{
-      "stmatrix.x4", emulator::kCounters, true, false, [](void **lanes) {
-        std::array<const void *, 32> rows;
-        for (int i = 0; i < 32; i++) rows[i] = static_cast<Lane *>(lanes[i])->row;
-        emulator::store_rows(rows, *static_cast<Lane *>(lanes[0])->where);
-        for (int i = 0; i < 32; i++) {
-          const int g = i / 4, t = i % 4;
-          for (int n = 0; n < 4; n++) {
-            T *to = static_cast<Lane *>(lanes[8 * n + g])->row + 2 * t;
-            const std::uint32_t pair = (*static_cast<Lane *>(lanes[i])->r)[n];
-            to[0].bits = static_cast<std::uint16_t>(pair);
-            to[1].bits = static_cast<std::uint16_t>(pair >> 16);
-          }
-        }
-      }};
-  emulator::collective(kCollective, 0xffffffff, where, &lane);
+  emulator::stmatrix<false>(row, r, where);
+}
+
+template <class T>
+void stmatrix_x4_trans(const Reference<T> &row, const Vector<std::uint32_t, 4> &r,
+                       Where where = Where::current()) {
+  emulator::stmatrix<true>(row, r, where);
 }
 
 template <class T>
@@ -140,6 +158,17 @@ void cp_async_wait(Where where = Where::current()) {
 
 [[gnu::noinline]] inline std::uint32_t cvt_rn_bf16x2(float low, float high) {
   return emulator::pair_of(float_to_bf16(low).bits, float_to_bf16(high).bits);
+}
+
+template <class T>
+[[gnu::noinline]] Vector<float, 2> to_floats(std::uint32_t pair) {
+  const auto value = [](std::uint32_t bits) {
+    if constexpr (std::is_same_v<T, bf16>)
+      return bf16_to_float(bf16{static_cast<std::uint16_t>(bits)});
+    else
+      return half_to_float(half{static_cast<std::uint16_t>(bits)});
+  };
+  return {value(pair), value(pair >> 16)};
 }
 
 [[gnu::noinline]] inline std::uint16_t cvt_rn_e4m3x2(float low, float high) {

@@ -437,6 +437,29 @@ TEST_CASE("ptx: stmatrix stores what ldmatrix loads, where the lanes say") {
   CHECK(wrong == 0);
 }
 
+TEST_CASE("ptx: stmatrix.trans stores what ldmatrix.trans loads, rows as columns") {
+  const Setup setup;
+  int wrong = 0;
+  run<Squares>(dim3(64), [&] {
+    auto &x = shared_storage<Squares>().x;
+    const int warp = thread_id() / 32, n = lane_id() / 8, r = lane_id() % 8;
+    const int g = lane_id() / 4, t = lane_id() % 4;
+    const int row = 16 * warp + n % 2 * 8;  // matrix n's first, columns 8 (n / 2) on
+    Vector<std::uint32_t, 4> m;
+    for (int i = 0; i < 4; i++) {
+      const int first = 16 * warp + i % 2 * 8 + 2 * t, col = i / 2 * 8 + g;
+      m[i] = cvt_rn_f16x2(number(first, col), number(first + 1, col));
+    }
+    stmatrix_x4_trans(x(row + r, n / 2 * 8), m);
+    __syncthreads();
+    for (int i = thread_id(); i < 32 * 16; i += 64)
+      wrong += half_to_float(x(i / 16, i % 16)) != number(i / 16, i % 16);
+    const auto back = ldmatrix_x4_trans(x(row + r, n / 2 * 8));
+    for (int i = 0; i < 4; i++) wrong += back[i] != m[i];
+  });
+  CHECK(wrong == 0);
+}
+
 TEST_CASE("ptx: a row of stmatrix that is not its lane's to store is an error") {
   const Setup setup;
   const Global memory(64);

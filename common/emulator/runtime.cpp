@@ -299,12 +299,20 @@ void tma_store(const TmaTransfer &transfer, const Where &where) {
   Block::current->async.tma_store(transfer, where);
 }
 
+void bulk_red_add(float *global, const float *shared, int numbers, const Where &where) {
+  Block::current->async.bulk_red_add(global, shared, numbers, where);
+}
+
 void tma_store_commit() {
   Block::current->async.tma_store_commit();
 }
 
 void tma_store_wait_read(int groups, const Where &where) {
   Block::current->async.tma_store_wait_read(groups, where);
+}
+
+void tma_store_wait(int groups, const Where &where) {
+  Block::current->async.tma_store_wait(groups, where);
 }
 
 void block_barrier(const Where &where) {

@@ -224,8 +224,11 @@ void tma_load_multicast(const TmaTransfer &transfer, const void *barrier, unsign
 void bulk_load(void *shared, const void *global, int bytes, const void *barrier,
                const Where &where);
 void tma_store(const TmaTransfer &transfer, const Where &where);
+/// Adds so many numbers.
+void bulk_red_add(float *global, const float *shared, int numbers, const Where &where);
 void tma_store_commit();
 void tma_store_wait_read(int groups, const Where &where);
+void tma_store_wait(int groups, const Where &where);
 
 // --- launches that begin early -----------------------------------------------------------------
 

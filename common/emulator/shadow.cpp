@@ -103,6 +103,7 @@ const Engine kCopyEngine{"cp.async", "no cp_async_wait for its group yet"},
                      "the mbarrier expected fewer bytes than its loads copy, and its phase ended "
                      "before these arrived"},
     kStoreEngine{"TMA store", "no tma_store_wait_read for its group yet"},
+    kReductionEngine{"bulk reduction", "no tma_store_wait_read for its group yet"},
     kWgmmaEngine{"wgmma", "no wgmma_wait for its group yet"};
 
 Error under_way(const std::string &operation, Fault fault, const Engine &engine, unsigned thread,
@@ -457,11 +458,32 @@ Error GlobalShadow::check(std::size_t offset, const Access &access) {
   return {};
 }
 
+bool GlobalShadow::knows_last_store(std::size_t offset, const Access &access) const {
+  if (units_.empty()) return false;
+  // (Atomic, and so not const.)
+  auto &word = const_cast<std::uint64_t &>(units_[offset / kUnit].write);
+  const auto write = std::bit_cast<Stamp>(std::atomic_ref(word).load(std::memory_order_relaxed));
+  if (!write.time) return true;
+  return access.clocks.is_of_block(write.time)
+             ? access.clocks.knows(access.thread, write.thread, write.time)
+             : access.clocks.knows_of_block(access.thread, write.thread, write.time);
+}
+
 void GlobalShadow::mark_stored(std::size_t offset, std::size_t bytes, const Stamp &stamp) {
   if (units_.empty()) return;
   for (std::size_t unit = offset / kUnit; unit < (offset + bytes) / kUnit; unit++)
     std::atomic_ref(units_[unit].write)
         .store(std::bit_cast<std::uint64_t>(stamp), std::memory_order_relaxed);
+}
+
+void GlobalShadow::mark_again(std::size_t offset, std::size_t bytes, const Stamp &marked,
+                              const Stamp &now) {
+  if (units_.empty()) return;
+  for (std::size_t unit = offset / kUnit; unit < (offset + bytes) / kUnit; unit++) {
+    auto expected = std::bit_cast<std::uint64_t>(marked);
+    std::atomic_ref(units_[unit].write)
+        .compare_exchange_strong(expected, std::bit_cast<std::uint64_t>(now));
+  }
 }
 
 /// True if the access knows of all these loads, which another block made.

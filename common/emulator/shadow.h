@@ -61,7 +61,8 @@ struct Engine {
   const char *name;     // "TMA load"
   const char *missing;  // "no mbarrier_wait for its phase yet"
 };
-extern const Engine kCopyEngine, kLoadEngine, kShortLoadEngine, kStoreEngine, kWgmmaEngine;
+extern const Engine kCopyEngine, kLoadEngine, kShortLoadEngine, kStoreEngine, kReductionEngine,
+    kWgmmaEngine;
 
 /// Bytes of shared memory, in pieces of 16.
 struct Piece {
@@ -199,6 +200,9 @@ class GlobalShadow {
 
   Error check(std::size_t offset, const Access &access);
 
+  /// Whether the access knows of the last store to its first bytes, or there was none in this launch.
+  bool knows_last_store(std::size_t offset, const Access &access) const;
+
   /// Calls it with each unit's offset and the sites of its last load and of its last store, 0 for none.
   template <class Work>
   void each_unit(const Work &work) const {
@@ -209,6 +213,9 @@ class GlobalShadow {
 
   /// These bytes were stored as the stamp says, by an agent.
   void mark_stored(std::size_t offset, std::size_t bytes, const Stamp &stamp);
+
+  /// Where the last store to these bytes is the one that was marked so, it now counts as one of `now`.
+  void mark_again(std::size_t offset, std::size_t bytes, const Stamp &marked, const Stamp &now);
 
  private:
   struct Read {

@@ -159,6 +159,13 @@ void tma_store(const SequenceMap &map, const SequenceRows &rows, int row, int he
         emulator::slab_transfer(tile, 0, Rows, col, map, rows, row, head, sequence, where), where);
 }
 
+template <int N>
+void bulk_red_add(const Reference<float> &to, const Reference<float> &from,
+                  Where where = Where::current()) {
+  static_assert(N * sizeof(float) % 16 == 0, "a multiple of 16 bytes");
+  emulator::bulk_red_add(to.checked(N), from.checked(N), N, where);
+}
+
 inline void tma_store_commit() {
   emulator::tma_store_commit();
 }
@@ -167,6 +174,12 @@ template <int N>
 void tma_store_wait_read(Where where = Where::current()) {
   static_assert(N >= 0);
   emulator::tma_store_wait_read(N, where);
+}
+
+template <int N>
+void tma_store_wait(Where where = Where::current()) {
+  static_assert(N >= 0);
+  emulator::tma_store_wait(N, where);
 }
 
 inline void fence_proxy_async(Where where = Where::current()) {

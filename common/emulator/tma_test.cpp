@@ -834,6 +834,271 @@ TEST_CASE("tma: what a store writes is nobody's to read in the same launch") {
                                      " by the TMA: no barrier between them"));
 }
 
+// --- reductions ----------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int kNumbers = 64;
+
+struct Summands {
+  Tile<float, 1, kNumbers + 4> x;
+  Mbarrier unused;
+};
+
+/// fp32 numbers in the emulator's global memory.
+struct Sums {
+  float *data = static_cast<float *>(emulator::allocate(2 * kNumbers * sizeof(float)));
+
+  explicit Sums(float value) { std::fill_n(data, 2 * kNumbers, value); }
+  Sums(const Sums &) = delete;
+  Sums &operator=(const Sums &) = delete;
+  ~Sums() { emulator::release(data); }
+
+  Reference<float> operator()(int col, Where where = Where::current()) const {
+    return Matrix<float>{data, 1, 2 * kNumbers}(0, col, where);
+  }
+};
+
+/// All threads write the numbers, and thread 0 has them added.
+void add_numbers(const Sums &sums, Mistake mistake, float number = 1) {
+  auto &smem = shared_storage<Summands>();
+  if (thread_id() < kNumbers) also_at = __LINE__, smem.x(0, thread_id()) = number;
+  if (mistake != Mistake::kNoFence) fence_proxy_async();
+  __syncthreads();
+  if (is_thread(0)) {
+    at = __LINE__, bulk_red_add<kNumbers>(sums(0), smem.x(0, 0));
+    if (mistake != Mistake::kNoCommit) tma_store_commit();
+    if (mistake == Mistake::kGroupLeft) tma_store_wait_read<1>();
+    if (mistake == Mistake::kNone || mistake == Mistake::kNoCommit) tma_store_wait_read<0>();
+  }
+  __syncthreads();
+}
+
+}  // namespace
+
+TEST_CASE("bulk: a reduction adds each number once, whichever blocks add") {
+  const Setup setup;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    const Sums sums(100);
+    CHECK(error_of<Summands>(dim3(5), dim3(64), [&] {
+            add_numbers(sums, Mistake::kNone, static_cast<float>(blockIdx.x + 1));
+          }) == "");
+    for (int i = 0; i < 2 * kNumbers; i++) CHECK(sums.data[i] == (i < kNumbers ? 115 : 100));
+  }
+}
+
+TEST_CASE("bulk: the order of additions is drawn from the seed") {
+  const Setup setup;
+  const auto sum_with = [](std::uint64_t seed) {
+    emulator::settings.seed = seed;
+    const Sums sums(1);
+    CHECK(error_of<Summands>(dim3(3), dim3(64), [&] {
+            add_numbers(sums, Mistake::kNone, blockIdx.x == 2 ? -1.0f : 0x1p-24f);
+          }) == "");
+    return sums.data[0];
+  };
+  bool differ = false;
+  for (std::uint64_t seed = 2; seed <= kSeeds; seed++) differ |= sum_with(seed) != sum_with(1);
+  CHECK(differ);
+  CHECK(sum_with(1) == sum_with(1));
+}
+
+TEST_CASE(
+    "bulk: blocks that tell each other add in order, if they wait for all and not for the read") {
+  const Setup setup;
+  const auto sum_with = [](std::uint64_t seed, bool all) {
+    emulator::settings.seed = seed;
+    const Sums sums(1);
+    auto *const turn = static_cast<unsigned *>(emulator::allocate(256));
+    *turn = 3;  // blocks that are to come
+    CHECK(error_of<Summands>(dim3(3), dim3(64), [&] {
+            const Matrix<unsigned> left{turn, 1, 1};
+            if (is_thread(0)) {
+              while (atomic_read(left(0, 0)) != 3 - blockIdx.x) {
+              }
+              __threadfence();
+            }
+            add_numbers(sums, Mistake::kNone, blockIdx.x == 2 ? -1.0f : 0x1p-24f);
+            if (is_thread(0)) {
+              if (all) tma_store_wait<0>();
+              __threadfence();
+              atomic_dec(left(0, 0), 3);
+            }
+          }) == "");
+    emulator::release(turn);
+    return sums.data[0];
+  };
+  bool differ = false;
+  for (std::uint64_t seed = 1; seed <= kSeeds; seed++) {
+    CHECK(sum_with(seed, true) == 0);  // 1 + 2^-24 is 1
+    differ |= sum_with(seed, false) != 0;
+  }
+  CHECK(differ);
+}
+
+TEST_CASE("bulk: a reduction sees ordinary stores after a proxy fence and a barrier") {
+  const Setup setup;
+  const Sums sums(0);
+  const std::string error =
+      error_under_all_seeds<Summands>(dim3(64), [&] { add_numbers(sums, Mistake::kNoFence); });
+  CHECK(error ==
+        error_in_thread(at, 0,
+                        "bulk reduction may not see the store to shared memory at " +
+                            file_and(also_at) + " by thread 0: no fence_proxy_async between them"));
+}
+
+TEST_CASE("bulk: what a reduction reads is not to be written until a wait covers its group") {
+  const Setup setup;
+  const Sums sums(0);
+  for (const Mistake mistake :
+       {Mistake::kNone, Mistake::kNoWait, Mistake::kNoCommit, Mistake::kGroupLeft}) {
+    CAPTURE(static_cast<int>(mistake));
+    int line = 0;
+    std::string error = error_under_all_seeds<Summands>(dim3(64), [&] {
+      add_numbers(sums, mistake);
+      if (is_thread(40)) line = __LINE__, shared_storage<Summands>().x(0, 5) = 0.0f;
+      __syncthreads();
+    });
+    const bool right = mistake == Mistake::kNone;
+    CHECK(error == (right ? ""
+                          : error_in_thread(line, 40,
+                                            "store to shared memory that a bulk reduction at " +
+                                                file_and(at) +
+                                                " by thread 0 may still be reading: no "
+                                                "tma_store_wait_read for its group yet")));
+    error = error_under_all_seeds<Summands>(dim3(64), [&] { add_numbers(sums, mistake); });
+    CHECK(error ==
+          (right ? ""
+                 : error_in_thread(at, 0,
+                                   "the thread exits, and this bulk reduction may still be reading "
+                                   "shared memory: no tma_store_wait_read for its group yet")));
+  }
+}
+
+TEST_CASE("bulk: a wait for the read does not say that the sum is there; a wait for all does") {
+  const Setup setup;
+  enum class Wait { kRead, kAllButOne, kAll };
+  for (const Wait wait : {Wait::kRead, Wait::kAllButOne, Wait::kAll}) {
+    CAPTURE(static_cast<int>(wait));
+    const Sums sums(2);
+    int line = 0;
+    float seen = 0;
+    const auto wait_for = [&] {
+      if (wait == Wait::kRead) tma_store_wait_read<0>();
+      if (wait == Wait::kAllButOne) tma_store_wait<1>();
+      if (wait == Wait::kAll) tma_store_wait<0>();
+    };
+    std::string error = error_under_all_seeds<Summands>(dim3(64), [&] {
+      add_numbers(sums, Mistake::kNone);
+      if (is_thread(0)) wait_for();
+      __syncthreads();
+      if (is_thread(40)) line = __LINE__, seen = sums(3);
+    });
+    const std::string race = "load races in global memory with the reduction at " + file_and(at) +
+                             " by the TMA: no barrier between them";
+    CHECK(error == (wait == Wait::kAll ? "" : error_in_thread(line, 40, race)));
+    if (wait == Wait::kAll) CHECK(seen == 2 + kSeeds);
+
+    // Another block that an atomic has told.
+    unsigned *const counter = static_cast<unsigned *>(emulator::allocate(256));
+    const auto told = [&](int threads) {
+      *counter = 1;
+      return error_of<Summands>(dim3(2), dim3(static_cast<unsigned>(threads)), [&] {
+        const Matrix<unsigned> flag{counter, 1, 1};
+        if (blockIdx.x == 0) {
+          add_numbers(sums, Mistake::kNone);
+          if (!is_thread(0)) return;
+          wait_for();
+          __threadfence();
+          atomic_dec(flag(0, 0), 1);
+        } else if (is_thread(0)) {
+          while (atomic_read(flag(0, 0))) {
+          }
+          __threadfence();
+          line = __LINE__, read(sums(3));
+        }
+      });
+    };
+    emulator::settings.seed = 1;
+    error = told(64);
+    if (wait == Wait::kAll)
+      CHECK(error == "");
+    else
+      CHECK(error.find("load races in global memory with the reduction at " + file_and(at) +
+                       " by the TMA: no barrier between them") != std::string::npos);
+    emulator::release(counter);
+  }
+}
+
+TEST_CASE("bulk: a reduction races with a store and a load, and not with another reduction") {
+  const Setup setup;
+  const Sums sums(0);
+  for (const bool loads : {true, false})
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      int line = 0;
+      const std::string error = error_of<Summands>(dim3(64), [&] {
+        if (is_thread(40)) {
+          if (loads)
+            line = __LINE__, read(sums(7));
+          else
+            line = __LINE__, sums(7) = 1.0f;
+        }
+        auto &smem = shared_storage<Summands>();
+        if (!is_thread(0)) return;
+        for (int i = 0; i < kNumbers; i++) smem.x(0, i) = 1.0f;
+        fence_proxy_async();
+        at = __LINE__, bulk_red_add<kNumbers>(sums(0), smem.x(0, 0));
+        red_add(sums(7), 1);  // is as good as the other
+        tma_store_commit();
+        tma_store_wait_read<0>();
+      });
+      const std::string name = loads ? "load" : "store", race = " races in global memory with the ";
+      CAPTURE(error);
+      CHECK((error == error_in_thread(at, 0,
+                                      "reduction" + race + name + " at " + file_and(line) +
+                                          " by thread 40: no barrier between them") ||
+             error.find(name + race + "reduction at ") != std::string::npos));
+    }
+}
+
+TEST_CASE("bulk: a reduction's numbers lie in their memories, 16 bytes at a time") {
+  const Setup setup;
+  const Sums sums(0);
+  const auto error_with = [&](int to, int from) {
+    return error_of<Summands>(dim3(32), [&] {
+      auto &smem = shared_storage<Summands>();
+      if (!is_thread(0)) return;
+      for (int i = 0; i < kNumbers + 4; i++) smem.x(0, i) = 0.0f;
+      fence_proxy_async();
+      at = __LINE__, bulk_red_add<kNumbers>(sums(to), smem.x(0, from));
+      tma_store_commit();
+      tma_store_wait_read<0>();
+    });
+  };
+  CHECK(error_with(kNumbers, 4) == "");
+  CHECK(error_with(2, 0) ==
+        error_in_thread(at, 0, "bulk reduction to an address that is not a multiple of 16"));
+  CHECK(error_with(0, 1) ==
+        error_in_thread(at, 0, "bulk reduction from an address that is not a multiple of 16"));
+  CHECK(error_with(kNumbers + 4, 0) ==
+        error_in_thread(at, 0, "64 elements, and the row has only 60 from there on"));
+  CHECK(error_with(0, 8) ==
+        error_in_thread(at, 0, "64 elements, and the row has only 60 from there on"));
+}
+
+TEST_CASE("bulk: reductions and their bytes are counted") {
+  const Setup setup;
+  emulator::settings.profile = true;
+  const Sums sums(0);
+  run<Summands>(dim3(3), dim3(64), [&] { add_numbers(sums, Mistake::kNone); });
+  const auto counts = emulator::take_profile().total();
+  CHECK(counts[emulator::kBulkReductions] == 3);
+  CHECK(counts[emulator::kBulkReductionBytes] == 3 * kNumbers * 4);
+  CHECK(counts[emulator::kTmaStores] == 0);
+}
+
 TEST_CASE("tma: loads land in an order drawn from the seed, early or late") {
   const Setup setup;
   const Tensor tensor(kRows);

@@ -103,6 +103,15 @@ void wgmma(Accumulator<N> &D, const KMajor &A, const KMajor &B, bool add,
       {N, emulator::element_type<T>(), add, nullptr, A, B, D.data(), &D.state()}, where);
 }
 
+template <class T = half, int N>
+void wgmma(Accumulator<N> &D, const MNMajor &A, const KMajor &B, bool add,
+           Where where = Where::current()) {
+  static_assert(!std::is_same_v<T, e4m3>,
+                "8-bit operands are K-major: the sum runs along their rows");
+  emulator::start_product(
+      {N, emulator::element_type<T>(), add, nullptr, A, B, D.data(), &D.state()}, where);
+}
+
 template <class T, int N>
 void wgmma(Accumulator<N> &D, const FragmentA &A, const KMajor &B, bool add,
            Where where = Where::current()) {

@@ -203,6 +203,76 @@ TEST_CASE_TEMPLATE("wgmma: both products of attention, of every shape", Shape, S
   CHECK(Shape::count_wrong() == 0);
 }
 
+namespace {
+
+/// K^T dS^T, as step 66 has it: A runs down the columns of its tile, B along the rows.
+template <class T, int N>
+struct TransposedA {
+  struct Tiles {
+    TmaTile<64, 128, T> A;
+    TmaTile<N, 64, T> B;
+  };
+  static int count_wrong() {
+    int count = 0;
+    run<Tiles>(dim3(kThreads), [&] {
+      auto &tiles = shared_storage<Tiles>();
+      fill(tiles.A, 64, 128, q);
+      fill(tiles.B, N, 64, k);
+      Accumulator<N> D[2];
+      wgmma_fence();
+      for (int half_of = 0; half_of < 2; half_of++)
+        for (int term = 0; term < 64; term += 16)
+          wgmma<T>(D[half_of], mn_major(tiles.A, term, 64 * half_of), k_major(tiles.B, 0, term),
+                   term > 0);
+      wgmma_commit();
+      wgmma_wait<0>(D[0], D[1]);
+      for (int half_of = 0; half_of < 2; half_of++)
+        count += wrong(D[half_of], [&](int row, int col) {
+          float sum = 0;
+          for (int i = 0; i < 64; i++) sum += q(i, 64 * half_of + row) * k(col, i);
+          return sum;
+        });
+    });
+    return count;
+  }
+};
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("wgmma: A may be MN-major", Product, TransposedA<half, 64>,
+                   TransposedA<half, 80>, TransposedA<bf16, 128>) {
+  const Setup setup;
+  CHECK(Product::count_wrong() == 0);
+}
+
+TEST_CASE("wgmma: a warp's part of an MN-major A is 16 of its columns") {
+  const Setup setup;
+  using Tiles = TransposedA<half, 64>::Tiles;
+  for (const bool own : {true, false})
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      const std::string error = error_of<Tiles>(dim3(kThreads), [&] {
+        auto &tiles = shared_storage<Tiles>();
+        fill(tiles.A, 64, 128, q);
+        fill(tiles.B, 64, 64, k);
+        Accumulator<64> D;
+        wgmma_fence();
+        also_at = __LINE__, wgmma(D, mn_major(tiles.A, 0, 0), k_major(tiles.B, 0, 0), false);
+        wgmma_commit();
+        wgmma_wait<0>(D);
+        if (is_thread(64)) at = __LINE__, tiles.A(3, own ? 32 : 48) = half{};
+      });
+      CAPTURE(error);
+      const std::string product = "wgmma at " + file_and(also_at);
+      CHECK(
+          (own ? error == ""
+               : error == error_in_thread(at, 64,
+                                          "store races in shared memory with the " + product +
+                                              " by warp 3: no barrier between them") ||
+                     error.find("store to shared memory that a " + product) != std::string::npos));
+    }
+}
+
 // --- e4m3 ------------------------------------------------------------------------------------------
 
 namespace {

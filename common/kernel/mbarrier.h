@@ -49,7 +49,10 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier &barrier, int
 }
 
 /// Waits until the phase of this parity has ended ('mbarrier.try_wait'). After some seconds of
-/// waiting it ends the kernel with an error, so that the GPU does not hang.
+/// waiting it ends the kernel with an error, so that the GPU does not hang: by a trap, or by a store to address
+/// 0. (Where a trap can be reached, ptxas 13.0 spills what exceeds the registers that the kernel was launched
+/// with, in spite of setmaxnreg. Step 66 needs more.)
+template <bool by_trap = true>
 __device__ __forceinline__ void mbarrier_wait(Mbarrier &barrier, int parity) {
   const unsigned address = ptx::shared_address(&barrier);
   unsigned done;
@@ -66,7 +69,12 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier &barrier, int parity) {
   };
   // Each try lasts up to a time that the hardware sets.
   for (int tries = 0; try_wait(), !done; tries++)
-    if (tries == 1 << 22) __trap();
+    if (tries == 1 << 22) {
+      if constexpr (by_trap)
+        __trap();
+      else
+        asm volatile("st.global.u32 [%0], %1;" ::"l"(0ull), "r"(parity) : "memory");
+    }
 }
 
 /// Arrives at barrier `id` (1 to 15; 0 is __syncthreads), and waits until `threads` threads have

@@ -89,6 +89,15 @@ __device__ __forceinline__ void stmatrix_x4(T &row, const Vector<std::uint32_t, 
                : "memory");
 }
 
+/// The same, each matrix transposed: lane 4 g + t gives rows 2t and 2t + 1 of column g.
+template <class T>
+__device__ __forceinline__ void stmatrix_x4_trans(T &row, const Vector<std::uint32_t, 4> &r) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   ptx::shared_address(&row)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 /// Starts a copy of 16 bytes from global to shared memory, past the registers and the L1 cache. It
 /// may arrive at any time until the thread has waited for its group (PTX ISA 'cp.async').
 template <class T>
@@ -131,6 +140,16 @@ __device__ __forceinline__ std::uint32_t cvt_rn_bf16x2(float low, float high) {
   std::uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
+}
+
+/// The values of the two fp16 or bf16 numbers in a register, the lower one first: what cvt_rn_x2 put there.
+template <class T>
+__device__ __forceinline__ Vector<float, 2> to_floats(std::uint32_t pair) {
+  if constexpr (std::is_same_v<T, bf16>)  // the upper half of an fp32 number
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
+  else
+    return {__half2float(__ushort_as_half(static_cast<unsigned short>(pair))),
+            __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)))};
 }
 
 /// Two floats, rounded to e4m3, `low` in the lower byte; 448 for what is larger ('.satfinite'). Volatile:

@@ -203,7 +203,19 @@ __device__ __forceinline__ void tma_store(const SequenceMap &map, const Sequence
         : "memory");
 }
 
-/// Makes a group of the stores that the thread has started since its last group
+/// Starts to add N numbers that follow each other in shared memory to N numbers in global memory, atomically
+/// for all blocks: red_add of each, by the copy engine, which reads shared memory as a store does. Both begin
+/// at a multiple of 16 bytes (PTX ISA 'cp.reduce.async.bulk', sm_90).
+template <int N>
+__device__ __forceinline__ void bulk_red_add(float &to, const float &from) {
+  static_assert(N * sizeof(float) % 16 == 0, "a multiple of 16 bytes");
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(&to),
+      "r"(ptx::shared_address(&from)), "n"(N * sizeof(float))
+      : "memory");
+}
+
+/// Makes a group of the stores and reductions that the thread has started since its last group
 /// ('cp.async.bulk.commit_group').
 __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -215,6 +227,13 @@ __device__ __forceinline__ void tma_store_commit() {
 template <int N>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+
+/// Waits until all but the thread's N youngest groups are complete: global memory has what they store or add,
+/// and this thread sees it. Others of the launch do after a fence and an atomic ('cp.async.bulk.wait_group').
+template <int N>
+__device__ __forceinline__ void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
 
 /// Orders this thread's ordinary loads and stores of shared memory before later accesses by TMA and

@@ -44,7 +44,8 @@ __device__ __forceinline__ Operand operand(std::uint64_t descriptor, const Tile 
 // A descriptor tells the tensor cores where an operand in shared memory begins, how far apart its
 // swizzle atoms (8 rows of 128 bytes) are, and how they are swizzled (PTX ISA, 'Matrix
 // descriptor'). In a K-major operand the sum runs along the tile's rows, as in Q and K. In an
-// MN-major operand, as V, it runs down the columns; only types of 16 bits can be MN-major.
+// MN-major operand, as V, it runs down the columns; only types of 16 bits can be MN-major. Both A and B
+// may be either.
 
 namespace ptx {
 /// Returns the descriptor of the operand that begins `offset` bytes into the tile. Its fields count
@@ -110,6 +111,7 @@ namespace ptx {
   "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t \
   "9"
 #define UP_TO_32 TEN() ", " TEN(1) ", " TEN(2) ", %30, %31"
+#define UP_TO_40 TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3)
 #define UP_TO_48 \
   TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define UP_TO_64 \
@@ -122,7 +124,8 @@ namespace ptx {
   "+f"(d(i)), "+f"(d(i + 1)), "+f"(d(i + 2)), "+f"(d(i + 3)), "+f"(d(i + 4)), "+f"(d(i + 5)), \
       "+f"(d(i + 6)), "+f"(d(i + 7))
 #define FIRST_32 EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
-#define FIRST_48 FIRST_32, EIGHT(32), EIGHT(40)
+#define FIRST_40 FIRST_32, EIGHT(32)
+#define FIRST_48 FIRST_40, EIGHT(40)
 #define FIRST_64 FIRST_48, EIGHT(48), EIGHT(56)
 #define FIRST_80 FIRST_64, EIGHT(64), EIGHT(72)
 #define FIRST_88 FIRST_80, EIGHT(80)
@@ -134,22 +137,23 @@ namespace ptx {
                ", 0;\nwgmma.mma_async.sync.aligned." shape " {" names "}, " operands ";\n}" \
                : __VA_ARGS__)
 
-// With A in shared memory, then in registers. n: N; r: N / 2; then the numbers from r on.
+// With A in shared memory, then in registers. n: N; r: N / 2; then the numbers from r on. transpose_A and _B:
+// 1 for an MN-major operand, else 0.
 #define WGMMA_OF(n, r, r1, r2, r3, r4, r5)                                                        \
-  template <class T>                                                                              \
+  template <class T, int transpose_A, int transpose_B>                                            \
   __device__ __forceinline__ void wgmma(Accumulator<n> &d, std::uint64_t a, std::uint64_t b,      \
                                         int add) {                                                \
     if constexpr (std::is_same_v<T, bf16>)                                                        \
-      WGMMA("m64n" #n "k16.f32.bf16.bf16", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1, 0, 0",     \
-            FIRST_##r                                                                             \
-            : "l"(a), "l"(b), "r"(add));                                                          \
+      WGMMA("m64n" #n "k16.f32.bf16.bf16", UP_TO_##r, r2,                                         \
+            "%" #r ", %" #r1 ", p, 1, 1, %" #r3 ", %" #r4, FIRST_##r                              \
+            : "l"(a), "l"(b), "r"(add), "n"(transpose_A), "n"(transpose_B));                      \
     else if constexpr (std::is_same_v<T, e4m3>)                                                   \
       WGMMA("m64n" #n "k32.f32.e4m3.e4m3", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1", FIRST_##r \
             : "l"(a), "l"(b), "r"(add));                                                          \
     else                                                                                          \
-      WGMMA("m64n" #n "k16.f32.f16.f16", UP_TO_##r, r2, "%" #r ", %" #r1 ", p, 1, 1, 0, 0",       \
-            FIRST_##r                                                                             \
-            : "l"(a), "l"(b), "r"(add));                                                          \
+      WGMMA("m64n" #n "k16.f32.f16.f16", UP_TO_##r, r2,                                           \
+            "%" #r ", %" #r1 ", p, 1, 1, %" #r3 ", %" #r4, FIRST_##r                              \
+            : "l"(a), "l"(b), "r"(add), "n"(transpose_A), "n"(transpose_B));                      \
   }                                                                                               \
   template <class T>                                                                              \
   __device__ __forceinline__ void wgmma(Accumulator<n> &d, const FragmentA &a, std::uint64_t b,   \
@@ -168,8 +172,9 @@ namespace ptx {
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
   }
 
-// Head dims and tiles of 64 and 128, and the tiles of variants of steps 33 and 41.
+// Head dims and tiles of 64 and 128, step 66's tile of 80, and the tiles of variants of steps 33 and 41.
 WGMMA_OF(64, 32, 33, 34, 35, 36, 37)
+WGMMA_OF(80, 40, 41, 42, 43, 44, 45)
 WGMMA_OF(96, 48, 49, 50, 51, 52, 53)
 WGMMA_OF(128, 64, 65, 66, 67, 68, 69)
 WGMMA_OF(160, 80, 81, 82, 83, 84, 85)
@@ -178,6 +183,7 @@ WGMMA_OF(224, 112, 113, 114, 115, 116, 117)
 
 #undef TEN
 #undef UP_TO_32
+#undef UP_TO_40
 #undef UP_TO_48
 #undef UP_TO_64
 #undef UP_TO_80
@@ -185,6 +191,7 @@ WGMMA_OF(224, 112, 113, 114, 115, 116, 117)
 #undef UP_TO_112
 #undef EIGHT
 #undef FIRST_32
+#undef FIRST_40
 #undef FIRST_48
 #undef FIRST_64
 #undef FIRST_80
@@ -200,7 +207,16 @@ WGMMA_OF(224, 112, 113, 114, 115, 116, 117)
 /// m64nNk16 and m64nNk32).
 template <class T = half, int N>
 __device__ __forceinline__ void wgmma(Accumulator<N> &D, KMajor A, KMajor B, bool add) {
-  ptx::wgmma<T>(D, A.descriptor, B.descriptor, add);
+  ptx::wgmma<T, 0, 0>(D, A.descriptor, B.descriptor, add);
+}
+
+/// Starts D = A^T B^T (+ D): A 16 rows of 64 elements, B N rows of 16, both in shared memory ('wgmma.mma_async',
+/// imm-trans-a).
+template <class T = half, int N>
+__device__ __forceinline__ void wgmma(Accumulator<N> &D, MNMajor A, KMajor B, bool add) {
+  static_assert(!std::is_same_v<T, e4m3>,
+                "8-bit operands are K-major: the sum runs along their rows");
+  ptx::wgmma<T, 1, 0>(D, A.descriptor, B.descriptor, add);
 }
 
 /// Starts D = A B (+ D): A, 64 x 16, in registers, each warp's 16 rows as mma has them; B 16 rows

@@ -247,6 +247,9 @@ void print_totals(const emulator::Profile &profile) {
     std::printf("  TMA: %llu loads, %.3f MB, and %llu stores, %.3f MB\n", count(kTmaLoads),
                 1e-6 * static_cast<double>(total[kTmaLoadBytes]), count(kTmaStores),
                 1e-6 * static_cast<double>(total[kTmaStoreBytes]));
+  if (total[kBulkReductions])
+    std::printf("  TMA: %llu bulk reductions, %.3f MB\n", count(kBulkReductions),
+                1e-6 * static_cast<double>(total[kBulkReductionBytes]));
   if (total[kMulticasts])
     std::printf(
         "  of these loads %llu to several blocks, %.3f MB read; %llu cluster barriers "
