@@ -51,8 +51,9 @@ std::vector<std::string> steps() {
 std::string source_of(const std::string &step) {
   std::string source = read_text("steps/" + step + "/attention.cu");
   std::vector<std::string> held = {
-      "#include \"steps/" + step + "/", "#include \"common/kernel/order.h",
-      "#include \"common/kernel/ring.h", "#include \"common/kernel/cache.h"};
+      "#include \"steps/" + step + "/",  "#include \"common/kernel/order.h",
+      "#include \"common/kernel/ring.h", "#include \"common/kernel/cache",
+      "#include \"common/kernel/line.h", "#include \"common/kernel/merge.h"};
   // Step 71 uses all of it.
   if (step.starts_with("71")) held.push_back("#include \"common/kernel/hopper_attention.h");
   const auto next = [&] {

@@ -11,6 +11,7 @@
 // Prediction  Prompts: 4% more instructions per tile than step 28, and 4% more time at most; at 128,
 //             plain, step 29's time; with pages a loop a quarter longer. New tokens: the time of step
 //             27, and 2 us where there are keys to store.
+#include "common/kernel/splits.h"
 #include "steps/50-in-a-model/decode.h"
 #include "steps/50-in-a-model/prefill.h"
 
@@ -45,20 +46,6 @@ int wave() {
     return resident_blocks<decoding::SharedStorage<T, d, num_warps>>(
         decoding::decode<T, d, num_warps>, num_warps * 32);
   });
-}
-
-/// Returns the number of splits of each of `tiles` tiles of rows: the fewest whose waves are as full as those
-/// of any number, within 5%. A wave is as many blocks as the GPU runs at once.
-int fewest_splits(std::int64_t tiles, int wave, int most) {
-  const auto filled = [=](int splits) {
-    const std::int64_t blocks = tiles * splits;
-    return float(blocks) / ((blocks + wave - 1) / wave * wave);
-  };
-  float best = 0;
-  for (int splits = 1; splits <= min(most, 128); splits++) best = fmaxf(best, filled(splits));
-  int fewest = 1;
-  while (filled(fewest) * 1.05f < best) fewest++;
-  return fewest;
 }
 
 template <class T, int d>

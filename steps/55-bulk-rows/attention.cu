@@ -3,15 +3,16 @@
 // Needs       sm_90: cp.async.bulk, mbarrier
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --type, --page-size, --splits
 // Before      step 27: a lane copies 16 bytes. A tile of 16 keys is 16 instructions of its warp, and each row's
-//             address goes to 16 lanes by shuffles. (New keys are left out: step 50 stores them beforehand.)
+//             address goes to 16 lanes by shuffles. (This step does not append keys: step 50 stores them first.)
 // Bottleneck  Instructions between the bytes: 2 shuffles and an address for each 16 bytes of a lane.
-// Change      Lane i copies row i of the tile, K's or V's: it knows the row's address, and nobody else needs it.
+// Change      Lane i copies row i of the tile, K's or V's: it knows the row's address, and no other lane needs it.
 //             Rows are padded by 16 bytes in shared memory, so that ldmatrix has no bank conflicts. The copies
-//             count their bytes at an mbarrier of the warp's stage.
+//             count their bytes at an mbarrier, one for each stage of each warp.
 // Prediction  A tile of 8 KB is 32 copies, and no shuffle but the softmax's. At 4.8 TB/s an SM receives a row
 //             each 12 clocks. HBM is the limit as before: step 27's time, and with pages step 27's without.
 #include "common/kernel/cache.h"
 #include "common/kernel/ring.h"
+#include "common/kernel/splits.h"
 
 namespace {
 
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
     const int head = kv_h * group + (first_row + row) % group;
     return head_of<E, d>(tensor, strides, b, head, q_start + (first_row + row) / group, 1);
   };
-  const auto keys_seen = [=](int row) {  // by a row of the tile: key 0 and so many in all
+  const auto keys_seen = [=](int row) {  // how many keys, from key 0 on, a row of the tile sees
     return p.causal ? (first_row + row) / group + 1 + seqlen_k - seqlen_q : seqlen_k;
   };
   // Of the tiles of keys that any row sees, each split has as many as another, or one more.
@@ -87,8 +88,8 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
                          row_of(static_cast<const T *>(p.Q), p.Q_strides, i / d)(0, i % d),
                          i / d < rows_there);
 
-  // Lane i copies row i of the tile: K's, and from lane 16 on V's. Where it lies is looked up a tile before its
-  // copy begins, because the page table is memory, too.
+  // Lane i copies row i of the tile: lanes 0 to 15 copy K's rows, lanes 16 to 31 V's. A lane looks its row up while
+  // the tile before is being copied, because the page table is in global memory, too.
   auto *const stage = smem.warp[warp].stage;
   auto *const landed = smem.warp[warp].landed;
   if (lane == 0) {
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   __syncwarp();                         // the barriers are initialised
   int next = keys_begin + warp * keys;  // the first key of the tile to load
   const auto find_next = [&] {
-    // After the last key it is copied again: it is masked, and finite if it was.
+    // Behind the last key, the last row is copied again: a masked row must still be finite.
     const int key = min(next + lane % keys, seqlen_k - 1);
     return next < keys_end ? cache_row<T, d>(p, lane >= keys, b, kv_h, key) : Matrix<const T>{};
   };
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
 
   cp_async_commit();
   cp_async_wait<0>();
-  __syncthreads();  // Q is there for all warps
+  __syncthreads();  // all threads' copies of Q have arrived
   const int lane_row = lane % 16, lane_col = lane / 16 * 8;
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
   FragmentA q[d / 16];
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
       }
     }
   }
-  __syncwarp();  // the last V has been read by all lanes; the part lies over it
+  __syncwarp();  // all lanes have read the last V, over which the part is stored
   for (int r = 0; r < 2; r++) {
     auto &part = smem.warp[warp].part;
     const int row = lane / 4 + 8 * r;
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
       store<2>(part(row, col + lane % 4 * 2),
                Vector<float, 2>{o[col / 8][2 * r], o[col / 8][2 * r + 1]});
   }
-  __syncthreads();  // the parts of all warps are there
+  __syncthreads();  // all warps have stored their parts
   // The workspace of the tile: a part for each split, and the number of those that are missing.
   const std::int64_t tile = (b * p.kv_heads + kv_h) * (gridDim.x / splits) + blockIdx.x / splits;
   float *const workspace = static_cast<float *>(p.workspace) + tile * (splits * rows + 1) * (d + 4);
@@ -194,11 +195,11 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   if (splits > 1) {
     for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4)
       store_part<d>(parts, split * rows + i / d, i % d, sum_of_warps<d>(smem.warp, i / d, i % d));
-    __syncthreads();  // the part is there, for this block
+    __syncthreads();  // all threads of the block have stored its part
     if (threadIdx.x == 0) {
-      __threadfence();  // and for every block that finds it counted
+      __threadfence();  // every block that sees the count must see the part
       smem.is_last(0, 0) = atomic_dec(missing(0, 0), splits - 1) == 1;
-      __threadfence();  // and if it is the last, the parts of all others are there for it
+      __threadfence();  // the last block must see the parts of all others
     }
     __syncthreads();
     if (!smem.is_last(0, 0)) return;
@@ -214,12 +215,6 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   }
 }
 
-/// Tiles of Q's rows in the whole problem.
-std::int64_t row_tiles(const Problem &p) {
-  const int rows_of_group = p.seqlen_q * (p.heads / p.kv_heads);
-  return std::int64_t{p.batch} * p.kv_heads * ((rows_of_group + rows - 1) / rows);
-}
-
 /// How many blocks the GPU runs at once: of 8 warps, or of half as many until one fits it.
 template <class T, int d, int num_warps = 8>
 int wave() {
@@ -229,33 +224,19 @@ int wave() {
   return resident_blocks<Storage>(attention<T, d, num_warps>, num_warps * 32);
 }
 
-/// Returns the number of splits of each of so many tiles of rows: the fewest whose waves are as full as those
-/// of any number, within 5%. A wave is as many blocks as the GPU runs at once.
-int fewest_splits(std::int64_t tiles, int wave, int most) {
-  const auto filled = [=](int splits) {
-    const std::int64_t blocks = tiles * splits;
-    return float(blocks) / ((blocks + wave - 1) / wave * wave);
-  };
-  float best = 0;
-  for (int splits = 1; splits <= min(most, 128); splits++) best = fmaxf(best, filled(splits));
-  int fewest = 1;
-  while (filled(fewest) * 1.05f < best) fewest++;
-  return fewest;
-}
-
 int num_splits(const Problem &p) {
   const int blocks = p.head_dim == 64 ? wave<half, 64>() : wave<half, 128>();
-  return p.splits ? p.splits : fewest_splits(row_tiles(p), blocks, p.seqlen_k / (8 * keys));
+  return p.splits ? p.splits : fewest_splits(row_tiles(p, rows), blocks, p.seqlen_k / (8 * keys));
 }
 
 /// Launches blocks of 8 warps, or of half as many where two share an SM and until one fits this GPU: at head
-/// dim 128, 8 warps need 196 KB of shared memory, 4 need 100 and 2 need 52.
+/// dim 128, 8 warps need 209 KB of shared memory, 4 need 107 and 2 need 56.
 template <class T, int d, int num_warps = 8>
 void run(const Problem &p, bool share_SMs) {
   using Storage = SharedStorage<T, d, num_warps>;
   if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
     if (share_SMs || !fits_a_block<Storage>()) return run<T, d, num_warps / 2>(p, false);
-  const int splits = num_splits(p), of_head = row_tiles(p) / (p.kv_heads * p.batch);
+  const int splits = num_splits(p), of_head = row_tiles(p, rows) / (p.kv_heads * p.batch);
   launch<Storage>(attention<T, d, num_warps>, dim3(of_head * splits, p.kv_heads, p.batch),
                   dim3(num_warps * 32), p, splits, log2_e / sqrtf(d));
 }
@@ -274,12 +255,12 @@ EXPORT_STEP({
         [](const Problem &p) {
           // At head dim 128 a block of 8 warps has an SM for itself. If not all run at once, two of
           // 4 warps share it: one reads while the other begins or ends.
-          const bool share_SMs = row_tiles(p) * num_splits(p) > wave<half, 128>();
+          const bool share_SMs = row_tiles(p, rows) * num_splits(p) > wave<half, 128>();
           p.type == Type::kBf16 ? run_dims<bf16>(p, share_SMs) : run_dims<half>(p, share_SMs);
         },
     .workspace_bytes =
         [](const Problem &p) {
-          return sizeof(float) * row_tiles(p) * (num_splits(p) * rows + 1) * (p.head_dim + 4);
+          return sizeof(float) * row_tiles(p, rows) * (num_splits(p) * rows + 1) * (p.head_dim + 4);
         },
     .decodes = true,
 });
