@@ -18,16 +18,15 @@
 namespace {
 
 /// Tiles of 16 rows of Q, of the heads that share a head of K and V, in the whole problem.
-int row_tiles(const Problem &p) {
-  return (p.seqlen_q * (p.heads / p.kv_heads) + decoding::rows - 1) / decoding::rows * p.batch *
-         p.kv_heads;
+std::int64_t row_tiles(const Problem &p) {
+  return ::row_tiles(p, decoding::rows);
 }
 
 /// Whether the kernel for new tokens is the faster one. It reads K and V once for each 16 rows of a group's
 /// queries, and its blocks share the keys, so they fill the GPU. The kernel for prompts reads K and V for each
 /// head and each tile of its queries, in blocks that go through all keys. If its blocks do not fill a wave, as
-/// many as the GPU runs at once, they take as long as a full wave. So reads are compared by waves, where the
-/// cache is long beside the queries.
+/// many as the GPU runs at once, they take as long as a full wave. So its reads are counted by full waves, if
+/// the cache is at least 128 times as long as the queries.
 template <class T, int d>
 bool decodes(const Problem &p) {
   if (p.seqlen_q <= 16) return true;
@@ -77,7 +76,7 @@ void run(const Problem &problem) {
   if (decodes<T, d>(p)) {
     const int splits = num_splits<T, d>(p);
     // Of blocks that follow each other on an SM one reads while the other begins or ends.
-    const bool share_SMs = std::int64_t{row_tiles(p)} * splits > wave<T, d>();
+    const bool share_SMs = row_tiles(p) * splits > wave<T, d>();
     decoding::with_warps<T, d>(share_SMs, [&](auto num_warps) {
       launch_on<decoding::SharedStorage<T, d, num_warps>>(
           p.stream, decoding::decode<T, d, num_warps>,
