@@ -447,6 +447,16 @@ void synchronise_devices() {
   devices.done.clear();  // all that comes later knows of it
 }
 
+void rewrite(void *stream, const void *memory, std::size_t bytes, Where where) {
+  Action action{static_cast<Stream *>(stream)};
+  action.site = site_of(where);
+  action.work = [=](const Action &self) {
+    note(self, {{static_cast<const std::byte *>(memory), bytes, true, false, "caller's write",
+                 self.site}});
+  };
+  add(action.stream, std::move(action));
+}
+
 LinkBytes take_link_bytes() {
   return std::exchange(devices.links, {});
 }

@@ -29,6 +29,10 @@ int current_device();
 /// Runs all that is queued, on all devices.
 void synchronise_devices();
 
+/// Queues on a stream that its owner writes these bytes, and leaves them as they are: what a step's caller may do
+/// before and after a launch.
+void rewrite(void *stream, const void *memory, std::size_t bytes, Where where = Where::current());
+
 /// The bytes that went from one device to another since the last call.
 using LinkBytes = std::map<std::pair<int, int>, std::uint64_t>;
 LinkBytes take_link_bytes();

@@ -18,6 +18,56 @@
 inline void cuda_check(cudaError_t, const char *) {}
 #endif
 
+/// Puts a mark at the end of a stream, for which other streams can wait.
+inline void record(cudaEvent_t event, cudaStream_t on,
+                   [[maybe_unused]] Where where = Where::current()) {
+#ifdef __CUDACC__
+  cuda_check(cudaEventRecord(event, on), "cudaEventRecord");
+#else
+  cudaEventRecord(event, on, where);
+#endif
+}
+
+/// What is queued on this stream later waits for the mark.
+inline void wait(cudaStream_t on, cudaEvent_t event,
+                 [[maybe_unused]] Where where = Where::current()) {
+#ifdef __CUDACC__
+  cuda_check(cudaStreamWaitEvent(on, event, 0), "cudaStreamWaitEvent");
+#else
+  cudaStreamWaitEvent(on, event, 0, where);
+#endif
+}
+
+/// A GPU's second stream, on which K and V arrive, and moments for which streams wait.
+struct Traffic {
+  cudaStream_t stream;
+  cudaEvent_t begun;  // the launch
+  std::vector<cudaEvent_t> arrived,
+      computed;  // of each hop: its K and V are complete, and have been read
+};
+
+/// That of each of the first so many GPUs, with as many hops. They are made once.
+inline const std::vector<Traffic> &traffic(int gpus) {
+  static std::map<int, std::vector<Traffic>> made;
+  std::vector<Traffic> &all = made[gpus];
+  const auto new_event = [] {
+    cudaEvent_t event;
+    cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    return event;
+  };
+  for (int gpu = static_cast<int>(all.size()); gpu < gpus; gpu++) {
+    cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
+    Traffic of{{}, new_event(), {}, {}};
+    cuda_check(cudaStreamCreateWithFlags(&of.stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    for (int hop = 0; hop < gpus; hop++) {
+      of.arrived.push_back(new_event());
+      of.computed.push_back(new_event());
+    }
+    all.push_back(of);
+  }
+  return all;
+}
+
 /// Turns an error of NCCL into an exception that says what was being done.
 inline void nccl_check(ncclResult_t result, const char *what) {
   if (result != ncclSuccess)

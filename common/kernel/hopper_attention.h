@@ -34,9 +34,10 @@ struct Piece {
   bool causal;
   void *O = nullptr;           // [batch, rows_q, heads, d] of T; or null, and then
   float *O_partial = nullptr;  // the same in fp32, and log2 of the sum of 2^score of each row:
-  float *lse = nullptr;        // [batch * heads, rows_q]
-  unsigned *counter;           // holds 0, or as many as there are tiles, or more
-  int leave_sms;               // multiprocessors without a block of this launch
+  float *lse = nullptr;        // [batch * heads, lse_rows]
+  int lse_rows = 0;
+  unsigned *counter;  // holds 0, or as many as there are tiles, or more
+  int leave_sms;      // multiprocessors without a block of this launch
   void *stream;
 };
 
@@ -54,6 +55,7 @@ struct Order {
   int Br, rows_q, rows_k;          // Br: rows of a tile
   int query_0_sees;                // query i sees the keys before i + query_0_sees
   int heads, kv_heads;
+  int lse_rows;
 };
 struct Place {
   int row, head, kv_head, batch, key_tiles;
@@ -179,7 +181,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
             O_partial + (at.batch * O_strides.batch + at.head * O_strides.head), order.rows_q, d,
             O_strides.row};
         const std::int64_t any_head = at.batch * order.heads + at.head;
-        const Matrix<float> gLse{lse + any_head * order.rows_q, order.rows_q, 1};
+        const Matrix<float> gLse{lse + any_head * order.lse_rows, order.rows_q, 1};
         for (int r = 0; r < 2; r++) {
           const int row = first_row + row_in_group + 8 * r;
           if (row >= order.rows_q) continue;
@@ -297,7 +299,8 @@ void launch(const Piece &p) {
               p.rows_k,
               p.causal ? p.first_q - p.first_k + 1 : p.rows_k,
               p.heads,
-              p.kv_heads};
+              p.kv_heads,
+              p.lse_rows};
   // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
   const std::int64_t kv_bytes = std::int64_t{p.rows_k} * d * 2 * sizeof(T);
   if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, order.all_heads);

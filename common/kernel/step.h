@@ -23,7 +23,7 @@ struct HeadScales {
 };
 
 /// What one of several GPUs has of a sequence, in its own memory: `part_rows` rows, or at the sequence's end
-/// fewer. All are dense, [batch, part_rows, heads or kv_heads, head_dim].
+/// fewer. All are dense, [batch, part_rows, heads or kv_heads, head_dim]. The rows that exist come first.
 struct GpuPart {
   const void *Q, *K, *V;
   void *O;
@@ -100,19 +100,30 @@ struct Problem {
   Rope rope;
   const float *rope_cos, *rope_sin;  // [seqlen_k or more, head_dim / 2], null without
   int splits;                        // how many blocks share a sequence's keys; 0: the step decides
-  // Where several GPUs share the sequence: GPU g has the rows from g * part_rows on of all four tensors. Q, K, V, O
-  // and the workspace above are null, and the strides are those of a part.
-  int gpus;  // 0: this GPU has it all
-  int part_rows;
+  // Where several GPUs share the sequence: it is cut into gpus * chunks chunks of chunk_rows rows, and GPU g has
+  // chunk g of all four tensors. If a GPU has two chunks (Step::two_ends), the second is the g-th from the end. Q, K,
+  // V, O and the workspace above are null, and the strides are those of a part.
+  int gpus;    // 0: this GPU has it all
+  int chunks;  // of a GPU: 1 or 2
+  int chunk_rows;
+  int part_rows;         // chunks * chunk_rows
   const GpuPart *parts;  // [gpus], in the memory of the host
   Link link;
   int leave_sms;  // multiprocessors that a kernel leaves free
 };
 
-/// The rows of the sequence that a GPU has.
+/// The rows of the sequence before a GPU's chunk, its first (0) or its second (1).
+inline std::int64_t first_row_of(const Problem &problem, int gpu, int which) {
+  return std::int64_t{which == 0 ? gpu : 2 * problem.gpus - 1 - gpu} * problem.chunk_rows;
+}
+
+/// The rows of the sequence that a chunk has, or all chunks of a GPU.
+inline int rows_of(const Problem &problem, int gpu, int which) {
+  const std::int64_t left = problem.seqlen_q - first_row_of(problem, gpu, which);
+  return left < 0 ? 0 : left < problem.chunk_rows ? static_cast<int>(left) : problem.chunk_rows;
+}
 inline int rows_of(const Problem &problem, int gpu) {
-  const std::int64_t left = problem.seqlen_q - std::int64_t{gpu} * problem.part_rows;
-  return left < 0 ? 0 : left < problem.part_rows ? static_cast<int>(left) : problem.part_rows;
+  return rows_of(problem, gpu, 0) + (problem.chunks == 2 ? rows_of(problem, gpu, 1) : 0);
 }
 
 /// This device does not take the step at this shape.
@@ -140,6 +151,7 @@ struct Step {
   bool writes_lse = false;  // beside O
   bool gradients = false;   // a backward pass: it writes dQ, dK and dV
   bool same_bits = true;    // in every run; false where blocks add to one number in any order
+  bool two_ends = false;    // each of several GPUs has two chunks of the sequence
 };
 
 // One source, compiled once for each backend.

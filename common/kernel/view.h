@@ -11,7 +11,7 @@
 
 /// A place in the source, which only the emulator uses.
 struct Where {
-  __device__ static constexpr Where current() { return {}; }
+  __host__ __device__ static constexpr Where current() { return {}; }
 };
 
 template <class T>

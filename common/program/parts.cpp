@@ -27,19 +27,30 @@ std::size_t elements_of(const Tensor &tensor) {
   return static_cast<std::size_t>(tensor.batch * tensor.strides.batch);
 }
 
-/// Calls it with the places of each head's rows of a part: the first element in the tensor of the whole sequence,
-/// the first in one of the part alone, both [batch, heads, rows, head_dim], and how many elements there are.
+/// Calls it with the places of each head's rows of each chunk of a part: the first element in the tensor of the whole
+/// sequence, the first in one of the part alone, both [batch, heads, rows, head_dim], and how many elements there are.
 template <class Work>
 void for_each_head(const Problem &problem, int heads, int gpu, const Work &work) {
   const auto d = static_cast<std::size_t>(problem.head_dim);
-  const auto first = static_cast<std::size_t>(gpu) * problem.part_rows;
   for (int i = 0; i < problem.batch * heads; i++)
-    work((static_cast<std::size_t>(i) * problem.seqlen_q + first) * d,
-         static_cast<std::size_t>(i) * problem.part_rows * d,
-         static_cast<std::size_t>(rows_of(problem, gpu)) * d);
+    for (int which = 0; which < problem.chunks; which++) {
+      const auto first = static_cast<std::size_t>(first_row_of(problem, gpu, which));
+      const auto rows = static_cast<std::size_t>(rows_of(problem, gpu, which));
+      if (rows == 0) continue;
+      work((static_cast<std::size_t>(i) * problem.seqlen_q + first) * d,
+           (static_cast<std::size_t>(i) * problem.part_rows + which * problem.chunk_rows) * d,
+           rows * d);
+    }
 }
 
 }  // namespace
+
+void cut_into_parts(Problem &problem, bool two_ends) {
+  problem.chunks = two_ends ? 2 : 1;
+  const int all = problem.gpus * problem.chunks;
+  problem.chunk_rows = (problem.seqlen_q + all - 1) / all;
+  problem.part_rows = problem.chunks * problem.chunk_rows;
+}
 
 void fill_parts(Device &device, const reference::Inputs &inputs, Problem &problem,
                 std::vector<GpuPart> &parts) {

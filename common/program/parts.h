@@ -7,6 +7,9 @@
 #include "common/program/device.h"
 #include "reference/inputs.h"
 
+/// Cuts the sequence into a chunk for each GPU, or into two.
+void cut_into_parts(Problem &problem, bool two_ends);
+
 /// Fills each GPU's memory with its part of Q, K and V, NaN in the rows that are not there, and O of nothing
 /// but NaN. `parts` becomes what `problem` points to.
 void fill_parts(Device &device, const reference::Inputs &inputs, Problem &problem,

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -46,7 +47,8 @@ struct Case {
   Problem problem{};
   std::vector<GpuPart> parts;
 
-  Case(int seqlen, int gpus, int batch = 2, int heads = 4, int kv_heads = 2) {
+  Case(int seqlen, int gpus, int batch = 2, int heads = 4, int kv_heads = 2,
+       bool two_ends = false) {
     reference::Shape shape{.batch = batch,
                            .heads = heads,
                            .kv_heads = kv_heads,
@@ -56,7 +58,8 @@ struct Case {
     inputs = reference::make_inputs(reference::Family::kNormal, shape, Type::kFp16, 1);
     problem.batch = batch, problem.heads = heads, problem.kv_heads = kv_heads;
     problem.seqlen_q = problem.seqlen_k = seqlen, problem.head_dim = 64;
-    problem.gpus = gpus, problem.part_rows = (seqlen + gpus - 1) / gpus;
+    problem.gpus = gpus;
+    cut_into_parts(problem, two_ends);
     fill_parts(device, inputs, problem, parts);
   }
 };
@@ -73,6 +76,36 @@ TEST_CASE("parts: all rows are somebody's, in their order") {
         CHECK(rows == std::min(seqlen, (gpu + 1) * c.problem.part_rows));
       }
       CHECK(rows == seqlen);
+    }
+}
+
+TEST_CASE(
+    "parts: a GPU with two ends of the sequence has a chunk from each, and the rows follow each "
+    "other") {
+  for (const int seqlen : {1, 2, 9, 16, 17, 32, 33})
+    for (const int gpus : {1, 2, 3, 8}) {
+      Case c(seqlen, gpus, 2, 4, 2, true);
+      const Problem &p = c.problem;
+      std::vector<int> owner(static_cast<std::size_t>(seqlen), -1);
+      for (int gpu = 0; gpu < gpus; gpu++) {
+        CHECK((rows_of(p, gpu, 1) == 0 || rows_of(p, gpu, 0) == p.chunk_rows));
+        for (const int which : {0, 1})
+          for (int row = 0; row < rows_of(p, gpu, which); row++) {
+            const auto at = static_cast<std::size_t>(first_row_of(p, gpu, which) + row);
+            CHECK(owner.at(at) == -1);
+            owner[at] = gpu;
+            const auto *Q = static_cast<const std::uint16_t *>(c.parts[gpu].Q);
+            CHECK(Q[(which * p.chunk_rows + row) * p.Q_strides.row] == c.inputs.Q[at * 64]);
+          }
+      }
+      CHECK(std::count(owner.begin(), owner.end(), -1) == 0);
+      CHECK(owner[0] == 0);
+      for (int gpu = 0; gpu < gpus; gpu++)
+        std::memcpy(c.parts[gpu].O, c.parts[gpu].Q,
+                    sizeof(std::uint16_t) * static_cast<std::size_t>(2 * p.O_strides.batch));
+      std::size_t strays;
+      CHECK(gather_parts(c.device, p, strays) == c.inputs.Q);
+      CHECK(strays == 0);
     }
 }
 

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "common/emulator/devices.h"
 #include "common/emulator/runtime.h"
 #include "common/program/csv.h"
 #include "common/program/device.h"
@@ -92,7 +93,7 @@ void check_fits(const Problem &problem, const Options &options, const Device &de
 }
 
 /// The sizes and the kind of problem, with nothing in memory yet.
-Problem pose(const Options &options) {
+Problem pose(const Options &options, const Step &step) {
   const reference::Shape &shape = options.shape;
   Problem problem{};
   problem.type = options.type;
@@ -114,7 +115,7 @@ Problem pose(const Options &options) {
   problem.rope = shape.rope;
   problem.splits = options.splits;
   problem.gpus = options.gpus;
-  if (problem.gpus) problem.part_rows = (problem.seqlen_q + problem.gpus - 1) / problem.gpus;
+  if (problem.gpus) cut_into_parts(problem, step.two_ends);
   problem.link = options.link;
   problem.leave_sms = options.leave_sms;
   return problem;
@@ -417,7 +418,7 @@ ExitStatus run(const Options &asked) {
       files.emplace_back(static_cast<CsvKind>(i), CsvFile(std::string("--") + kCsv[i].option,
                                                           options.files[i], kCsv[i].header));
 
-  Problem problem = pose(options);
+  Problem problem = pose(options, step);
   emulator::settings.seed = options.seed;
   if (problem.gpus) device->use_gpus(problem.gpus);
   check_fits(problem, options, *device);
@@ -460,7 +461,17 @@ ExitStatus run(const Options &asked) {
     // Several GPUs twice in a row: one may begin the second launch while another has not ended the first.
     const int times = problem.gpus > 1 && options.check_only ? 2 : 1;
     device->run([&] {
-      for (int i = 0; i < times; i++) launch();
+      for (int i = 0; i < times; i++) {
+        launch();
+        if (device->is_gpu()) continue;
+        // The step is done with its inputs: who called it writes the next ones.
+        for (int gpu = 0; gpu < problem.gpus; gpu++)
+          for (const auto &[memory, strides] : {std::pair(parts[gpu].Q, problem.Q_strides),
+                                                std::pair(parts[gpu].K, problem.K_strides),
+                                                std::pair(parts[gpu].V, problem.K_strides)})
+            emulator::rewrite(parts[gpu].stream, memory,
+                              sizeof(std::uint16_t) * problem.batch * strides.batch);
+      }
     });
   } catch (const emulator::KernelError &) {
     for (const auto &[kind, file] : files)
@@ -596,7 +607,7 @@ ExitStatus run(const Options &asked) {
     } else if (problem.gpus > 1) {
       Options of_one = options;
       of_one.gpus = 1;
-      Problem whole = pose(of_one);
+      Problem whole = pose(of_one, step);
       std::vector<GpuPart> part;
       fill_parts(*device, inputs, whole, part);
       Result alone = result;

@@ -30,14 +30,14 @@ struct Workspace {
   std::size_t bytes() const { return 2 * kv_bytes + sizeof(unsigned); }
 };
 
-template <class T>
+template <class T, int d>
 void run(const Problem &p) {
   const Workspace workspace(p);
   const std::vector<ncclComm_t> &comms = communicators(p.gpus);
   const auto stream = [&](int gpu) { return static_cast<cudaStream_t>(p.parts[gpu].stream); };
   // All parts have the rows of the first one in memory, so the gathered rows follow each other: those that are
   // missing would come after the last.
-  const std::size_t part = std::size_t(p.part_rows) * p.kv_heads * p.head_dim;
+  const std::size_t part = std::size_t(p.part_rows) * p.kv_heads * d;
 
   nccl_check(ncclGroupStart(), "ncclGroupStart");  // one thread calls for all GPUs
   for (int gpu = 0; gpu < p.gpus; gpu++)
@@ -55,11 +55,9 @@ void run(const Problem &p) {
 
   Strides all = p.K_strides;  // of the gathered rows
   all.batch *= p.gpus;
-  for (int gpu = 0; gpu < p.gpus; gpu++) {
-    if (rows_of(p, gpu) == 0) continue;
+  const auto compute = [&](int gpu) {
     const GpuPart &mine = p.parts[gpu];
-    cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
-    hopper_attention::launch(p.type, p.head_dim,
+    hopper_attention::launch(p.type, d,
                              {.Q = mine.Q,
                               .K = workspace.K(mine),
                               .V = workspace.V(mine),
@@ -77,7 +75,16 @@ void run(const Problem &p) {
                               .counter = workspace.counter(mine),
                               .leave_sms = p.leave_sms,
                               .stream = mine.stream});
+  };
+  for (int gpu = 0; gpu < p.gpus; gpu++) {
+    cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
+    if (rows_of(p, gpu)) compute(gpu);
   }
+}
+
+template <class T>
+void run(const Problem &p) {
+  p.head_dim == 64 ? run<T, 64>(p) : run<T, 128>(p);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 //             8,192 tokens, where step 70 has 68%, and 98% at 65,536.
 #include "common/kernel/gpus.h"
 #include "common/kernel/hopper_attention.h"
+#include "common/kernel/merge_hops.h"
 
 namespace {
 
@@ -44,75 +45,6 @@ struct Workspace {
   std::size_t bytes() const { return 8 * elements + 8 * rows * (d + 1) + sizeof(unsigned); }
 };
 
-/// The stream of a GPU on which K and V arrive, and moments for which streams wait.
-struct Traffic {
-  cudaStream_t stream;
-  cudaEvent_t begun;  // the launch
-  std::vector<cudaEvent_t> arrived,
-      computed;  // of each hop: its K and V are there, and have been read
-};
-
-const std::vector<Traffic> &traffic(int gpus) {
-  static std::map<int, std::vector<Traffic>> made;
-  std::vector<Traffic> &all = made[gpus];
-  const auto new_event = [] {
-    cudaEvent_t event;
-    cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-    return event;
-  };
-  for (int gpu = int(all.size()); gpu < gpus; gpu++) {
-    cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
-    Traffic of{{}, new_event(), {}, {}};
-    cuda_check(cudaStreamCreateWithFlags(&of.stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    for (int hop = 0; hop < gpus; hop++) {
-      of.arrived.push_back(new_event());
-      of.computed.push_back(new_event());
-    }
-    all.push_back(of);
-  }
-  return all;
-}
-
-constexpr int warps = 8;  // of a block that merges, with a row each
-
-/// Merges the results of two sets of keys into that of both: O is the mean of the two O, with the sums of
-/// their exponentials as weights. Stores it in fp32, or in the end as T.
-template <class T, int d>
-__global__ void merge(float *O,          // [batch, part_rows, heads, d]: of the hops so far
-                      float *lse,        // [batch, heads, rows]: log2 of the sums
-                      const float *O_2,  // the same of this hop
-                      const float *lse_2,
-                      T *O_final,  // null but for the last hop
-                      int batch, int part_rows, int rows, int heads) {
-  const int i = blockIdx.x * warps + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int head = i % heads, row = i / heads % rows, b = i / heads / rows;
-  if (b >= batch) return;
-  constexpr int n = d / 32;  // columns of a lane
-  const int place = (b * part_rows + row) * heads + head, all_rows = batch * part_rows * heads;
-  const Matrix<float> gO{O, all_rows, d},
-      gLse{lse + (std::int64_t{b} * heads + head) * rows, rows, 1};
-  const Matrix<const float> gO_2{O_2, all_rows, d},
-      gLse_2{lse_2 + (std::int64_t{b} * heads + head) * rows, rows, 1};
-
-  const float a = gLse(row, 0), b_ = gLse_2(row, 0), m = fmaxf(a, b_);
-  const float sum = ex2(a - m) + ex2(b_ - m);
-  const float weight = ex2(a - m) / sum, weight_2 = ex2(b_ - m) / sum;
-  Vector<float, n> x = load<n>(gO(place, lane * n));
-  const Vector<float, n> x_2 = load<n>(gO_2(place, lane * n));
-  Vector<T, n> rounded;
-  for (int c = 0; c < n; c++) {
-    x[c] = x[c] * weight + x_2[c] * weight_2;
-    rounded[c] = from_float<T>(x[c]);
-  }
-  if (O_final) {
-    store<n>(Matrix<T>{O_final, all_rows, d}(place, lane * n), rounded);
-    return;
-  }
-  store<n>(gO(place, lane * n), x);
-  __syncwarp();  // all lanes have read lse
-  if (lane == 0) gLse(row, 0) = m + log2f(sum);
-}
-
 template <class T, int d>
 void run(const Problem &p) {
   const Workspace workspace(p);
@@ -120,12 +52,6 @@ void run(const Problem &p) {
   const std::vector<Traffic> &traffics = traffic(p.gpus);
   const int N = p.gpus;
   const auto stream = [&](int gpu) { return static_cast<cudaStream_t>(p.parts[gpu].stream); };
-  const auto wait = [](cudaStream_t on, cudaEvent_t event) {
-    cuda_check(cudaStreamWaitEvent(on, event, 0), "cudaStreamWaitEvent");
-  };
-  const auto record = [](cudaEvent_t event, cudaStream_t on) {
-    cuda_check(cudaEventRecord(event, on), "cudaEventRecord");
-  };
   // K and V that a GPU computes with in a hop: its own, or what has arrived in one of two buffers.
   const auto K = [&](int gpu, int hop) {
     return hop ? workspace.K(p.parts[gpu], hop % 2) : p.parts[gpu].K;
@@ -195,16 +121,18 @@ void run(const Problem &p) {
                               .O = whole ? mine.O : nullptr,
                               .O_partial = workspace.O(mine, hop > 0),
                               .lse = workspace.lse(mine, hop > 0),
+                              .lse_rows = p.part_rows,
                               .counter = workspace.counter(mine),
                               .leave_sms = hop + 1 < N ? p.leave_sms : 0,
                               .stream = mine.stream});
     record(traffics[gpu].computed[hop], stream(gpu));
     if (hop == 0) return;
-    launch_on<void>(
-        mine.stream, merge<T, d>, dim3((p.batch * rows_of(p, gpu) * p.heads + warps - 1) / warps),
-        dim3(warps * 32), workspace.O(mine, 0), workspace.lse(mine, 0), workspace.O(mine, 1),
-        workspace.lse(mine, 1), last ? static_cast<T *>(mine.O) : nullptr, p.batch, p.part_rows,
-        rows_of(p, gpu), p.heads);
+    const int rows = rows_of(p, gpu);
+    launch_on<void>(mine.stream, merge<T, d>,
+                    dim3((p.batch * rows * p.heads + merge_warps - 1) / merge_warps),
+                    dim3(merge_warps * 32), workspace.O(mine, 0), workspace.lse(mine, 0),
+                    workspace.O(mine, 1), workspace.lse(mine, 1), static_cast<T *>(mine.O),
+                    MergedRows{p.batch, p.heads, p.part_rows, 0, rows, last ? rows : 0});
   };
 
   for (int gpu = 0; gpu < N; gpu++) record(traffics[gpu].begun, stream(gpu));
