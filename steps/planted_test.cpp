@@ -28,10 +28,9 @@ namespace {
 
 const std::string kFolder = "build/planted/";
 
-// From step 36 on, blocks that take three tiles of Q on the emulator's 16 multiprocessors, one more than Q has stages;
-// and with one tile of keys.
-const char *const kPersistent = "--heads 20 --seqlen 256";
-const char *const kPersistentShort = "--heads 40 --seqlen 128";
+// From step 36 on, blocks that take four tiles of Q, two more than Q has stages; and with one tile of keys.
+const char *const kPersistent = "--sms 2 --heads 4 --seqlen 256";
+const char *const kPersistentShort = "--sms 2 --heads 8 --seqlen 128";
 
 // Where some are enough: steps, and of each of these bugs and calls.
 constexpr std::size_t kSomeSteps = 8, kSomeBugs = 4, kSomeCalls = 1;

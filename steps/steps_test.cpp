@@ -141,6 +141,14 @@ bool takes_all(const Description &step, const std::string &text) {
   return true;
 }
 
+/// Whether an option changes the scores alone, and no address: one sequence shows what it does.
+bool of_scores(const std::string &option) {
+  static const std::set<std::string> all = {"--alibi",       "--causal",     "--rope",    "--scale",
+                                            "--sink-logits", "--sinks",      "--softcap", "--type",
+                                            "--window",      "--window-size"};
+  return all.contains(option);
+}
+
 std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
   const bool any_length = step.tile == 1;
   const int tile = any_length ? 65 : step.tile;  // a tile's rows, and for all that we know one more
@@ -182,9 +190,10 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
       for (const std::string &options : with)
         if (takes_all(step, options) &&
             (head_dim == step.head_dims.front() || options == with.front()))
-          runs.push_back({any_length ? 150 : 3 * tile,
-                          large || (!gpu && head_dim != step.head_dims.front()) ? 1 : 2, 2,
-                          head_dim, "normal", 1, options});
+          runs.push_back(
+              {any_length ? 150 : 3 * tile,
+               large || (!gpu && (of_scores(option) || head_dim != step.head_dims.front())) ? 1 : 2,
+               2, head_dim, "normal", 1, options});
     }
   }
   for (const std::uint64_t seed : {5, 6, 7})  // orders of threads
@@ -195,10 +204,15 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
     runs.push_back({(large ? 3 : 5) * tile, 1, 1, step.head_dims.front(), "normal", seed});
   if (persistent)
     for (const std::string &head_dim : step.head_dims) {
-      // The emulator has 16 blocks: one tile each or two, with one tile of keys and with three.
-      runs.push_back({tile, 3, large ? 3 : 7, head_dim, "normal", 10});
-      runs.push_back({3 * tile, large ? 1 : 2, 3, head_dim, "rising", 11, taken});
-      if (gpu) runs.push_back({15 * tile, 3, 11, head_dim, "normal", 12, taken});
+      // Blocks with one tile or two, with one tile of keys and with three.
+      if (gpu) {
+        runs.push_back({tile, 3, 7, head_dim, "normal", 10});
+        runs.push_back({3 * tile, 2, 3, head_dim, "rising", 11, taken});
+        runs.push_back({15 * tile, 3, 11, head_dim, "normal", 12, taken});
+      } else {
+        runs.push_back({tile, large ? 1 : 2, 3, head_dim, "normal", 10, " --sms 4"});
+        runs.push_back({3 * tile, large ? 1 : 2, 1, head_dim, "rising", 11, taken + " --sms 4"});
+      }
     }
   return runs;
 }

@@ -264,7 +264,7 @@ void Accesses::begin_copy(void *shared, const void *global, const Where &where,
                           const void *caller) {
   const std::size_t offset = shared_.offset(shared);
   if (offset >= shared_.bytes())
-    scheduler_.fail({Fault::kBounds, "cp.async to what is not shared memory"}, where);
+    scheduler_.fail({Fault::kBounds, "cp.async: the destination is not in shared memory"}, where);
   if (offset % kCopyBytes)
     scheduler_.fail({Fault::kMisaligned, "cp.async to an address that is not a multiple of 16"},
                     where);

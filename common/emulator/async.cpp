@@ -43,7 +43,7 @@ ReadNumber AsyncEngine::begin_read(std::span<const SharedBytes> bytes, unsigned 
   for (const SharedBytes &some : bytes) {
     const std::size_t offset = shared_.offset(some.first);
     if (offset >= shared_.bytes() || offset + some.bytes > shared_.bytes())
-      scheduler_.fail({Fault::kBounds, "wgmma of what is not in shared memory"}, where);
+      scheduler_.fail({Fault::kBounds, "wgmma: an operand is not in shared memory"}, where);
     read.pieces.push_back({offset, some.bytes});
   }
   const Error error = shared_.shadow().begin_async_read(read, clocks_);

@@ -244,7 +244,7 @@ unsigned Clocks::add_agent() {
   use_agents();
   if ((kFirstAgent + agents_) >> kActorBits)
     throw std::length_error(
-        "the emulator takes at most 1024 mbarriers and reading warps per block");
+        "the emulator accepts at most 1024 mbarriers and reading warps per block");
   if (columns() == capacity_) {
     const std::vector<Moment> before = std::move(exact_);
     const std::size_t stride_before = stride(), columns_before = capacity_;

@@ -175,7 +175,7 @@ TEST_CASE("cluster: tiles that two blocks share, and each rule of it broken") {
   errors_with(with(Bug::kFewReaders), {"one arrival more than", reading, writing});
   errors_with(with(Bug::kReleasesToItself), {reading, writing, "with the wgmma at"});
   errors_with(with(Bug::kWrongHalf), {writing});
-  errors_with(with(Bug::kHalfOfBytes), {writing, "4096 bytes expected, 8192 landed"});
+  errors_with(with(Bug::kHalfOfBytes), {writing, "4096 bytes expected, 8192 arrived"});
   errors_with(with(Bug::kOrdinaryRead), {"TMA load races in shared memory with the load at "});
   errors_with(with(Bug::kNoEnd), {"which may have exited: no cluster_sync and no wait for it"});
   errors_with(with(Bug::kNoStart), {"that nobody has initialised", "no cluster_sync between them"});
@@ -442,11 +442,11 @@ TEST_CASE("cluster: launches that are refused") {
   };
   CHECK(error(8, 8, 128) == "");
   CHECK(error(3, 2, 128) ==
-        "launch refused: clusters of 2 blocks: grid.x is 3, which is no multiple");
+        "launch refused: clusters of 2 blocks: grid.x is 3: must be a multiple of 2");
   CHECK(error(16, 16, 128) == "launch refused: clusters of 16 blocks: 1 to 8 are allowed");
   CHECK(error(2, 2, 96) ==
-        "launch refused: clusters of 2 blocks: of 96 threads each; the emulator takes multiples of "
-        "128, and 1024 together");
+        "launch refused: clusters of 2 blocks: 96 threads each: must be a "
+        "multiple of 128, and at most 1024 in a cluster");
   CHECK(error(4, 4, 384) != "");
 }
 

@@ -569,7 +569,8 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *chosen, Wh
   if (count < 1 || count > devices.count || chosen)
     refuse(Fault::kLaunch, site_of(where),
            "ncclCommInitAll of " + std::to_string(count) + " ranks: there are " +
-               std::to_string(devices.count) + " devices; the emulator takes the first ones");
+               std::to_string(devices.count) +
+               " devices, and the emulator accepts only the first ones");
   devices.communicators.push_back(
       std::make_unique<Communicator[]>(static_cast<std::size_t>(count)));
   Communicator *const first = devices.communicators.back().get();
@@ -629,8 +630,10 @@ void call(Message message, Stream *stream, Where where) {
            name + ": the communicator is " + device_name(comm.rank) + "'s, and the stream is " +
                device_name(stream->device) + "'s");
   if (comm.stream && comm.stream != stream)
-    refuse(Fault::kMessage, message.site,
-           name + ": the communicator has another stream; the emulator takes one for each");
+    refuse(
+        Fault::kMessage, message.site,
+        name +
+            ": the communicator has another stream, and the emulator accepts one stream for each");
   // One thread that has several ranks: it would wait for ranks that it has yet to call for.
   if (devices.groups == 0 && comm.ranks > 1)
     refuse(Fault::kDeadlock, message.site,

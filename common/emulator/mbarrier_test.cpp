@@ -264,7 +264,7 @@ TEST_CASE("mbarrier: what is wrong with its use") {
         static Mbarrier elsewhere;
         if (is_thread(0)) at = __LINE__, mbarrier_init(elsewhere, 1);
       },
-      [] { return std::string("mbarrier_init of what is not in shared memory"); });
+      [] { return std::string("mbarrier_init: the mbarrier is not in shared memory"); });
   check(
       [] {
         auto *shifted = reinterpret_cast<Mbarrier *>(reinterpret_cast<char *>(&shared().a) + 4);
@@ -307,7 +307,8 @@ TEST_CASE("mbarrier: what is wrong with its use") {
       [] {
         return "mbarrier_arrive: one arrival more than the mbarrier shared().a of " +
                file_and(init_at) +
-               " (at byte 1024, phase 0, 0 of 1 arrivals to come, 64 bytes expected, 0 landed) has "
+               " (at byte 1024, phase 0, 0 of 1 arrivals to come, 64 bytes expected, 0 arrived) "
+               "has "
                "room for";
       });
 }

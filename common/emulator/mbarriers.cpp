@@ -33,7 +33,7 @@ std::string BarrierState::describe() const {
                      " arrivals to come";
   if (expected || landed)
     text +=
-        ", " + std::to_string(expected) + " bytes expected, " + std::to_string(landed) + " landed";
+        ", " + std::to_string(expected) + " bytes expected, " + std::to_string(landed) + " arrived";
   return text + ")";
 }
 
@@ -53,7 +53,7 @@ void Mbarriers::begin_block() {
 void Mbarriers::init(const void *address, int arrivals, const char *part, const Where &where) {
   const std::size_t offset = shared_.offset(address);
   if (offset >= shared_.bytes() || offset + sizeof(std::uint64_t) > shared_.bytes())
-    scheduler_.fail({Fault::kBounds, "mbarrier_init of what is not in shared memory"}, where);
+    scheduler_.fail({Fault::kBounds, "mbarrier_init: the mbarrier is not in shared memory"}, where);
   if (offset % sizeof(std::uint64_t))
     scheduler_.fail({Fault::kMisaligned, "mbarrier_init at an address that is not a multiple of 8"},
                     where);
@@ -258,7 +258,7 @@ void Mbarriers::report_late() {
         return scheduler_.report(
             use.thread,
             {Fault::kInFlight,
-             std::string(use.copy ? "a TMA load lands" : "an arrival") + " at " +
+             std::string(use.copy ? "a TMA load completes" : "an arrival") + " at " +
                  barrier.describe() + scheduler_.in_block(rank) + ", which may have exited: no " +
                  (use.copy ? "wait there for it" : "cluster_sync and no wait for it") +
                  " comes before"},

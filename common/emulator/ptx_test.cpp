@@ -951,7 +951,7 @@ TEST_CASE("ptx: cp.async's addresses: aligned, from an allocation, to shared mem
     const Matrix<const half> g{memory.data, 8, 64};
     if (thread_id() == 5) at = __LINE__, cp_async_16(to(0, 0), g(1, 0));
   });
-  CHECK(error == error_in_thread(at, 5, "cp.async to what is not shared memory"));
+  CHECK(error == error_in_thread(at, 5, "cp.async: the destination is not in shared memory"));
 }
 
 TEST_CASE("ptx: cp.async past the end of a row is an error, unless it copies zeros") {

@@ -71,11 +71,13 @@ void check_cluster(Dim3 grid, Dim3 block, unsigned cluster) {
     throw refused("clusters of " + std::to_string(cluster) + " blocks: " + why);
   };
   if (cluster < 1 || cluster > 8) refuse("1 to 8 are allowed");
-  if (grid.x % cluster) refuse("grid.x is " + std::to_string(grid.x) + ", which is no multiple");
+  if (grid.x % cluster)
+    refuse("grid.x is " + std::to_string(grid.x) + ": must be a multiple of " +
+           std::to_string(cluster));
   const unsigned threads = block.x * block.y * block.z;
   if (threads % kWarpgroup || threads * cluster > 1024)
-    refuse("of " + std::to_string(threads) +
-           " threads each; the emulator takes multiples of 128, and 1024 together");
+    refuse(std::to_string(threads) +
+           " threads each: must be a multiple of 128, and at most 1024 in a cluster");
 }
 
 }  // namespace

@@ -533,7 +533,7 @@ TEST_CASE(
   const TensorMap map = tensor.map(kRows);
   for (const int expected : {kTileBytes - 8, kTileBytes + 128}) {
     const std::string counts =
-        "0 of 1 arrivals to come, " + std::to_string(expected) + " bytes expected, 2048 landed";
+        "0 of 1 arrivals to come, " + std::to_string(expected) + " bytes expected, 2048 arrived";
     int init = 0;
     const auto begin = [&](Shared &smem) {
       if (!is_thread(0)) return;
@@ -1238,7 +1238,7 @@ TEST_CASE("bulk: with more bytes expected than land, the phase never ends") {
   });
   CAPTURE(error);
   CHECK(tag == "[deadlock] ");
-  CHECK(error.find("2064 bytes expected, 2048 landed") != std::string::npos);
+  CHECK(error.find("2064 bytes expected, 2048 arrived") != std::string::npos);
 }
 
 TEST_CASE("bulk: a copy over what others have read, or ordinary stores wrote, comes after them") {

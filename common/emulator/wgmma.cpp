@@ -125,13 +125,13 @@ void touch(AccumulatorState &accumulator, int i, int size, const Where &where) {
           "accumulator " + std::to_string(i) + ", and a thread has " + std::to_string(size)},
          where);
   if (accumulator.under_way)
-    fail({Fault::kInFlight, "accumulators touched that the wgmma at " +
+    fail({Fault::kInFlight, "accumulators are touched that the wgmma at " +
                                 describe(accumulator.product) +
                                 " may still be writing: no wgmma_wait for its group yet"},
          where);
   if (accumulator.unnamed)
     fail({Fault::kInFlight,
-          "accumulators touched that no wgmma_wait has named since the wgmma at " +
+          "accumulators are touched that no wgmma_wait has named since the wgmma at " +
               describe(accumulator.product) + ": the compiler may read them before the wait"},
          where);
   accumulator.touched = Block::current->products.fences(thread_number() / 32) + 1;

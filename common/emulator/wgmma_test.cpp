@@ -572,12 +572,12 @@ TEST_CASE("wgmma: accumulators are not touched before the wait for their group")
   check_legal(kernel(kNone));
   for (const Bug bug : {kRead, kWritten, kNotCommitted, kYoungerGroup}) {
     CAPTURE(bug);
-    check_error("accumulators touched that the wgmma at wgmma_test.cpp:", kernel(bug));
+    check_error("accumulators are touched that the wgmma at wgmma_test.cpp:", kernel(bug));
     const std::string error = error_of<Operands<>>(dim3(kThreads), kernel(bug));
-    CHECK(says(error, "accumulators touched that the wgmma at " + file_and(also_at) +
+    CHECK(says(error, "accumulators are touched that the wgmma at " + file_and(also_at) +
                           " may still be writing: no wgmma_wait for its group yet"));
   }
-  check_error("accumulators touched that no wgmma_wait has named since the wgmma at",
+  check_error("accumulators are touched that no wgmma_wait has named since the wgmma at",
               kernel(kUnnamed));
   check_error(
       "wgmma_wait names accumulators that are still under way after a wait for all but 2 groups",
@@ -1078,7 +1078,7 @@ TEST_CASE("wgmma: what is planted in a kernel is found under every seed") {
     std::string what;
   } cases[] = {
       {kNoWaitForK, "no mbarrier_wait for its phase yet"},
-      {kNoWaitForS, "accumulators touched that the wgmma at "},
+      {kNoWaitForS, "accumulators are touched that the wgmma at "},
       {kReleaseTooEarly, " wgmma at wgmma_test.cpp:"},
       {kNoFenceOfO, "no fence_proxy_async between them"},
       {kNoWgmmaFence, "and no wgmma_fence since"},
