@@ -90,7 +90,7 @@ $(call needs,plot,matplotlib: sudo apt-get install python3-matplotlib,$(PYTHON) 
 #?   make                        builds every step
 #?   make debug-06               builds step 06 with its variables, and says how to stop one of its threads in gdb
 #?   make diff-02                shows what step 02 changes in the step that it builds on
-#?   make libattention.so        builds step 50 as a library: steps/50-in-a-model/attention.h
+#?   make libattention.so        builds the library: steps/57-library/attention.h
 #?   make client && ./client     builds a program that calls the library, and runs it: a model's block, token by token
 #?   make clean                  removes everything that was built
 #?
@@ -221,7 +221,7 @@ $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && $(NVCC) --version >$@.$$PPID || { rm $@.$$PPID; exit 2; }
 	@echo $(call quoted,$(CUDA)) >$@.$$PPID
 	$(changed)
-include common/kernel/kernel.mk common/testing/tests.mk steps/50-in-a-model/library.mk common/exercises/exercises.mk
+include common/kernel/kernel.mk common/testing/tests.mk steps/57-library/library.mk common/exercises/exercises.mk
 -include $(shell find build/host $(BUILD) -path "*/without-*" -prune -o -name '*.d' -print 2>/dev/null)
 
 #?
@@ -232,7 +232,8 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/50-in-a-model/libr
 #?   make check-deadlock         of it that alone: what waits for ever ends with an error
 #?   make check-bound            every step with thousands of seeds and shapes; an hour or more
 #?   make check-docs             fail if a number, a table or a quote of a page is stale
-#?   make check-torch            the library over FlashAttention's test shapes, beside PyTorch
+#?   make check-flash-attn FLASH_ATTENTION=PATH   FlashAttention's own tests, of a checkout, over the library
+#?   make check-transformers     a Llama with random weights generates with the library, beside PyTorch's attention
 #?   make truth                  the emulator's counts against ncu's
 build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp \
 		steps/*/*_test.cpp common/testing/*.cpp) $(PAGES) $(EXERCISES)) $(EMULATOR) $(REFERENCE) $(OPTIONS)

@@ -4,9 +4,8 @@
 
 #include <stdexcept>
 #include <string>
-#include <vector>
 
-#include "steps/50-in-a-model/attention.h"
+#include "steps/57-library/attention.h"
 
 /// What a call of the library fails with.
 struct Failure : std::runtime_error {
@@ -17,7 +16,7 @@ struct Failure : std::runtime_error {
 };
 
 /// Throws Failure unless the sizes make a problem. Of the pointers it asks only which are NULL.
-void check_sizes(const attention_problem &problem, const std::vector<int> &head_dims);
+void check_sizes(const attention_problem &problem);
 
 /// Throws Failure unless the tensors, the workspace, and what is known of the arrays on the host, are what a
 /// problem of these sizes needs.

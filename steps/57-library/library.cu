@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// The library's calls: they check what they are given, make it the Problem that step 50 takes, and
-// turn what is thrown into a status and a message. As a step, compiled for the GPU or the emulator.
+// The library's functions: they check what they are given, make it the Call that the kernels take, and turn what
+// is thrown into a status and a message. As a step, compiled for the GPU or the emulator.
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <new>
 
 #include "common/kernel/kernel.h"
-#include "steps/50-in-a-model/check.h"
+#include "steps/57-library/call.h"
+#include "steps/57-library/check.h"
 
 #ifndef __CUDACC__
 #include "common/emulator/memory.h"
 #endif
-
-extern const Step BACKEND_STEP;
 
 namespace {
 
@@ -69,57 +69,82 @@ bool is_copy(const void *device, const void *host, std::size_t bytes) {
   return true;
 }
 
-Problem problem_of(const attention_problem &p) {
+Call call_of(const attention_problem &p) {
   const auto strides = [](const attention_tensor &tensor, const attention_array &cu_seqlens) {
     return Strides{cu_seqlens.device ? 0 : tensor.batch_stride, tensor.head_stride,
                    tensor.row_stride};
   };
-  Problem problem{};
-  problem.Q = p.Q.data;
-  problem.K = p.K.data;
-  problem.V = p.V.data;
-  problem.O = p.O.data;
-  problem.workspace = p.workspace;
-  problem.stream = p.stream;
-  problem.Q_strides = strides(p.Q, p.cu_seqlens_q);
-  problem.K_strides = strides(p.K, p.cu_seqlens_k);
-  problem.V_strides = strides(p.V, p.cu_seqlens_k);
-  problem.O_strides = strides(p.O, p.cu_seqlens_q);
-  problem.type = p.type == ATTENTION_BF16 ? Type::kBf16 : Type::kFp16;
-  problem.batch = p.batch;
-  problem.heads = p.heads;
-  problem.kv_heads = p.kv_heads;
-  problem.seqlen_q = p.seqlen_q;
-  problem.seqlen_k = p.seqlen_k;
-  problem.head_dim = p.head_dim;
-  problem.causal = p.causal != 0;
-  problem.window = p.window == ATTENTION_NO_WINDOW ? 0 : p.window;
-  problem.sinks = p.sinks;
-  problem.lengths_q = p.lengths_q.device;
-  problem.lengths_k = p.lengths_k.device;
-  problem.cu_seqlens_q = p.cu_seqlens_q.device;
-  problem.cu_seqlens_k = p.cu_seqlens_k.device;
-  problem.total_k = p.cu_seqlens_k.device ? p.total_k : 0;
-  problem.page_table = p.page_table.device;
-  problem.page_size = p.page_size;
-  problem.K_new = p.K_new.data;
-  problem.V_new = p.V_new.data;
-  if (p.K_new.data) {  // as many as there are queries
-    problem.seqlen_new = p.seqlen_q;
-    problem.K_new_strides = strides(p.K_new, p.cu_seqlens_q);
-    problem.V_new_strides = strides(p.V_new, p.cu_seqlens_q);
-    problem.lengths_new = p.lengths_q.device;
-    problem.cu_seqlens_new = p.cu_seqlens_q.device;
+  const auto total = [](const attention_array &cu_seqlens, int rows) {
+    return cu_seqlens.device ? rows : 0;
+  };
+  Call call{};
+  call.Q = p.Q.data;
+  call.K = p.K.data;
+  call.V = p.V.data;
+  call.O = p.O.data;
+  call.lse = p.lse;
+  call.lse_packed = p.cu_seqlens_q.device;
+  call.workspace = p.workspace;
+  call.stream = p.stream;
+  call.Q_strides = strides(p.Q, p.cu_seqlens_q);
+  call.K_strides = strides(p.K, p.cu_seqlens_k);
+  call.V_strides = strides(p.V, p.cu_seqlens_k);
+  call.O_strides = strides(p.O, p.cu_seqlens_q);
+  call.type = p.type == ATTENTION_BF16 ? Type::kBf16 : Type::kFp16;
+  call.batch = p.batch;
+  call.heads = p.heads;
+  call.kv_heads = p.kv_heads;
+  call.seqlen_q = p.seqlen_q;
+  call.seqlen_k = p.seqlen_k;
+  call.head_dim = p.head_dim;
+  call.causal = p.causal != 0;
+  call.window_left = p.window ? p.window_left : ATTENTION_NO_LIMIT;
+  call.window_right = p.window ? p.window_right : ATTENTION_NO_LIMIT;
+  call.sinks = p.sinks;
+  call.scale = p.scale > 0 ? p.scale : 1 / std::sqrt(static_cast<float>(p.head_dim));
+  call.softcap = p.softcap;
+  call.slopes = p.alibi_slopes;
+  call.slopes_stride = p.alibi_stride;
+  call.sink_logits = p.sink_logits;
+  call.lengths_q = p.lengths_q.device;
+  call.lengths_k = p.lengths_k.device;
+  call.starts_k = p.starts_k.device;
+  call.cu_seqlens_q = p.cu_seqlens_q.device;
+  call.cu_seqlens_k = p.cu_seqlens_k.device;
+  call.total_q = total(p.cu_seqlens_q, p.total_q);
+  call.total_k = total(p.cu_seqlens_k, p.total_k);
+  call.page_table = p.page_table.device;
+  call.page_size = p.page_size;
+  call.num_pages = p.pages;
+  if (p.page_table.device)
+    call.page_table_stride =
+        p.page_table_stride ? p.page_table_stride : (p.seqlen_k - 1) / p.page_size + 1;
+  call.cache_index = p.cache_index.device;
+  call.caches = p.cache_index.device ? p.caches : p.batch;
+  call.K_new = p.K_new.data;
+  call.V_new = p.V_new.data;
+  if (p.K_new.data) {
+    const bool as_q = p.seqlen_new == 0;
+    const attention_array cu_seqlens = as_q ? p.cu_seqlens_q : p.cu_seqlens_new;
+    call.seqlen_new = as_q ? p.seqlen_q : p.seqlen_new;
+    call.K_new_strides = strides(p.K_new, cu_seqlens);
+    call.V_new_strides = strides(p.V_new, cu_seqlens);
+    call.lengths_new = as_q ? p.lengths_q.device : p.lengths_new.device;
+    call.cu_seqlens_new = cu_seqlens.device;
+    call.total_new = total(cu_seqlens, as_q ? p.total_q : p.total_new);
   }
-  problem.rope = static_cast<Rope>(p.rope);
-  problem.rope_cos = p.rope_cos;
-  problem.rope_sin = p.rope_sin;
-  return problem;
+  call.rope = static_cast<Rope>(p.rope);
+  call.rope_cos = p.rope_cos;
+  call.rope_sin = p.rope_sin;
+  call.rope_positions = p.rope_positions;
+  call.rope_dim = p.rope_dim ? p.rope_dim : p.head_dim;
+  call.rope_one_position = p.rope_one_position != 0;
+  return call;
 }
 
 std::size_t workspace_bytes(const attention_problem &p) {
-  check_sizes(p, BACKEND_STEP.head_dims);
-  return BACKEND_STEP.workspace_bytes ? BACKEND_STEP.workspace_bytes(problem_of(p)) : 0;
+  check_sizes(p);
+  return BACKEND.workspace_bytes(call_of(p));
 }
 
 #ifdef __CUDACC__
@@ -144,9 +169,9 @@ void *allocate(std::size_t bytes) {
 void release(void *memory) {
   cuda_check(cudaFree(memory), "cudaFree");
 }
-void launch(const Problem &problem, std::size_t) {
+void launch(const Call &call, std::size_t) {
   const std::lock_guard lock(one_call);
-  BACKEND_STEP.launch(problem);
+  BACKEND.forward(call);
 }
 
 __global__ void nothing() {}
@@ -194,12 +219,12 @@ void release(void *memory) {
 }
 /// A kernel that fails may have counted some of its parts: the counters become 0 again. (On a GPU such a
 /// kernel ends all that the process does there.)
-void launch(const Problem &problem, std::size_t workspace_bytes) {
+void launch(const Call &call, std::size_t workspace_bytes) {
   try {
-    BACKEND_STEP.launch(problem);
+    BACKEND.forward(call);
   } catch (...) {
-    if (workspace_bytes > 0 && emulator::find_allocation(problem.workspace))
-      std::memset(problem.workspace, 0, workspace_bytes);
+    if (workspace_bytes > 0 && emulator::find_allocation(call.workspace))
+      std::memset(call.workspace, 0, workspace_bytes);
     throw;
   }
 }
@@ -223,7 +248,7 @@ int attention_forward(const attention_problem *problem) {
     const attention_problem &p = given(problem);
     const std::size_t needed = workspace_bytes(p);
     check_tensors(p, needed);
-    launch(problem_of(p), needed);
+    launch(call_of(p), needed);
   });
 }
 

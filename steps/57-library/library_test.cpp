@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The C interface: what it refuses, with which status and message, and that nothing is written then;
 // and the client, which finds out wrong libraries.
-#include <dlfcn.h>
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -13,27 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "common/testing/process.h"
-#include "steps/50-in-a-model/attention.h"
+#include "steps/57-library/testing.h"
 
 namespace {
-
-const char *const kLibrary = "build/host/bin/libattention.so";
-
-template <class Function>
-Function *function(const char *name) {
-  static void *const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  REQUIRE_MESSAGE(library, dlerror());
-  return reinterpret_cast<Function *>(dlsym(library, name));
-}
-#define LIBRARY(name) function<decltype(name)>(#name)
-
-template <class T>
-T *allocate(std::size_t size, std::size_t bytes_behind = 0) {
-  void *memory = nullptr;
-  REQUIRE(LIBRARY(attention_allocate)(&memory, size * sizeof(T) + bytes_behind) == ATTENTION_OK);
-  return static_cast<T *>(memory);
-}
 
 /// The same with so much behind it that what lies across its end overlaps nothing else.
 template <class T>
@@ -52,9 +34,12 @@ struct Example {
       allocate_apart<std::uint16_t>(2 * kPages * kPageSize * kKvHeads * kHeadDim);
   std::uint16_t *added = allocate_apart<std::uint16_t>(2 * kBatch * kKvHeads * kQueries * kHeadDim);
   float *rotation = allocate_apart<float>(2 * kKeys * kHeadDim / 2);
-  int *device = allocate_apart<int>(64);  // all arrays
+  float *lse = allocate_apart<float>(kBatch * kHeads * kQueries);
+  float *numbers = allocate_apart<float>(16);  // slopes and logits
+  int *device = allocate_apart<int>(128);      // all arrays
   std::vector<int> lengths_q = {3, 1}, lengths_k = {20, 7}, cu_seqlens_q = {0, 3, 6};
   std::vector<int> cu_seqlens_k = {0, 20, 40}, page_table = {5, 0, 3, 1, -1, -1};
+  std::vector<int> starts_k = {0, 4}, cache_index = {1, 0}, lengths_new = {2, 1};
   attention_problem problem{};
 
   Example() {
@@ -70,7 +55,9 @@ struct Example {
     p.V = dense(cache + kPages * p.K.batch_stride, kKvHeads, kPageSize);
     p.K_new = dense(added, kKvHeads, kQueries);
     p.V_new = dense(added + kBatch * p.K_new.batch_stride, kKvHeads, kQueries);
-    p.causal = 1, p.window = 10, p.sinks = 2;
+    p.causal = p.window = 1, p.window_left = 9, p.window_right = ATTENTION_NO_LIMIT, p.sinks = 2;
+    p.lse = lse, p.alibi_slopes = numbers, p.alibi_stride = kHeads, p.sink_logits = numbers + 8;
+    p.softcap = 20;
     p.lengths_q = array(0, lengths_q);
     p.lengths_k = array(8, lengths_k);
     p.page_table = array(16, page_table);
@@ -90,9 +77,10 @@ struct Example {
   }
   Example(const Example &) = delete;
   ~Example() {
-    for (void *memory : {static_cast<void *>(Q), static_cast<void *>(O), static_cast<void *>(cache),
-                         static_cast<void *>(added), static_cast<void *>(rotation),
-                         static_cast<void *>(device), problem.workspace})
+    for (void *memory :
+         {static_cast<void *>(Q), static_cast<void *>(O), static_cast<void *>(cache),
+          static_cast<void *>(added), static_cast<void *>(rotation), static_cast<void *>(lse),
+          static_cast<void *>(numbers), static_cast<void *>(device), problem.workspace})
       LIBRARY(attention_release)(memory);
   }
 
@@ -110,6 +98,8 @@ struct Example {
           std::pair{cache, 2 * kPages * kPageSize * kKvHeads * kHeadDim}})
       for (int i = 0; i < size; i++)
         if (memory[i] != 0xffff) return false;
+    for (int i = 0; i < kBatch * kHeads * kQueries; i++)
+      if (!std::isnan(lse[i])) return false;
     return true;
   }
 };
@@ -123,71 +113,139 @@ using E = Example;
 using P = attention_problem;
 
 const std::vector<Mistake> kMistakes = {
-    {ATTENTION_STRUCT_SIZE, "struct_bytes 8: this library's is " + std::to_string(sizeof(P)),
+    {ATTENTION_STRUCT_SIZE, "struct_bytes 8: must be " + std::to_string(sizeof(P)) + ", as this library's header has it",
      [](E &, P &p) { p.struct_bytes = 8; }},
-    {ATTENTION_TYPE, "type 2: ATTENTION_FP16 or ATTENTION_BF16 is allowed",
+    {ATTENTION_TYPE, "type 2: must be ATTENTION_FP16 or ATTENTION_BF16",
      [](E &, P &p) { p.type = 2; }},
-    {ATTENTION_HEAD_DIM, "head_dim 72: allowed are 32, 64, 80, 96, 128, 192, 256",
-     [](E &, P &p) { p.head_dim = 72; }},
-    {ATTENTION_SIZE, "batch 0: 1 or more is allowed", [](E &, P &p) { p.batch = 0; }},
-    {ATTENTION_SIZE, "heads -4: 1 or more is allowed", [](E &, P &p) { p.heads = -4; }},
-    {ATTENTION_SIZE, "seqlen_q 0: 1 or more is allowed", [](E &, P &p) { p.seqlen_q = 0; }},
-    {ATTENTION_SIZE, "seqlen_k 0: 1 or more is allowed", [](E &, P &p) { p.seqlen_k = 0; }},
-    {ATTENTION_SIZE, "batch 16384, heads 4: a product of at most 65535 is allowed",
+    {ATTENTION_HEAD_DIM, "head_dim 68: must be a multiple of 8 from 8 to 256",
+     [](E &, P &p) { p.head_dim = 68; }},
+    {ATTENTION_SIZE, "batch 0: must be 1 or more", [](E &, P &p) { p.batch = 0; }},
+    {ATTENTION_SIZE, "heads -4: must be 1 or more", [](E &, P &p) { p.heads = -4; }},
+    {ATTENTION_SIZE, "seqlen_q 0: must be 1 or more", [](E &, P &p) { p.seqlen_q = 0; }},
+    {ATTENTION_SIZE, "seqlen_k 0: must be 1 or more", [](E &, P &p) { p.seqlen_k = 0; }},
+    {ATTENTION_SIZE, "batch 16384, heads 4: their product must be at most 65535",
      [](E &, P &p) { p.batch = 16384; }},
-    {ATTENTION_SIZE, "seqlen_q 8388481: 8388480 or less is allowed",
+    {ATTENTION_SIZE, "seqlen_q 8388481: must be 8388480 or less",
      [](E &, P &p) { p.seqlen_q = 8388481; }},
-    {ATTENTION_SIZE, "seqlen_k 134217729: 134217728 or less is allowed",
+    {ATTENTION_SIZE, "seqlen_k 134217729: must be 134217728 or less",
      [](E &, P &p) { p.seqlen_k = p.rope_positions = 134217729; }},
-    {ATTENTION_SIZE, "seqlen_k 2147483647: 134217728 or less is allowed",
+    {ATTENTION_SIZE, "seqlen_k 2147483647: must be 134217728 or less",
      [](E &, P &p) { p.seqlen_k = p.rope_positions = 2147483647; }},
-    {ATTENTION_HEADS, "kv_heads 3: a divisor of heads 4 is allowed",
+    {ATTENTION_HEADS, "kv_heads 3: must be a divisor of heads 4",
      [](E &, P &p) { p.kv_heads = 3; }},
-    {ATTENTION_WINDOW, "window 0: 1 or more, or ATTENTION_NO_WINDOW is allowed",
+    {ATTENTION_WINDOW, "window_left -2: must be 0 or more, or ATTENTION_NO_LIMIT",
+     [](E &, P &p) { p.window_left = -2; }},
+    {ATTENTION_WINDOW, "window_right -2: must be 0 or more, or ATTENTION_NO_LIMIT",
+     [](E &, P &p) { p.window_right = -2; }},
+    {ATTENTION_WINDOW, "window_left 9: must be 0 without a window",
      [](E &, P &p) { p.window = 0; }},
-    {ATTENTION_WINDOW, "window -2: 1 or more, or ATTENTION_NO_WINDOW is allowed",
-     [](E &, P &p) { p.window = -2; }},
-    {ATTENTION_WINDOW, "sinks -1: 0 or more is allowed", [](E &, P &p) { p.sinks = -1; }},
-    {ATTENTION_WINDOW, "sinks 2: only with a window",
-     [](E &, P &p) { p.window = ATTENTION_NO_WINDOW; }},
-    {ATTENTION_ROPE, "rope 3: a value of enum attention_rope is allowed",
+    {ATTENTION_WINDOW, "sinks -1: must be 0 or more", [](E &, P &p) { p.sinks = -1; }},
+    {ATTENTION_WINDOW, "sinks 2: must be 0 without a window to the left",
+     [](E &, P &p) { p.window_left = ATTENTION_NO_LIMIT; }},
+    {ATTENTION_SCORES, "scale -1: must be 0, or from 0 to 1e+06",
+     [](E &, P &p) { p.scale = -1; }},
+    {ATTENTION_SCORES, "scale nan: must be 0, or from 0 to 1e+06",
+     [](E &, P &p) { p.scale = std::nanf(""); }},
+    {ATTENTION_SCORES, "softcap inf: must be 0, or from 0.001 to 1e+06",
+     [](E &, P &p) { p.softcap = INFINITY; }},
+    {ATTENTION_SCORES, "softcap 0.0001: must be 0, or from 0.001 to 1e+06",
+     [](E &, P &p) { p.softcap = 1e-4f; }},
+    {ATTENTION_SCORES, "alibi_stride -1: must be 0 or more",
+     [](E &, P &p) { p.alibi_stride = -1; }},
+    {ATTENTION_ROPE, "rope_dim 24: must be a multiple of 16, and at most head_dim 64",
+     [](E &, P &p) { p.rope_dim = 24; }},
+    {ATTENTION_ROPE, "rope_dim 80: must be a multiple of 16, and at most head_dim 64",
+     [](E &, P &p) { p.rope_dim = 80; }},
+    {ATTENTION_ROPE, "rope_dim 0, head_dim 56: must be a multiple of 16, or rope_dim must be one",
+     [](E &, P &p) { p.head_dim = 56; }},
+    {ATTENTION_LENGTH, "starts_k[1] 21: must be 0 to 20",
+     [](E &e, P &p) { e.starts_k[1] = 21, p.starts_k = e.array(64, e.starts_k); }},
+    {ATTENTION_LENGTH, "lengths_k[1] 7: must be 0 to 6",
+     [](E &e, P &p) { e.starts_k[1] = 14, p.starts_k = e.array(64, e.starts_k); }},
+    {ATTENTION_LENGTH, "starts_k: must be NULL with cu_seqlens_k",
+     [](E &e, P &p) {
+       p.page_table = {}, p.starts_k = e.array(64, e.starts_k);
+       p.cu_seqlens_k = e.array(40, e.cu_seqlens_k), p.total_k = 40;
+     }},
+    {ATTENTION_LENGTH, "lengths_new: must be NULL with seqlen_new 0",
+     [](E &e, P &p) { p.lengths_new = e.array(72, e.lengths_new); }},
+    {ATTENTION_LENGTH, "lengths_new[0] 2: must be 0 to 1",
+     [](E &e, P &p) { p.lengths_new = e.array(72, e.lengths_new), p.seqlen_new = 1; }},
+    {ATTENTION_SIZE, "seqlen_q 0: must be 1 or more",
+     [](E &, P &p) { p.seqlen_q = 0, p.seqlen_new = 3, p.K_new.data = p.V_new.data = nullptr; }},
+    {ATTENTION_SIZE, "seqlen_new -1: must be 0 or more", [](E &, P &p) { p.seqlen_new = -1; }},
+    {ATTENTION_CACHE, "cache_index: must be NULL with page_table",
+     [](E &e, P &p) { p.cache_index = e.array(80, e.cache_index), p.caches = 2; }},
+    {ATTENTION_CACHE, "caches 0: must be 1 or more",
+     [](E &e, P &p) { p.cache_index = e.array(80, e.cache_index), p.page_table = {}; }},
+    {ATTENTION_CACHE, "cache_index[0] 2: must be 0 to 1",
+     [](E &e, P &p) {
+       e.cache_index[0] = 2, p.cache_index = e.array(80, e.cache_index), p.page_table = {};
+       p.caches = 2;
+     }},
+    {ATTENTION_CACHE, "cache_index[1] 1: must not be that of sequence 0, because both append to it",
+     [](E &e, P &p) {
+       e.cache_index[1] = 1, p.cache_index = e.array(80, e.cache_index), p.page_table = {};
+       p.caches = 2;
+     }},
+    {ATTENTION_PAGE, "page_table_stride 2: must be 3 or more",
+     [](E &, P &p) { p.page_table_stride = 2; }},
+    {ATTENTION_PAGE,
+     "page_table[3] 3: must not be a page of sequence 0, because one of the two appends to it",
+     [](E &e, P &) { e.page_table[3] = 3; }},
+    {ATTENTION_PAGE,
+     "page_table[3] 5: must not be a page of sequence 0, because one of the two appends to it",
+     [](E &e, P &) { e.page_table[3] = 5; }},
+    {ATTENTION_PAGE, "page_table[4] 8: must be 0 to 7",
+     [](E &e, P &p) { e.page_table = {5, 0, 3, -1, 8}, p.page_table_stride = 4; }},
+    {ATTENTION_ALIGNMENT, "lse: must be a multiple of 4 bytes",
+     [](E &e, P &p) { p.lse = reinterpret_cast<float *>(reinterpret_cast<char *>(e.lse) + 2); }},
+    {ATTENTION_OVERLAP, "lse is written: it overlaps Q",
+     [](E &e, P &p) { p.lse = reinterpret_cast<float *>(e.Q); }},
+    {ATTENTION_OVERLAP, "lse is written: it overlaps O",
+     [](E &e, P &p) { p.lse = reinterpret_cast<float *>(e.O + 8); }},
+    {ATTENTION_OVERLAP, "lse is written: it overlaps sink_logits",
+     [](E &e, P &p) { p.sink_logits = e.lse; }},
+    {ATTENTION_OVERLAP, "lse is written: it overlaps alibi_slopes",
+     [](E &e, P &p) { p.alibi_slopes = e.lse - 7; }},
+    {ATTENTION_ROPE, "rope 3: must be a value of enum attention_rope",
      [](E &, P &p) { p.rope = 3; }},
-    {ATTENTION_ROPE, "rope_positions 19: seqlen_k 20 or more is allowed",
+    {ATTENTION_ROPE, "rope_positions 19: must be seqlen_k 20 or more",
      [](E &, P &p) { p.rope_positions = 19; }},
     {ATTENTION_ROPE,
-     "lengths_q[1] 8: at most lengths_k[1] 7 is allowed with a rotation: a query before the first "
-     "key has no position",
+     "lengths_q[1] 8: must be at most lengths_k[1] 7 with a rotation, because a query before the "
+     "first key has no position",
      [](E &e, P &p) { p.seqlen_q = 8, p.K_new.data = p.V_new.data = nullptr, e.lengths_q[1] = 8; }},
-    {ATTENTION_LENGTH, "lengths_q[0] 4: 0 to 3 is allowed", [](E &e, P &) { e.lengths_q[0] = 4; }},
-    {ATTENTION_LENGTH, "lengths_k[1] -1: 0 to 20 is allowed",
+    {ATTENTION_LENGTH, "lengths_q[0] 4: must be 0 to 3", [](E &e, P &) { e.lengths_q[0] = 4; }},
+    {ATTENTION_LENGTH, "lengths_k[1] -1: must be 0 to 20",
      [](E &e, P &) { e.lengths_k[1] = -1; }},
     {ATTENTION_LENGTH, "lengths_k[0] 2: must be 3 or more, because it counts the new keys of K_new",
      [](E &e, P &) { e.lengths_k[0] = 2; }},
-    {ATTENTION_LENGTH, "cu_seqlens_q[2] 7: 3 to 6 is allowed",
+    {ATTENTION_LENGTH, "cu_seqlens_q[2] 7: must be 3 to 6",
      [](E &e, P &p) {
        e.cu_seqlens_q[2] = 7, p.cu_seqlens_q = e.array(32, e.cu_seqlens_q), p.total_q = 6;
      }},
-    {ATTENTION_LENGTH, "cu_seqlens_q[1] -1: 0 to 6 is allowed",
+    {ATTENTION_LENGTH, "cu_seqlens_q[1] -1: must be 0 to 6",
      [](E &e, P &p) {
        e.cu_seqlens_q[1] = -1, p.cu_seqlens_q = e.array(32, e.cu_seqlens_q), p.total_q = 6;
      }},
-    {ATTENTION_LENGTH, "lengths_q[0] 3: at most the 2 rows that cu_seqlens_q has for it",
+    {ATTENTION_LENGTH, "lengths_q[0] 3: must be at most the 2 rows that cu_seqlens_q has for it",
      [](E &e, P &p) {
        e.cu_seqlens_q[1] = 2, p.cu_seqlens_q = e.array(32, e.cu_seqlens_q), p.total_q = 6;
      }},
-    {ATTENTION_LENGTH, "total_q 0: 1 or more is allowed",
+    {ATTENTION_LENGTH, "total_q 0: must be 1 or more",
      [](E &e, P &p) { p.cu_seqlens_q = e.array(32, e.cu_seqlens_q); }},
-    {ATTENTION_PAGE, "page_table[2] 8: 0 to 7 is allowed", [](E &e, P &) { e.page_table[2] = 8; }},
-    {ATTENTION_PAGE, "page_table[3] -1: 0 to 7 is allowed",
+    {ATTENTION_PAGE, "page_table[2] 8: must be 0 to 7", [](E &e, P &) { e.page_table[2] = 8; }},
+    {ATTENTION_PAGE, "page_table[3] -1: must be 0 to 7",
      [](E &e, P &) { e.page_table[3] = -1; }},
-    {ATTENTION_PAGE, "page_table[0] 8: 0 to 7 is allowed",
+    {ATTENTION_PAGE, "page_table[0] 8: must be 0 to 7",
      [](E &e, P &p) {
        e.page_table[0] = 8, p.page_size = 2147483647;
        p.K.data = p.V.data = e.cache;
      }},
-    {ATTENTION_PAGE, "page_size 0: 1 or more is allowed", [](E &, P &p) { p.page_size = 0; }},
-    {ATTENTION_PAGE, "pages 0: 1 or more is allowed", [](E &, P &p) { p.pages = 0; }},
-    {ATTENTION_PAGE, "cu_seqlens_k: not with a page_table: pages are not packed",
+    {ATTENTION_PAGE, "page_size 0: must be 1 or more", [](E &, P &p) { p.page_size = 0; }},
+    {ATTENTION_PAGE, "pages 0: must be 1 or more", [](E &, P &p) { p.pages = 0; }},
+    {ATTENTION_PAGE, "cu_seqlens_k: must be NULL with page_table",
      [](E &e, P &p) { p.cu_seqlens_k = e.array(40, e.cu_seqlens_k), p.total_k = 40; }},
     {ATTENTION_NULL_POINTER, "Q.data: it is NULL", [](E &, P &p) { p.Q.data = nullptr; }},
     {ATTENTION_NULL_POINTER, "K.data: it is NULL", [](E &, P &p) { p.K.data = nullptr; }},
@@ -197,21 +255,22 @@ const std::vector<Mistake> kMistakes = {
     {ATTENTION_NULL_POINTER, "K_new.data: it is NULL", [](E &, P &p) { p.K_new.data = nullptr; }},
     {ATTENTION_NULL_POINTER, "rope_cos: it is NULL", [](E &, P &p) { p.rope_cos = nullptr; }},
     {ATTENTION_NULL_POINTER, "rope_sin: it is NULL", [](E &, P &p) { p.rope_sin = nullptr; }},
-    {ATTENTION_NULL_POINTER, "lengths_k.device: it is NULL, and .host is not",
+    {ATTENTION_NULL_POINTER, "lengths_k.device: it is NULL, and lengths_k.host is not",
      [](E &, P &p) { p.lengths_k.device = nullptr; }},
-    {ATTENTION_NULL_POINTER, "lengths_q.device: it is NULL",
+    {ATTENTION_LENGTH, "cu_seqlens_q[1] 4: must be at most 3, because no sequence has more than 3 rows",
      [](E &e, P &p) {
-       p.cu_seqlens_q = e.array(32, e.cu_seqlens_q), p.total_q = 6, p.lengths_q = {};
+       e.cu_seqlens_q[1] = 4, p.cu_seqlens_q = e.array(32, e.cu_seqlens_q), p.total_q = 6;
+       p.lengths_q = {};
      }},
-    {ATTENTION_ALIGNMENT, "Q.data: a multiple of 16 bytes is allowed",
+    {ATTENTION_ALIGNMENT, "Q.data: must be a multiple of 16 bytes",
      [](E &e, P &p) { p.Q.data = e.Q + 4; }},
-    {ATTENTION_ALIGNMENT, "K.row_stride 68: a multiple of 8 elements is allowed",
+    {ATTENTION_ALIGNMENT, "K.row_stride 68: must be a multiple of 8 elements",
      [](E &, P &p) { p.K.row_stride = 68; }},
-    {ATTENTION_ALIGNMENT, "V_new.head_stride 1: a multiple of 8 elements is allowed",
+    {ATTENTION_ALIGNMENT, "V_new.head_stride 1: must be a multiple of 8 elements",
      [](E &, P &p) { p.V_new.head_stride = 1; }},
-    {ATTENTION_ALIGNMENT, "rope_cos: a multiple of 16 bytes is allowed",
+    {ATTENTION_ALIGNMENT, "rope_cos: must be a multiple of 16 bytes",
      [](E &e, P &p) { p.rope_cos = e.rotation + 1; }},
-    {ATTENTION_STRIDE, "Q.row_stride -64: 0 or more is allowed",
+    {ATTENTION_STRIDE, "Q.row_stride -64: must be 0 or more",
      [](E &, P &p) { p.Q.row_stride = -64; }},
     {ATTENTION_STRIDE, "O is written: its strides let two rows share elements",
      [](E &, P &p) { p.O.row_stride = 56; }},
@@ -233,7 +292,7 @@ const std::vector<Mistake> kMistakes = {
 const std::vector<Mistake> kMistakesWithWorkspace = {
     {ATTENTION_WORKSPACE, "", [](E &, P &p) { p.workspace_bytes--; }},
     {ATTENTION_NULL_POINTER, "workspace: it is NULL", [](E &, P &p) { p.workspace = nullptr; }},
-    {ATTENTION_ALIGNMENT, "workspace: a multiple of 16 bytes is allowed",
+    {ATTENTION_ALIGNMENT, "workspace: must be a multiple of 16 bytes",
      [](E &, P &p) { p.workspace = static_cast<char *>(p.workspace) + 8; }},
     {ATTENTION_OVERLAP, "workspace is written: it overlaps Q",
      [](E &, P &p) { p.Q.data = p.workspace; }},
@@ -383,7 +442,8 @@ TEST_CASE("after a call that failed in a split the workspace is as it must be fo
   LIBRARY(attention_upload)(example.Q, ones.data(), kHeadDim * 2);
   p.K_new.data = p.V_new.data = nullptr;
   p.lengths_q = p.lengths_k = p.page_table = {};
-  p.rope = ATTENTION_ROPE_NONE, p.window = ATTENTION_NO_WINDOW, p.sinks = 0;
+  p.rope = ATTENTION_ROPE_NONE, p.window = p.window_left = p.window_right = p.sinks = 0;
+  p.lse = nullptr, p.alibi_slopes = p.sink_logits = nullptr, p.softcap = 0;
   p.batch = p.heads = p.kv_heads = p.seqlen_q = 1, p.seqlen_k = keys;
   p.K = p.V = {all, 0, 0, kHeadDim};
   REQUIRE(LIBRARY(attention_workspace_bytes)(&p, &p.workspace_bytes) == ATTENTION_OK);
@@ -412,11 +472,10 @@ TEST_CASE("a kernel that fails on the emulator is a status and a message") {
 
 TEST_CASE("the header is C, and says what the library exports") {
   std::filesystem::create_directories("build/library");
-  std::ofstream("build/library/client.c") << R"(#include "steps/50-in-a-model/attention.h"
+  std::ofstream("build/library/client.c") << R"(#include "steps/57-library/attention.h"
 int main(void) {
   struct attention_problem problem = {0};
   problem.struct_bytes = sizeof problem;
-  problem.window = ATTENTION_NO_WINDOW;
   return attention_forward(&problem) == ATTENTION_HEAD_DIM ? 0 : 1;
 }
 )";
@@ -440,7 +499,8 @@ TEST_CASE("the client passes, and says what it does not take") {
         std::tuple{"--library none.so", 2, "client: --library none.so: "},
         std::tuple{"--nothing", 2, "client: --nothing: no such option"},
         std::tuple{"nothing", 2, "client: nothing: not an option"},
-        std::tuple{"--heads 5", 1, "client: attention_workspace_bytes: kv_heads 2: a divisor"}}) {
+        std::tuple{"--heads 5", 1,
+                   "client: attention_workspace_bytes: kv_heads 2: must be a divisor"}}) {
     CAPTURE(options);
     const Finished refused = run_command(client + options);
     CHECK(refused.status == status);

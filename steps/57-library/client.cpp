@@ -17,7 +17,7 @@
 #include "reference/inputs.h"
 #include "reference/random.h"
 #include "reference/verdict.h"
-#include "steps/50-in-a-model/attention.h"
+#include "steps/57-library/attention.h"
 
 namespace {
 
@@ -96,7 +96,8 @@ class DeviceVector {
 struct Options {
   std::string library = "./libattention.so";
   std::vector<int> prompts = {37, 100, 1};
-  int tokens = 64, heads = 8, kv_heads = 2, head_dim = 64, window = ATTENTION_NO_WINDOW;
+  int tokens = 64, heads = 8, kv_heads = 2, head_dim = 64;
+  int window = 0;  // keys that a query sees; 0: all
   Type type = Type::kFp16;
   std::uint64_t seed = 1;
 };
@@ -259,7 +260,7 @@ class Block {
     shape.seqlen_k = longest_;
     shape.head_dim = options_.head_dim;
     shape.causal = true;
-    shape.window = options_.window == ATTENTION_NO_WINDOW ? 0 : options_.window;
+    shape.window = options_.window;
     shape.rope = Rope::kHalves;
     return shape;
   }
@@ -287,7 +288,8 @@ class Block {
     p.seqlen_q = *std::max_element(counts.begin(), counts.end());
     p.seqlen_k = longest_;
     p.causal = 1;
-    p.window = options_.window;
+    p.window = options_.window > 0;
+    p.window_left = p.window ? options_.window - 1 : 0;
     // The rows of all sequences follow each other: [tokens, heads, head_dim].
     p.Q = {on_device[0].data(), 0, d, width_};
     p.O = {on_device[3].data(), 0, d, width_};

@@ -1,0 +1,159 @@
+// Step 57: the library. One C function in front of everything, on every GPU from sm_80.
+// SPDX-License-Identifier: MIT
+// Needs       sm_80: cp.async, mma.m16n8k16
+// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window, --sinks, --window-size, --scale, --softcap, --alibi, --sink-logits, --type, --page-size, --append, --rope, --splits, --garbage
+// Before      step 50: three kernels for a model, whose scores are q . k / sqrt(d) and nothing else.
+// Bottleneck  A caller with a soft cap, a log-sum-exp or a head dim of 72 has to go elsewhere, and one whose lengths are
+//             wrong on the device reads where nothing is.
+// Change      A Call is a Problem and what a model may want besides. A function stands between S and the softmax, a
+//             window has two sides, a sink is where m and l begin, columns behind the head dim are zeros, and
+//             every number from the device is clamped before it becomes an address. The bytes of a workspace grow
+//             with each size. A prompt's kernel has four kinds, and a call gets the one that can do no more than it must.
+// Prediction  Prompts and new tokens that step 50 takes, too: its instructions in the loop, and some before it that
+//             clamp: its time within 1%. A tile of 128 x 64 at head dim 128 is 1,536 clocks of mma and 512 of powers. A
+//             soft cap adds at most 512 + 64, ALiBi 128: at most 28% and 6%. A head dim of 72 costs as much as 80.
+#include "steps/57-library/decode.h"
+#include "steps/57-library/prefill.h"
+
+namespace {
+
+/// Tiles of 16 rows of Q, of the heads that share a head of K and V, in the whole problem.
+std::int64_t row_tiles(const Call &p) {
+  return (std::int64_t{p.seqlen_q} * (p.heads / p.kv_heads) + decoding::rows - 1) / decoding::rows *
+         p.batch * p.kv_heads;
+}
+
+/// Whether the kernel for new tokens is the faster one. It reads K and V once for each 16 rows of a group's
+/// queries, and its blocks share the keys, so they fill the GPU. The kernel for prompts reads K and V for each
+/// head and each tile of its queries, in blocks that go through all keys. If its blocks do not fill a wave, as
+/// many as the GPU runs at once, they take as long as a full wave. So reads are compared by waves, where the
+/// cache is long beside the queries.
+template <class T, int d>
+bool decodes(const Call &p) {
+  if (p.seqlen_q <= 16) return true;
+  if (p.window_left >= 0 || p.seqlen_k / 128 < p.seqlen_q) return false;
+  const int wave = max(1, resident_blocks<SharedStorage<T, d>>(
+                              prefill<T, d, tiling<d>.Bc, Kind::kRows>, tiling<d>.num_warps * 32));
+  const int tiles = (p.seqlen_q + tiling<d>.Br - 1) / tiling<d>.Br;
+  const std::int64_t blocks = std::int64_t{p.batch} * p.heads * tiles;
+  return row_tiles(p) <= (blocks + wave - 1) / wave * wave;
+}
+
+/// How many blocks of as many warps as fit the GPU runs at once.
+template <class T, int d>
+int wave() {
+  return decoding::with_warps<T, d>(false, [](auto num_warps) {
+    return resident_blocks<decoding::SharedStorage<T, d, num_warps>>(
+        decoding::decode<T, d, num_warps>, num_warps * 32);
+  });
+}
+
+/// The most splits of a row's keys: each warp of a block has at least a tile of keys.
+template <int d>
+int most_splits(const Call &p) {
+  const std::int64_t seen = p.window_left < 0 || p.window_right < 0
+                                ? p.seqlen_k
+                                : min(std::int64_t{p.window_left} + 1 + p.window_right + p.sinks,
+                                      std::int64_t{p.seqlen_k});
+  return std::clamp<std::int64_t>(seen / (decoding::most_warps<d> * decoding::keys), 1, 128);
+}
+
+/// Split tiles have at most so many waves of blocks, which bounds the parts in the workspace.
+constexpr int kMostWaves = 8;
+
+/// Returns the number of splits of each tile of rows: the fewest whose waves are as full as those of any number,
+/// within 5%. A wave is as many blocks as the GPU runs at once.
+template <class T, int d>
+int num_splits(const Call &p) {
+  const std::int64_t tiles = row_tiles(p);
+  if (tiles > decoding::max_counters) return 1;
+  if (p.splits) return p.splits;
+  const int of_wave = wave<T, d>();
+  const auto filled = [&](int splits) {
+    const std::int64_t blocks = tiles * splits;
+    return float(blocks) / ((blocks + of_wave - 1) / of_wave * of_wave);
+  };
+  const int most = std::min<std::int64_t>(most_splits<d>(p), kMostWaves * of_wave / tiles);
+  float best = 0;
+  for (int splits = 1; splits <= most; splits++) best = fmaxf(best, filled(splits));
+  int fewest = 1;
+  while (filled(fewest) * 1.05f < best) fewest++;
+  return fewest;
+}
+
+// The workspace: how many parts each row tile of decode lacks; the parts; then the turned keys. The counters are
+// always first and nothing else is there, for they must be 0 when a call begins. Each leaves them so.
+constexpr std::size_t counters_bytes = sizeof(unsigned) * decoding::max_counters;
+
+/// The bytes of the parts. They grow with the batch, the queries and the keys, whatever the kernels choose.
+template <class T, int d>
+std::size_t parts_bytes(const Call &p) {
+  const std::int64_t tiles = row_tiles(p);
+  const int most = p.splits ? p.splits : most_splits<d>(p);
+  if (most == 1) return 0;
+  const std::int64_t parts =
+      p.splits ? tiles * most : std::min<std::int64_t>(tiles * most, kMostWaves * wave<T, d>());
+  return sizeof(float) * parts * decoding::rows * (d + 4);
+}
+
+template <class T, int d>
+void run(const Call &call) {
+  char *const workspace = static_cast<char *>(call.workspace);
+  const Call p = prepare<T, d>(call, workspace + counters_bytes + parts_bytes<T, d>(call));
+  if (p.seqlen_q == 0) return;  // it has only stored keys
+  if (!decodes<T, d>(p)) return launch_prefill<T, d>(p);
+  const int splits = num_splits<T, d>(p);
+  // Of blocks that follow each other on an SM one reads while the other begins or ends.
+  const bool share_SMs = row_tiles(p) * splits > wave<T, d>();
+  decoding::with_warps<T, d>(share_SMs, [&](auto num_warps) {
+    launch_on<decoding::SharedStorage<T, d, num_warps>>(
+        p.stream, decoding::decode<T, d, num_warps>,
+        dim3(row_tiles(p) / (p.batch * p.kv_heads), splits, p.batch * p.kv_heads),
+        dim3(num_warps * 32), p, Scores(p));
+  });
+}
+
+/// Calls f with the smallest of these head dims that has the call's columns, and with its type.
+template <class F, int d, int... larger>
+auto with_kernel(const Call &p, F f, std::integer_sequence<int, d, larger...>) {
+  if constexpr (sizeof...(larger) > 0)
+    if (p.head_dim > d) return with_kernel(p, f, std::integer_sequence<int, larger...>());
+  const std::integral_constant<int, d> dim;
+  return p.type == Type::kBf16 ? f(bf16(), dim) : f(half(), dim);
+}
+constexpr std::integer_sequence<int, 32, 64, 80, 96, 128, 192, 256> head_dims;
+
+/// A call whose windows, and causal mask, are one window with two sides.
+Call with_one_window(Call call) {
+  if (call.window) call.window_left = call.window - 1;
+  if (call.window || call.causal) call.window_right = 0;
+  call.causal = call.window_right >= 0;  // for the order of the blocks
+  return call;
+}
+
+void forward(const Call &call) {
+  const Call p = with_one_window(call);
+  with_kernel(
+      p, [&](auto type, auto d) { run<decltype(type), d>(p); }, head_dims);
+}
+std::size_t workspace_bytes(const Call &call) {
+  const Call p = with_one_window(call);
+  const std::size_t bytes =
+      turned_bytes(p) +
+      with_kernel(
+          p, [&](auto type, auto d) { return parts_bytes<decltype(type), d>(p); }, head_dims);
+  return bytes ? counters_bytes + bytes : 0;
+}
+
+}  // namespace
+
+const Backend BACKEND = {forward, workspace_bytes};
+
+EXPORT_STEP({
+    .tile = 1,
+    .default_batch = 16,
+    .launch = [](const Problem &p) { forward(call_of(p)); },
+    .workspace_bytes = [](const Problem &p) { return workspace_bytes(call_of(p)); },
+    .head_dims = {64, 32, 48, 80, 96, 128, 160, 192, 256},
+    .writes_lse = true,
+});

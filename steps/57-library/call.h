@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+// What a call of the library asks for: a Problem, and what a model may want besides. And where the rows of its
+// sequences lie, whatever the arrays on the device hold.
+#pragma once
+
+#include "common/kernel/heads.h"
+#include "common/kernel/kernel.h"
+
+struct Call : Problem {
+  std::int64_t page_table_stride;  // from the first page of a sequence to the next sequence's first
+  const int *starts_k;             // [batch]: the row at which a sequence's keys begin; null: 0
+  const int
+      *cache_index;  // [batch]: which sequence of K and V this one reads; null: that of its number
+  int caches;        // sequences that K and V have
+  int total_new;     // rows of packed K_new and V_new
+  int rope_dim;      // elements of a row that turn: the first ones, a multiple of 16
+  int rope_positions;      // rows of rope_cos and rope_sin
+  bool rope_one_position;  // all queries of a sequence turn as its first
+  bool lse_packed;         // lse is [heads, total_q]
+  std::int64_t
+      slopes_stride;  // from ALiBi's slopes of a sequence to those of the next; 0: the same
+};
+
+/// What the library calls, and the program of this step.
+struct Backend {
+  void (*forward)(const Call &);  // all kernels of a call
+  std::size_t (*workspace_bytes)(const Call &);
+};
+#ifdef __CUDACC__
+#define BACKEND gpu_calls
+#else
+#define BACKEND cpu_calls
+#endif
+extern const Backend BACKEND;
+
+/// The call that a program's problem is.
+inline Call call_of(const Problem &problem) {
+  Call call{};
+  static_cast<Problem &>(call) = problem;
+  call.page_table_stride = problem.page_table ? (problem.seqlen_k - 1) / problem.page_size + 1 : 0;
+  call.caches = problem.batch;
+  call.rope_dim = problem.head_dim;
+  call.rope_positions = problem.seqlen_k;
+  return call;
+}
+
+namespace {
+
+constexpr float ln_2 = 0.693147181f;  // of log2: ln x is log2(x) ln_2
+
+/// The rows of a sequence: of Q and O, of K and V, and of K_new and V_new. The last new_count keys are new.
+struct Sequence {
+  int q_start, q_count, k_start, k_count, new_start, new_count;
+  int cache;  // of K and V
+};
+
+__device__ __forceinline__ int clamp(int x, int least, int most) {
+  return max(least, min(x, most));
+}
+
+/// Where the rows of a sequence begin, and how many there are: inside the tensor, and no more than `longest`.
+struct SomeRows {
+  int start, count;
+};
+__device__ __forceinline__ SomeRows some_rows(const int *cu_seqlens, const int *starts,
+                                              const int *lengths, int batch, int b, int longest,
+                                              int total) {
+  const auto at = [&](const int *array, int i, int most) {
+    return clamp(Matrix<const int>{array, 1, batch + 1}(0, i), 0, most);
+  };
+  const int begin = cu_seqlens ? at(cu_seqlens, b, total) : starts ? at(starts, b, longest) : 0;
+  int count = min(longest, (cu_seqlens ? total : longest) - begin);
+  if (lengths)
+    count = at(lengths, b, count);
+  else if (cu_seqlens)
+    count = clamp(at(cu_seqlens, b + 1, total) - begin, 0, count);
+  return {begin, count};
+}
+
+/// All threads of a warp call this.
+__device__ __forceinline__ Sequence sequence_of(const Call &p, int b) {
+  const SomeRows q =
+      some_rows(p.cu_seqlens_q, nullptr, p.lengths_q, p.batch, b, p.seqlen_q, p.total_q);
+  const SomeRows k =
+      some_rows(p.cu_seqlens_k, p.starts_k, p.lengths_k, p.batch, b, p.seqlen_k, p.total_k);
+  SomeRows added{};
+  if (p.K_new)
+    added =
+        some_rows(p.cu_seqlens_new, nullptr, p.lengths_new, p.batch, b, p.seqlen_new, p.total_new);
+  const int cache = p.cache_index ? clamp(of_batch(p.cache_index, p, b, b), 0, p.caches - 1) : b;
+  return {uniform(q.start), uniform(q.count), uniform(k.start),
+          uniform(k.count), added.start,      uniform(min(added.count, k.count)),
+          uniform(cache)};
+}
+
+/// By which position a key turns: by its row in the tensor, where it begins at a row of its own.
+__device__ __forceinline__ int rope_position_of_key(const Call &p, const Sequence &at, int key) {
+  return clamp(key + (p.starts_k ? at.k_start : 0), 0, p.rope_positions - 1);
+}
+
+/// And a query: the first as the first new key, or, without new keys, the last as the last key.
+__device__ __forceinline__ int rope_position(const Call &p, const Sequence &at, int query) {
+  const int first = at.k_count - (p.K_new ? at.new_count : at.q_count);
+  return rope_position_of_key(p, at, first + (p.rope_one_position ? 0 : query));
+}
+
+/// Which keys the queries of a sequence see. The last query stands at the last key. Query i sees the keys from
+/// i + begin to before i + end, and of those before i + end the first `sinks`.
+struct Sight {
+  int begin, end, sinks;
+};
+__device__ __forceinline__ Sight sight_of(const Call &p, const Sequence &at) {
+  const int query_0 = at.k_count - at.q_count;  // its position
+  return {p.window_left < 0 ? -at.q_count : query_0 - min(p.window_left, at.k_count),
+          p.window_right < 0 ? at.k_count : query_0 + 1 + min(p.window_right, at.q_count), p.sinks};
+}
+
+/// The log-sum-exp of a query.
+__device__ __forceinline__ Reference<float> lse_at(const Call &p, const Sequence &at, int b, int h,
+                                                   int query) {
+  const int rows = p.lse_packed ? p.total_q : p.seqlen_q;
+  const std::int64_t head = (p.lse_packed ? 0 : std::int64_t{b} * p.heads) + h;
+  return Matrix<float>{p.lse + head * rows, 1, rows}(0, query + (p.lse_packed ? at.q_start : 0));
+}
+
+/// The slope of ALiBi of a head.
+__device__ __forceinline__ float slope_of(const Call &p, int b, int h) {
+  return p.slopes ? of_head(p.slopes + b * p.slopes_stride, h) : 0;
+}
+
+/// The pages that hold the keys of a sequence. A page that K and V do not have is their last.
+struct PageTable {
+  Matrix<const int> table;
+  int size, count;  // keys per page, pages
+
+  __device__ __forceinline__ PageTable(const Call &p, int b)
+      : table{p.page_table + b * p.page_table_stride, 1, (p.seqlen_k - 1) / p.page_size + 1},
+        size(p.page_size),
+        count(p.num_pages) {}
+  __device__ __forceinline__ int page_of(int row) const {
+    return min(unsigned(table(0, row / size)), unsigned(count - 1));
+  }
+};
+
+}  // namespace
