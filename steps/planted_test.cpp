@@ -52,7 +52,8 @@ std::string source_of(const std::string &step) {
   std::vector<std::string> held = {
       "#include \"steps/" + step + "/",  "#include \"common/kernel/order.h",
       "#include \"common/kernel/ring.h", "#include \"common/kernel/cache",
-      "#include \"common/kernel/line.h", "#include \"common/kernel/merge"};
+      "#include \"common/kernel/line.h", "#include \"common/kernel/merge",
+      "#include \"common/kernel/part.h"};
   // Step 71 uses all of it.
   if (step.starts_with("71")) held.push_back("#include \"common/kernel/hopper_attention.h");
   const auto next = [&] {

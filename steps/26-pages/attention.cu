@@ -12,13 +12,13 @@
 //             for 7 of the 8 heads of a sequence.
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
+#include "common/kernel/part.h"
 #include "common/kernel/swizzle.h"
 
 namespace {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
-constexpr int keys = 16, stages = 3;    // a warp's tile of K and V, and how many of them it has
-constexpr float no_maximum = -FLT_MAX;  // of no keys: finite, for -inf - -inf is NaN
+constexpr int keys = 16, stages = 3;  // a warp's tile of K and V, and how many of them it has
 
 template <int d, int num_warps>
 struct SharedStorage {
@@ -90,27 +90,6 @@ __device__ void load_keys(SharedTile<keys, d> &to_K, SharedTile<keys, d> &to_V,
     cp_async_16_or_zeros(to_K(first + i, col), row_at<d>(K)(0, col), first + i < there);
     cp_async_16_or_zeros(to_V(first + i, col), row_at<d>(V)(0, col), first + i < there);
   }
-}
-
-/// What some of the keys give a row: l and 4 columns of O, relative to m.
-struct Part {
-  float m = no_maximum, l = 0;
-  Vector<float, 4> O = {};
-
-  __device__ void add(const Part &other) {
-    const float m_new = fmaxf(m, other.m);
-    const float alpha = ex2(m - m_new), beta = ex2(other.m - m_new);
-    m = m_new;
-    l = alpha * l + beta * other.l;
-    for (int e = 0; e < 4; e++) O[e] = alpha * O[e] + beta * other.O[e];
-  }
-};
-
-/// A part in a matrix: O is its columns 0 to d - 1, m and l are columns d and d + 1.
-template <int d, class View>
-__device__ Part part_at(View &parts, int row, int col) {
-  const Vector<float, 2> m_and_l = load<2>(parts(row, d));
-  return {m_and_l[0], m_and_l[1], load<4>(parts(row, col))};
 }
 
 template <int d, int num_warps, int threads = num_warps * 32>
