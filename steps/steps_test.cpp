@@ -35,7 +35,7 @@ std::vector<std::string> runs_with(const std::string &option) {
       {"--seqlen-k",
        {"--seqlen 1 --seqlen-k 64", "--seqlen 1 --seqlen-k 129", "--seqlen 63 --seqlen-k 65",
         "--seqlen 65 --seqlen-k 63", "--seqlen 129 --seqlen-k 64", "--seqlen 3 --seqlen-k 200",
-        "--seqlen 200 --seqlen-k 3", "--seqlen 127 --seqlen-k 257",
+        "--seqlen 200 --seqlen-k 3", "--seqlen 127 --seqlen-k 257", "--seqlen 1 --seqlen-k 900",
         "--seqlen 63 --seqlen-k 65 --causal", "--seqlen 65 --seqlen-k 63 --causal",
         "--seqlen 129 --seqlen-k 64 --causal", "--seqlen 3 --seqlen-k 200 --causal",
         "--seqlen 200 --seqlen-k 3 --causal", "--seqlen 127 --seqlen-k 257 --causal",
@@ -107,6 +107,7 @@ std::vector<std::string> runs_with(const std::string &option) {
       {"--leave-sms", {"--leave-sms 3 --heads 5", "--leave-sms 64"}},
       {"--splits",
        {"--splits 1", "--splits 2", "--splits 7", "--splits auto",
+        "--splits 1 --seqlen 1 --seqlen-k 900",  // warps that use each of their stages again
         "--splits 3 --seqlen 1 --seqlen-k 300 --heads 8 --kv-heads 2",
         "--splits 2 --batch 65 --heads 64 --seqlen 1 --seqlen-k 300",
         "--splits 4 --batch 3 --seqlen 2 --seqlen-k 150 --lengths 1:150,2:0,0:7"}},
