@@ -113,6 +113,7 @@ std::vector<std::string> runs_with(const std::string &option) {
         "--splits 4 --batch 3 --seqlen 2 --seqlen-k 150 --lengths 1:150,2:0,0:7"}},
       {"--garbage",
        {"--garbage --batch 4 --lengths 50:0,0:60,7:133,150:149 --seqlen-k 150",
+        "--garbage --layout packed --batch 2 --lengths 1:3,2:5 --seqlen 20 --seqlen-k 30",
         "--garbage --layout packed --batch 3 --lengths 1:130,5:5,20:0 --seqlen 20 --seqlen-k 130",
         "--garbage --page-size 7 --layout bnhd --batch 3 --lengths 1:130,5:5,20:0 --seqlen 20 "
         "--seqlen-k 130 --heads 6 --kv-heads 2 --causal"}}};
