@@ -133,13 +133,15 @@ void stmatrix_x4_trans(const Reference<T> &row, const Vector<std::uint32_t, 4> &
 template <class T>
 void cp_async_16(const Reference<T> &shared, const Reference<const T> &global,
                  Where where = Where::current()) {
-  emulator::begin_copy(shared.checked(8), global.checked(8), where);
+  constexpr int elements = 16 / sizeof(T);
+  emulator::begin_copy(shared.checked(elements), global.checked(elements), where);
 }
 
 template <class T>
 void cp_async_16_or_zeros(const Reference<T> &shared, const Reference<const T> &global, bool there,
                           Where where = Where::current()) {
-  emulator::begin_copy(shared.checked(8), there ? global.checked(8) : nullptr, where);
+  constexpr int elements = 16 / sizeof(T);
+  emulator::begin_copy(shared.checked(elements), there ? global.checked(elements) : nullptr, where);
 }
 
 inline void cp_async_commit() {

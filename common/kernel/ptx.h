@@ -255,3 +255,9 @@ __device__ __forceinline__ float to_float(T x) {
   else
     return __half2float(x);
 }
+
+/// The two elements of a register, the lower half first.
+template <class T>
+__device__ __forceinline__ Vector<T, 2> unpack_x2(std::uint32_t pair) {
+  return __builtin_bit_cast(Vector<T, 2>, pair);
+}

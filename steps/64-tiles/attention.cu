@@ -1,0 +1,294 @@
+// Step 64: tiles. 128 keys for a block of eight warps: half of the warps keep dV, the other half dK.
+// SPDX-License-Identifier: MIT
+// Needs       sm_80: cp.async, mma.m16n8k16
+// Takes       --type
+// Before      step 63: a warp keeps dV and dK of 16 keys, and a block copies, waits, and then multiplies.
+// Bottleneck  Shared memory: 3332 wavefronts for 64 queries and 64 keys, beside 1920 clocks of products, because a
+//             warp uses a fragment of Q or dO for 16 keys alone. And the waits for copies.
+// Change      A warp has 32 keys, and keeps one sum of them: dV, or dK. The warps that keep dV compute P, and
+//             give it to those that keep dK through shared memory. Q and dO have two stages.
+// Prediction  64 queries and 128 keys: 4356 wavefronts, 3840 clocks of products, 1024 sectors of reductions,
+//             as many as half of the keys had. The phases add up to 4600 clocks; with the waits between them
+//             5500, 450 TFLOP/s at 1.80 GHz.
+#include "common/kernel/kernel.h"
+#include "common/kernel/mbarrier.h"
+#include "common/kernel/swizzle.h"
+
+namespace {
+
+/// Rows of Q in a tile: as many as registers and shared memory hold.
+template <int d>
+constexpr int query_rows = 8192 / d;
+constexpr int Bc = 128;  // rows of K and V in a tile
+constexpr int num_warps = 8;
+constexpr int m_tiles = Bc / (num_warps / 2) / 16;  // a warp's keys, in units of mma's 16
+constexpr int threads = num_warps * 32;
+
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration.
+template <class T, int Rows, int d>
+__device__ void load_tile(SharedTile<Rows, d, T> &tile, const Matrix<const T> &matrix,
+                          int first_row) {
+  const int row = threadIdx.x / (d / 8), col = threadIdx.x % (d / 8) * 8;
+#pragma unroll
+  for (int i = 0; i < Rows; i += threads / (d / 8))
+    cp_async_16(tile(row + i, col), matrix(first_row + row + i, col));
+}
+
+__device__ float warp_sum(float x) {
+  for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(kAllLanes, x, mask);
+  return x;
+}
+
+/// D = dO . o of each query, and dQ's sums begin at 0. A warp takes one row.
+template <class T, int d>
+__global__ void __launch_bounds__(threads)
+    begin(const T *O, const T *dO,  // [batch * heads * seqlen, d]
+          float *D,                 // [batch * heads * seqlen]
+          float *dQ_sum) {          // [batch * heads * seqlen, d], in any order
+  const int lane = threadIdx.x % 32;
+  const std::int64_t row = std::int64_t{blockIdx.x} * num_warps + threadIdx.x / 32;
+  const Matrix<const T> o{O + row * d, 1, d}, dO_row{dO + row * d, 1, d};
+  const Matrix<float> sums{dQ_sum + row * d, 1, d};
+  float sum = 0;
+  for (int k = lane; k < d; k += 32) {
+    sum += to_float<T>(dO_row(0, k)) * to_float<T>(o(0, k));
+    sums(0, k) = 0.0f;
+  }
+  sum = warp_sum(sum);
+  if (lane == 0) Matrix<float>{D + row, 1, 1}(0, 0) = sum;
+}
+
+template <class T, int d>
+struct SharedStorage {
+  SharedTile<Bc, d, T> K, V;
+  SharedTile<query_rows<d>, d, T> Q[2], dO[2];
+  SharedTile<Bc, query_rows<d>, T> P_dS[2];  // P^T, then dS^T in its place: a row for each key
+  Tile<float, 1, query_rows<d>> lse[2], D[2];
+};
+
+/// A B^T of a warp's 32 rows of A and the tile B: K Q^T = S^T, or V dO^T = dP^T.
+template <class T, int d>
+__device__ void multiply_rows(FragmentC (&c)[m_tiles][query_rows<d> / 8], SharedTile<Bc, d, T> &A,
+                              SharedTile<query_rows<d>, d, T> &B, int first_key) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int col = 0; col < d; col += 16) {
+    FragmentA a[m_tiles];
+    for (int mt = 0; mt < m_tiles; mt++)
+      a[mt] = ldmatrix_x4(A(first_key + mt * 16 + lane % 16, col + lane / 16 * 8));
+    for (int row = 0; row < query_rows<d>; row += 16) {
+      const auto b = ldmatrix_x4(B(row + lane % 8 + lane / 16 * 8, col + lane / 8 % 2 * 8));
+      for (int mt = 0; mt < m_tiles; mt++) {
+        mma<T>(c[mt][row / 8], a[mt], {b[0], b[1]});
+        mma<T>(c[mt][row / 8 + 1], a[mt], {b[2], b[3]});
+      }
+    }
+  }
+}
+
+/// C += A B of a warp's 32 keys and the tile B: P^T dO, or dS^T Q.
+template <class T, int d>
+__device__ void add_product(FragmentC (&c)[m_tiles][d / 8],
+                            const FragmentA (&a)[m_tiles][query_rows<d> / 16],
+                            SharedTile<query_rows<d>, d, T> &B) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int row = 0; row < query_rows<d>; row += 16)
+    for (int col = 0; col < d; col += 16) {
+      const auto b = ldmatrix_x4_trans(B(row + lane % 16, col + lane / 16 * 8));
+      for (int mt = 0; mt < m_tiles; mt++) {
+        mma<T>(c[mt][col / 8], a[mt][row / 16], {b[0], b[1]});
+        mma<T>(c[mt][col / 8 + 1], a[mt][row / 16], {b[2], b[3]});
+      }
+    }
+}
+
+/// The sums of dQ of 16 queries, in the order in which a warp has them in registers: number i of all lanes is
+/// a row.
+template <int d, class U>
+__device__ Matrix<U> sums_of(U *dQ_sum, std::int64_t first_row) {
+  return {dQ_sum + first_row * d, d / 2, 32};
+}
+
+/// dK and dV of 128 keys, and what these keys add to dQ.
+template <class T, int d>
+__global__ void __launch_bounds__(threads, 1)                   // threads per block, blocks per SM
+    gradients(const T *Q, const T *K, const T *V, const T *dO,  // [batch * heads, seqlen, d]
+              const float *lse, const float *D,                 // [batch * heads, seqlen]
+              float *dQ_sum,  // [batch * heads, seqlen / 16, d / 2, 32]
+              T *dK, T *dV,   // [batch * heads, seqlen, d]
+              int seqlen, float scale) {
+  constexpr int Br = query_rows<d>;
+  const float scale_log2 = scale * log2_e;
+  auto &smem = shared_storage<SharedStorage<T, d>>();
+  const int warp = warp_index(), lane = threadIdx.x % 32;
+  const int first_key = blockIdx.x * Bc;
+  const std::int64_t head_rows = std::int64_t{blockIdx.y} * seqlen;
+  const auto of_head = [=]<class U>(U *tensor) {
+    return Matrix<U>{tensor + head_rows * d, seqlen, d};
+  };
+  const Matrix<const float> glse{lse + head_rows, 1, seqlen}, gD{D + head_rows, 1, seqlen};
+  const auto load_queries = [&](int stage, int first_row) {
+    load_tile(smem.Q[stage], of_head(Q), first_row);
+    load_tile(smem.dO[stage], of_head(dO), first_row);
+    if (threadIdx.x < Br / 4) {
+      const int row = threadIdx.x * 4;
+      cp_async_16(smem.lse[stage](0, row), glse(0, first_row + row));
+      cp_async_16(smem.D[stage](0, row), gD(0, first_row + row));
+    }
+  };
+  load_tile(smem.K, of_head(K), first_key);
+  load_tile(smem.V, of_head(V), first_key);
+  load_queries(0, 0);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncthreads();  // K, V, and the first Q, dO, lse and D are there for all warps
+
+  // Warps 0 to 3 keep dV of 32 keys each, and compute S^T and P^T. Warps 4 to 7 keep dK of the same keys,
+  // and compute dP^T and dS^T. In each 16 keys and 8 queries a lane has two keys, `key_row` and 8 further,
+  // and two queries, `query` and `query` + 1.
+  const bool keeps_dV = warp < 4;
+  const int warp_key = warp % 4 * 32, key_row = threadIdx.x / 32 % 4 * 32 + lane / 4;
+  const int query = lane % 4 * 2;
+  FragmentC sum[m_tiles][d / 8] = {};
+  for (int i = 0, stage = 0; i < seqlen; i += Br, stage ^= 1) {
+    // The other stage has been read by all warps. Its copies are on their way behind the products.
+    if (i + Br < seqlen) load_queries(stage ^ 1, i + Br);
+    cp_async_commit();
+
+    FragmentC x[m_tiles][Br / 8] = {};
+    FragmentA a[m_tiles][Br / 16];
+    multiply_rows<T, d>(x, keeps_dV ? smem.K : smem.V, keeps_dV ? smem.Q[stage] : smem.dO[stage],
+                        warp_key);
+    auto &tile = smem.P_dS[stage];
+    if (keeps_dV) {
+      // P^T = e^(S^T - lse), rounded.
+#pragma unroll
+      for (int n = 0; n < Br / 8; n++) {
+        const auto row_lse = load<2>(smem.lse[stage](0, query + 8 * n));
+        for (int mt = 0; mt < m_tiles; mt++)
+          for (int r = 0; r < 2; r++) {
+            float p[2];
+            for (int e = 0; e < 2; e++)
+              p[e] = ex2(fmaf(x[mt][n][2 * r + e], scale_log2, -row_lse[e] * log2_e));
+            a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(p[0], p[1]);
+            store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
+                     unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
+          }
+      }
+      named_barrier_arrive(1 + warp % 4, 64);  // P^T of these keys is there for the other warp
+    } else {
+      // dS^T = P^T o (dP^T - D), rounded.
+      named_barrier_sync(1 + warp % 4, 64);  // the other warp has stored P^T of these keys
+#pragma unroll
+      for (int n = 0; n < Br / 8; n++) {
+        const auto row_D = load<2>(smem.D[stage](0, query + 8 * n));
+        for (int mt = 0; mt < m_tiles; mt++)
+          for (int r = 0; r < 2; r++) {
+            const auto p = load<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n));
+            float ds[2];
+            for (int e = 0; e < 2; e++)
+              ds[e] = to_float<T>(p[e]) * (x[mt][n][2 * r + e] - row_D[e]);
+            a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(ds[0], ds[1]);
+            store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
+                     unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
+          }
+      }
+    }
+    // dV += P^T dO, or dK += dS^T Q.
+    add_product<T, d>(sum, a, keeps_dV ? smem.dO[stage] : smem.Q[stage]);
+
+    cp_async_wait<0>();
+    __syncthreads();  // dS of all keys is there for all warps, and the next Q, dO, lse and D
+
+    // What the block's keys add to dQ: dS K, 32 queries and 32 columns for each warp.
+    const int warp_row = warp / (d / 32) * 32, warp_col = warp % (d / 32) * 32;
+    FragmentC dq[2][4] = {};
+#pragma unroll 4  // unrolled further, it takes more registers than there are
+    for (int key = 0; key < Bc; key += 16) {
+      FragmentA ds[2];
+      for (int mt = 0; mt < 2; mt++)
+        ds[mt] = ldmatrix_x4_trans(
+            tile(key + lane % 8 + lane / 16 * 8, warp_row + mt * 16 + lane / 8 % 2 * 8));
+      for (int n = 0; n < 4; n += 2) {
+        const auto k = ldmatrix_x4_trans(smem.K(key + lane % 16, warp_col + n * 8 + lane / 16 * 8));
+        for (int mt = 0; mt < 2; mt++) {
+          mma<T>(dq[mt][n], ds[mt], {k[0], k[1]});
+          mma<T>(dq[mt][n + 1], ds[mt], {k[2], k[3]});
+        }
+      }
+    }
+#pragma unroll
+    for (int mt = 0; mt < 2; mt++) {
+      const Matrix<float> sums = sums_of<d>(dQ_sum, head_rows + i + warp_row + mt * 16);
+      for (int n = 0; n < 4; n++)
+        for (int e = 0; e < 4; e++) red_add(sums(warp_col / 2 + n * 4 + e, lane), dq[mt][n][e]);
+    }
+  }
+
+  const auto out = of_head(keeps_dV ? dV : dK);
+  const float factor = keeps_dV ? 1 : scale;
+#pragma unroll
+  for (int mt = 0; mt < m_tiles; mt++)
+    for (int col = 0; col < d; col += 8)
+      for (int r = 0; r < 2; r++) {
+        const float *const two = &sum[mt][col / 8][2 * r];
+        store<2>(out(first_key + key_row + mt * 16 + 8 * r, col + lane % 4 * 2),
+                 Vector<T, 2>{from_float<T>(two[0] * factor), from_float<T>(two[1] * factor)});
+      }
+}
+
+/// dQ = its sums / sqrt(d), rounded. A warp takes 16 queries.
+template <class T, int d>
+__global__ void __launch_bounds__(threads)
+    round_dQ(const float *dQ_sum,  // [batch * heads * seqlen / 16, d / 2, 32]
+             T *dQ,                // [batch * heads * seqlen, d]
+             float scale) {
+  const int lane = threadIdx.x % 32, row = lane / 4;
+  const std::int64_t first = (std::int64_t{blockIdx.x} * num_warps + threadIdx.x / 32) * 16;
+  const auto sums = sums_of<d>(dQ_sum, first);
+  const Matrix<T> rows{dQ + first * d, 16, d};
+  for (int i = 0; i < d / 2; i += 2)
+    store<2>(rows(row + i / 2 % 2 * 8, i / 4 * 8 + lane % 4 * 2),
+             Vector<T, 2>{from_float<T>(sums(i, lane) * scale),
+                          from_float<T>(sums(i + 1, lane) * scale)});
+}
+
+template <class T, int d>
+void run(const Problem &p) {
+  const unsigned heads = p.batch * p.heads;
+  const std::int64_t rows = std::int64_t{heads} * p.seqlen_q;
+  const dim3 block(threads);
+  const T *const Q = static_cast<const T *>(p.Q), *const K = static_cast<const T *>(p.K);
+  const T *const V = static_cast<const T *>(p.V), *const O = static_cast<const T *>(p.O);
+  const T *const dO = static_cast<const T *>(p.dO);
+  float *const dQ_sum = static_cast<float *>(p.workspace);
+  float *const D = dQ_sum + rows * d;
+  const float scale = 1 / sqrtf(d);
+  launch<void>(begin<T, d>, dim3(rows / num_warps), block, O, dO, D, dQ_sum);
+  launch<SharedStorage<T, d>>(gradients<T, d>, dim3(p.seqlen_q / Bc, heads), block, Q, K, V, dO,
+                              p.lse, D, dQ_sum, static_cast<T *>(p.dK), static_cast<T *>(p.dV),
+                              p.seqlen_q, scale);
+  launch<void>(round_dQ<T, d>, dim3(rows / 16 / num_warps), block, dQ_sum, static_cast<T *>(p.dQ),
+               scale);
+}
+
+template <class T>
+void run(const Problem &p) {
+  p.head_dim == 64 ? run<T, 64>(p) : run<T, 128>(p);
+}
+
+}  // namespace
+
+EXPORT_STEP({
+    .tile = Bc,
+    .default_batch = 16,
+    .launch = [](const Problem &p) { p.type == Type::kBf16 ? run<bf16>(p) : run<half>(p); },
+    .workspace_bytes =
+        [](const Problem &p) {
+          const std::size_t rows = std::size_t(p.batch) * p.heads * p.seqlen_q;
+          return rows * (p.head_dim + 1) * sizeof(float);
+        },
+    .gradients = true,
+    .same_bits = false,
+});
