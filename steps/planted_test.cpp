@@ -33,7 +33,7 @@ const char *const kPersistent = "--sms 2 --heads 4 --seqlen 256";
 const char *const kPersistentShort = "--sms 2 --heads 8 --seqlen 128";
 
 // Where some are enough: steps, and of each of these bugs and calls.
-constexpr std::size_t kSomeSteps = 8, kSomeBugs = 4, kSomeCalls = 1;
+constexpr std::size_t kSomeSteps = 6, kSomeBugs = 4, kSomeCalls = 1;
 
 /// The steps whose copies are run.
 std::vector<std::string> steps() {

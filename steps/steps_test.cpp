@@ -183,8 +183,8 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
     if (gpu) runs.push_back({16 * tile, 2, 3, head_dim, "normal", 4});
     if (step.takes_option("--window"))  // that ends within a tile of each head dim
       runs.push_back({300, 1, 1, head_dim, "normal", 1, "--window 200"});
-    if (step.takes_option("--splits"))  // more blocks than a GPU has multiprocessors
-      runs.push_back({1, 75, 2, head_dim, "normal", 1, "--seqlen-k 140 --splits 1"});
+    if (step.takes_option("--splits"))  // more blocks than there are multiprocessors
+      runs.push_back({1, gpu ? 75 : 17, 2, head_dim, "normal", 1, "--seqlen-k 140 --splits 1"});
     for (const std::string &option : step.takes) {
       const std::vector<std::string> with = runs_with(step, option);
       CHECK_MESSAGE(!with.empty(), step.step, " takes ", option, ", which nothing here tests");
