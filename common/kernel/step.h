@@ -146,7 +146,7 @@ struct Step {
   void (*launch)(const Problem &);  // all of the step's kernels; throws the above
   std::size_t (*workspace_bytes)(const Problem &) = nullptr;
   std::vector<int> head_dims = {64, 128};  // those it takes; the first is the emulator's default
-  int page_rows = 1;        // page sizes must be multiples of this
+  int page_rows = 1;                       // page sizes must be multiples of this
   bool decodes = false;     // its default problem: a query per head and a long cache of K and V
   bool writes_lse = false;  // beside O
   bool gradients = false;   // a backward pass: it writes dQ, dK and dV
