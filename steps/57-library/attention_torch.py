@@ -80,8 +80,8 @@ def attention(q, k, v, *, k_new=None, v_new=None, scale=0, causal=False, window=
               sink_logits=None, rope=None, arrays={}, return_lse=False, **sizes):
     """Attention of q, [batch, seqlen, heads, head_dim], on k and v. With cu_seqlens a tensor is packed, [rows, heads,
     head_dim]; with a page_table k and v are [pages, page_size, kv_heads, head_dim]. `arrays` are int32 tensors and
-    `sizes` numbers, named as in attention.h; window is (left, right) and rope (cos, sin). k_new and v_new are stored
-    in k and v. Rows of O behind a sequence's length are 0."""
+    `sizes` numbers, named as in attention.h; window is (left, right) and rope (cos, sin, enum attention_rope). k_new and
+    v_new are stored in k and v. Rows of O behind a sequence's length are 0."""
     q, k_new, v_new = (x if x is None else fits(x) for x in (q, k_new, v_new))
     if k_new is None:
         k, v = fits(k), fits(v)
@@ -104,7 +104,7 @@ def attention(q, k, v, *, k_new=None, v_new=None, scale=0, causal=False, window=
         p.K_new, p.V_new, p.seqlen_new = memory.tensor(k_new), memory.tensor(v_new), k_new.shape[-3]
         p.total_new = k_new.shape[0]
     if rope is not None:
-        p.rope, p.rope_cos, p.rope_sin = 1, *(memory.address(table) for table in rope)
+        p.rope, p.rope_cos, p.rope_sin = rope[2], memory.address(rope[0]), memory.address(rope[1])
         p.rope_positions, p.rope_dim = rope[0].shape[0], 2 * rope[0].shape[1]
     for name, values in arrays.items():
         setattr(p, name, Array(memory.address(values), None))

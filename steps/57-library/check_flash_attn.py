@@ -185,9 +185,9 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
     sizes = {"seqlen_q": max_seqlen_q} if cu_seqlens_q is not None else {}
     rope = None
     if rotary_cos is not None:
-        rope = [table.float().contiguous() for table in (rotary_cos, rotary_sin)]
+        rope = (*(table.float().contiguous() for table in (rotary_cos, rotary_sin)), 2 if rotary_interleaved else 1)
         all_alike = not causal and tuple(int(side) for side in window_size) == (-1, -1)
-        sizes.update(rope=2 if rotary_interleaved else 1, rope_one_position=all_alike)
+        sizes["rope_one_position"] = all_alike
     out, lse = run(q, k_cache, v_cache, scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
                    slopes=alibi_slopes, arrays={n: a.int() for n, a in arrays.items() if a is not None}, k_new=k,
                    v_new=v, rope=rope, chunk=attention_chunk, **sizes)

@@ -201,8 +201,11 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
     }
   }
 
-  // Not before the loop: its address would take registers there.
-  const auto gO = head_rows(static_cast<T *>(call.O), call.O_strides, b, h, at.q_start, at.q_count);
+  // Not before the loop: its address would take registers there. And without a window nvcc 13.0 had none to hold `at`
+  // across the loop: the shuffles in sequence_of() keep it from seeing that these are the same numbers.
+  const Sequence done = plain ? sequence_of(call, b) : at;
+  const auto gO =
+      head_rows(static_cast<T *>(call.O), call.O_strides, b, h, done.q_start, done.q_count);
   cp_async_wait<0>();  // a tile that sees no key has not waited for Q
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++) {
@@ -210,9 +213,9 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
       for (int mask = 1; mask < 4; mask *= 2)
         l[mt][r] += __shfl_xor_sync(kAllLanes, l[mt][r], mask);
       const int row = first_row + (threadIdx.x / 32 * m_tiles + mt) * 16 + lane / 4 + 8 * r;
-      if (row >= at.q_count) continue;
+      if (row >= done.q_count) continue;
       if (call.lse && lane % 4 == 0)
-        lse_at(call, at, b, h, row) = (m[mt][r] + lg2(l[mt][r])) * ln_2;
+        lse_at(call, done, b, h, row) = (m[mt][r] + lg2(l[mt][r])) * ln_2;
       if (l[mt][r] == 0) l[mt][r] = 1;  // the row saw no key, and O is 0
       for (int col = 0; col < d; col += 8) {
         if (all && col >= cols) break;
