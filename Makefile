@@ -72,7 +72,7 @@ $(foreach g,$(filter-out $(NUMBERS:%=step-%) $(VARIANTS),$(call goals,step-%)),$
 	$(or $(call variants_of,$(word 2,$(subst -, ,$(g)))),none)))
 $(foreach g,$(call goals,variants-%),$(if $(call variants_of,$(g:variants-%=%)),,\
 	$(call refuse,$(g),step $(g:variants-%=%) has no variants)))
-on_a_gpu := $(call goals,check-gpu check-deadlock bench bench-models bench-hopper bench-decode bench-backward bench-gpus ceilings cycles \
+on_a_gpu := $(call goals,check-gpu check-gpus check-deadlock bench bench-models bench-hopper bench-decode bench-backward bench-gpus ceilings cycles \
 	sustained racecheck)
 $(if $(GPU),,$(foreach g,$(on_a_gpu),$(call refuse,$(g),there is no GPU here (nvidia-smi finds none))))
 $(if $(NVCC),,$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),\
@@ -153,7 +153,7 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(BUILD)
 .DELETE_ON_ERROR:
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: all help clean tests test test-all check-gpu check-deadlock check-bound check-docs truth bench \
+.PHONY: all help clean tests test test-all check-gpu check-gpus check-deadlock check-bound check-docs truth bench \
 	bench-models bench-hopper bench-decode bench-backward bench-gpus counters ceilings racecheck cycles sustained regs bench-emulator docs plot \
 	format FORCE \
 	$(PROGRAMS) $(EMULATED) $(VARIANTS)
@@ -229,6 +229,7 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/57-library/library
 #?   make test                   what a change breaks most often, in about three minutes on two cores
 #?   make test-all               everything that needs no GPU
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized; STEPS="36 37" these
+#?   make check-gpus             Part VII alone, on two GPUs and more
 #?   make check-deadlock         of it that alone: what waits for ever ends with an error
 #?   make check-bound            every step with thousands of seeds and shapes; an hour or more
 #?   make check-docs             fail if a number, a table or a quote of a page is stale
@@ -257,6 +258,7 @@ $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_P
 FOLLOWED := $(filter %-each-arrives,$(filter-out $(EMULATED_VARIANTS),$(VARIANTS)))
 check-gpu: $(call on_gpu,tests $(BUILD)/bin/any-problem $(FOLLOWED))
 	@ANY_PROBLEM=$(BUILD)/bin/any-problem $(call measure,check-gpu.sh) build/host/bin/tests $(NUMBERS)
+check-gpus: ; @+$(MAKE) STEPS="$(filter 7%,$(NUMBERS))" check-gpu
 check-deadlock: ; @$(call measure,deadlock.sh)
 check-bound: tests ; @BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
 check-docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs --check $(DOCUMENTS)

@@ -647,7 +647,15 @@ void call(Message message, Stream *stream, Where where) {
     check_bytes(message.from, message.bytes(), comm.rank, message.name(), message.site);
   if (message.to)
     check_bytes(message.to, ranks * message.bytes(), comm.rank, message.name(), message.site);
-  if (message.kind == Message::kGather) message.gather = comm.gathers++;
+  if (message.kind == Message::kGather) {
+    const std::byte *const own = message.to + comm.rank * message.bytes();
+    if (message.from != own && message.from < message.to + ranks * message.bytes() &&
+        message.to < message.from + message.bytes())
+      refuse(Fault::kMessage, message.site,
+             name + ": rank " + std::to_string(comm.rank) +
+                 "'s part lies in the gathered parts, and not at its own place there");
+    message.gather = comm.gathers++;
+  }
   ncclGroupStart();
   devices.called.emplace_back(stream, message);
   ncclGroupEnd();

@@ -125,6 +125,23 @@ TEST_CASE("devices: all gather") {
   }
 }
 
+TEST_CASE("devices: all gather in place has each part at the rank's place") {
+  const auto gather = [](Gpus &gpus, std::size_t place_of_1) {
+    ncclGroupStart();
+    for (const std::size_t i : {0, 1}) {
+      const std::size_t place = i == 0 ? 0 : place_of_1;
+      ncclAllGather(gpus.a[i] + place, gpus.a[i], elements, ncclFloat16, gpus.comm[i],
+                    gpus.stream[i]);
+    }
+    ncclGroupEnd();
+  };
+  CHECK(error_of_gpus([&](Gpus &gpus) { gather(gpus, elements); }) == "");
+  for (const std::size_t place : {std::size_t{0}, elements / 2})
+    CHECK(error_of_gpus([&](Gpus &gpus) {
+            gather(gpus, place);
+          }).find("not at its own place there") != std::string::npos);
+}
+
 TEST_CASE("devices: what a stream does is in order, also across a message") {
   for (std::uint64_t seed = 1; seed <= kSeeds; seed++) {
     Gpus gpus(2, seed);
@@ -182,6 +199,26 @@ TEST_CASE("devices: the host's wait orders what it queues later") {
           cudaDeviceSynchronize();  // of the other device
           gpus.run(gpus.side[0], 0, 1, gpus.load(gpus.a[0]));
         }).starts_with("[race] "));
+}
+
+TEST_CASE(
+    "devices: what the owner of a stream writes comes before and after what else it queues there") {
+  const auto write = [](Gpus &gpus) { emulator::rewrite(gpus.stream[0], gpus.a[0], bytes); };
+  CHECK(error_of_gpus([&](Gpus &gpus) {
+          write(gpus);
+          gpus.run(gpus.stream[0], 0, 0, gpus.load(gpus.a[0]));
+          write(gpus);
+        }) == "");
+  const std::string error = error_of_gpus([&](Gpus &gpus) {
+    write(gpus);
+    gpus.run(gpus.side[0], 0, 0, gpus.load(gpus.a[0]));
+  });
+  CHECK(error.starts_with("[in-flight] "));
+  CHECK(error.find("the caller's write at") != std::string::npos);
+  CHECK(error_of_gpus([&](Gpus &gpus) {
+          gpus.run(gpus.side[0], 0, 0, gpus.load(gpus.a[0]));
+          write(gpus);
+        }) == error);
 }
 
 TEST_CASE("devices: a buffer is nobody's while a message is under way") {

@@ -22,6 +22,8 @@ struct HeadScales {
   const float *Q, *K, *V;
 };
 
+struct Problem;
+
 /// What one of several GPUs has of a sequence, in its own memory: `part_rows` rows, or at the sequence's end
 /// fewer. All are dense, [batch, part_rows, heads or kv_heads, head_dim]. The rows that exist come first.
 struct GpuPart {
@@ -29,6 +31,9 @@ struct GpuPart {
   void *O;
   void *workspace;
   void *stream;  // on which the step's work begins and ends
+  // Where the step decodes, and else null: the problem of all queries and this GPU's part of the keys, as one GPU has
+  // it, with its pages, its own O of all queries, workspace and stream. The four tensors above are null then.
+  const Problem *own;
 };
 
 /// Who carries bytes from one GPU to another: NCCL's kernels, or the copy engines.
@@ -119,7 +124,7 @@ inline std::int64_t first_row_of(const Problem &problem, int gpu, int which) {
 
 /// The rows of the sequence that a chunk has, or all chunks of a GPU.
 inline int rows_of(const Problem &problem, int gpu, int which) {
-  const std::int64_t left = problem.seqlen_q - first_row_of(problem, gpu, which);
+  const std::int64_t left = problem.seqlen_k - first_row_of(problem, gpu, which);
   return left < 0 ? 0 : left < problem.chunk_rows ? static_cast<int>(left) : problem.chunk_rows;
 }
 inline int rows_of(const Problem &problem, int gpu) {

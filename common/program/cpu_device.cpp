@@ -37,8 +37,8 @@ class Emulator : public Device {
     const auto pages = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES));
     return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) / 2 / 9;
   }
-  void *allocate(std::size_t bytes, int gpu) override {
-    if (!streams_.empty()) cudaSetDevice(gpu);
+  void *allocate(std::size_t bytes) override {
+    if (!streams_.empty()) cudaSetDevice(memory_of);
     allocated_.push_back(emulator::allocate(bytes));
     return allocated_.back();
   }

@@ -31,8 +31,9 @@ class Device {
 
   /// Bytes that can still be allocated.
   virtual std::size_t free_bytes() const = 0;
-  /// Device memory; throws std::bad_alloc. Freed with the device.
-  virtual void *allocate(std::size_t bytes, int gpu = 0) = 0;
+  /// Memory of one GPU; throws std::bad_alloc. Freed with the device.
+  virtual void *allocate(std::size_t bytes) = 0;
+  int memory_of = 0;  // of several GPUs, the one whose memory that is
   virtual void upload(void *to, const void *from, std::size_t bytes) = 0;
   virtual void download(void *to, const void *from, std::size_t bytes) = 0;
 

@@ -162,8 +162,8 @@ class Gpu : public Device {
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     return free;
   }
-  void *allocate(std::size_t bytes, int gpu) override {
-    check(cudaSetDevice(gpu), "cudaSetDevice");
+  void *allocate(std::size_t bytes) override {
+    check(cudaSetDevice(memory_of), "cudaSetDevice");
     void *memory = nullptr;
     check(cudaMalloc(&memory, bytes), "cudaMalloc");
     allocated_.push_back(memory);

@@ -48,7 +48,7 @@ void for_each_head(const Problem &problem, int heads, int gpu, const Work &work)
 void cut_into_parts(Problem &problem, bool two_ends) {
   problem.chunks = two_ends ? 2 : 1;
   const int all = problem.gpus * problem.chunks;
-  problem.chunk_rows = (problem.seqlen_q + all - 1) / all;
+  problem.chunk_rows = (problem.seqlen_k + all - 1) / all;
   problem.part_rows = problem.chunks * problem.chunk_rows;
 }
 
@@ -63,6 +63,7 @@ void fill_parts(Device &device, const reference::Inputs &inputs, Problem &proble
       device.step().workspace_bytes ? device.step().workspace_bytes(problem) : 0;
   parts.resize(static_cast<std::size_t>(gpus));
   for (int gpu = 0; gpu < gpus; gpu++) {
+    device.memory_of = gpu;
     const auto upload = [&](int heads, const reference::Elements &whole) {
       const Tensor tensor = part_of(problem, heads, gpu);
       reference::Elements part(elements_of(tensor)), buffer = poisoned(elements_of(tensor));
@@ -71,17 +72,19 @@ void fill_parts(Device &device, const reference::Inputs &inputs, Problem &proble
                     part.begin() + static_cast<std::ptrdiff_t>(to));
       });
       scatter(tensor, part, buffer);
-      void *memory = device.allocate(buffer.size() * sizeof(std::uint16_t), gpu);
+      void *memory = device.allocate(buffer.size() * sizeof(std::uint16_t));
       device.upload(memory, buffer.data(), buffer.size() * sizeof(std::uint16_t));
       return memory;
     };
     parts[gpu] = {upload(problem.heads, inputs.Q),
                   upload(problem.kv_heads, inputs.K),
                   upload(problem.kv_heads, inputs.V),
-                  device.allocate(elements_of(of_Q) * sizeof(std::uint16_t), gpu),
-                  workspace ? device.allocate(workspace, gpu) : nullptr,
-                  device.stream(gpu)};
+                  device.allocate(elements_of(of_Q) * sizeof(std::uint16_t)),
+                  workspace ? device.allocate(workspace) : nullptr,
+                  device.stream(gpu),
+                  nullptr};
   }
+  device.memory_of = 0;
   problem.parts = parts.data();
 }
 

@@ -21,7 +21,7 @@ class Memory : public Device {
   void use_gpus(int) override {}
   void *stream(int) override { return nullptr; }
   std::size_t free_bytes() const override { return 0; }
-  void *allocate(std::size_t bytes, int) override {
+  void *allocate(std::size_t bytes) override {
     memory_.push_back(std::make_unique<std::byte[]>(bytes));
     std::memset(memory_.back().get(), 0xff, bytes);
     return memory_.back().get();

@@ -226,6 +226,64 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
         static_cast<float *>(device.allocate(lse_elements(inputs.shape) * sizeof(float))) + kAround;
 }
 
+/// A cache that several GPUs share: on each of them all queries, its part of the keys in pages of its own, and an O.
+struct SharedCache {
+  std::vector<Placement> placements;  // one for each GPU, as what follows
+  std::vector<Problem> problems;
+  std::vector<GpuPart> parts;
+};
+
+SharedCache fill_shared_cache(Device &device, const reference::Inputs &inputs,
+                              const Options &options, Problem &problem) {
+  SharedCache cache;
+  const auto gpus = static_cast<std::size_t>(problem.gpus);
+  cache.problems.assign(gpus, problem);
+  const auto d = static_cast<std::ptrdiff_t>(problem.head_dim);
+  for (int gpu = 0; gpu < problem.gpus; gpu++) {
+    device.memory_of = gpu;
+    reference::Inputs part = inputs;
+    part.shape.seqlen_k = problem.part_rows;
+    part.shape.lengths_q.assign(static_cast<std::size_t>(problem.batch), problem.seqlen_q);
+    part.shape.lengths_k.assign(static_cast<std::size_t>(problem.batch), rows_of(problem, gpu));
+    const auto cut = [&](const reference::Elements &whole, reference::Elements &to) {
+      to.assign(static_cast<std::size_t>(problem.batch * problem.kv_heads * problem.part_rows * d),
+                0);
+      for (std::ptrdiff_t head = 0; head < problem.batch * problem.kv_heads; head++)
+        std::copy_n(whole.begin() + (head * problem.seqlen_k + first_row_of(problem, gpu, 0)) * d,
+                    rows_of(problem, gpu) * d, to.begin() + head * problem.part_rows * d);
+    };
+    cut(inputs.K, part.K);
+    cut(inputs.V, part.V);
+    cache.placements.push_back(
+        place(part.shape, options.layout, options.page_size, options.seed + gpu));
+    Problem &own = cache.problems[static_cast<std::size_t>(gpu)];
+    own.seqlen_k = problem.part_rows;
+    own.stream = device.stream(gpu);
+    fill(device, cache.placements.back(), part, own);
+  }
+  device.memory_of = 0;
+  for (const Problem &own : cache.problems)
+    cache.parts.push_back({nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, &own});
+  problem.parts = cache.parts.data();
+  return cache;
+}
+
+/// O of the first GPU, and in `strays` also how many elements another GPU has otherwise.
+reference::Elements gather_shared_cache(Device &device, const SharedCache &cache,
+                                        std::size_t &strays) {
+  reference::Elements first;
+  strays = 0;
+  for (std::size_t gpu = 0; gpu < cache.problems.size(); gpu++) {
+    reference::Elements buffer(cache.placements[gpu].O_elements);
+    device.download(buffer.data(), cache.problems[gpu].O, buffer.size() * sizeof(std::uint16_t));
+    const reference::Elements O = gather(cache.placements[gpu].O, buffer);
+    strays += not_poison(buffer);
+    if (gpu == 0) first = O;
+    for (std::size_t i = 0; i < O.size(); i++) strays += O[i] != first[i];
+  }
+  return first;
+}
+
 /// What a step has written of the log-sum-exp: [batch, heads, seqlen_q], -infinity for rows that are not there,
 /// and how many elements that are of no row.
 struct LogSumExp {
@@ -444,7 +502,10 @@ ExitStatus run(const Options &asked) {
   if (step.gradients) reference::add_dO(inputs, options.inputs, options.seed);
   const Placement placement = place(shape, options.layout, options.page_size, options.seed);
   std::vector<GpuPart> parts;
-  if (problem.gpus)
+  SharedCache shared_cache;
+  if (problem.gpus && step.decodes)
+    shared_cache = fill_shared_cache(*device, inputs, options, problem);
+  else if (problem.gpus)
     fill_parts(*device, inputs, problem, parts);
   else
     fill(*device, placement, inputs, problem);
@@ -465,7 +526,7 @@ ExitStatus run(const Options &asked) {
         launch();
         if (device->is_gpu()) continue;
         // The step is done with its inputs: who called it writes the next ones.
-        for (int gpu = 0; gpu < problem.gpus; gpu++)
+        for (std::size_t gpu = 0; gpu < parts.size(); gpu++)
           for (const auto &[memory, strides] : {std::pair(parts[gpu].Q, problem.Q_strides),
                                                 std::pair(parts[gpu].K, problem.K_strides),
                                                 std::pair(parts[gpu].V, problem.K_strides)})
@@ -539,6 +600,7 @@ ExitStatus run(const Options &asked) {
     if (step.gradients) return gradients_pass(say);
     std::size_t strays = 0;
     const auto rows_of_O = [&] {
+      if (problem.gpus && step.decodes) return gather_shared_cache(*device, shared_cache, strays);
       if (problem.gpus) return gather_parts(*device, problem, strays);
       reference::Elements buffer = download(outputs[0]);
       reference::Elements rows = gather(placement.O, buffer);
@@ -609,7 +671,11 @@ ExitStatus run(const Options &asked) {
       of_one.gpus = 1;
       Problem whole = pose(of_one, step);
       std::vector<GpuPart> part;
-      fill_parts(*device, inputs, whole, part);
+      SharedCache of_whole;
+      if (step.decodes)
+        of_whole = fill_shared_cache(*device, inputs, of_one, whole);
+      else
+        fill_parts(*device, inputs, whole, part);
       Result alone = result;
       alone.options = departures(of_one, step);
       time_sharing(

@@ -1,0 +1,301 @@
+// Step 73: decode. A cache lies on several GPUs; each attends to its part, and one message gathers what they found.
+// SPDX-License-Identifier: MIT
+// Needs       sm_80: cp.async, mma.m16n8k16
+// Takes       --gpus, --causal, --seqlen-k, --kv-heads, --page-size, --splits
+// Before      step 27: one GPU has the whole cache.
+// Bottleneck  The memory of one GPU: a token takes as long as reading all keys and values from it.
+// Change      Each GPU has all queries and a part of the keys. Its last block of a tile no longer divides: it stores O
+//             in fp32 with m and l. NCCL gathers these parts on all GPUs, and a second kernel merges them.
+// Prediction  t_N = t_1 / N + the message + the merge. 131,072 keys of 8 heads take 130 us on one H200, as step 27
+//             measured. A message of 64 heads of 128 has 33,792 bytes, so it is latency alone: 20 us is what we
+//             assume, and 4 us for the merge. Two GPUs take 65 + 24 us, an efficiency of 73%, and 96% at 1,048,576
+//             keys. With the 85 us that NCCL took for 1 MB through PyTorch it is 42%.
+#include "common/kernel/cache.h"
+#include "common/kernel/gpus.h"
+
+namespace {
+
+constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
+constexpr int keys = 16, stages = 3;  // a warp's tile of K and V, and how many of them it has
+
+template <int d, int num_warps>
+struct SharedStorage {
+  union {
+    struct {
+      SharedTile<keys, d> K, V;
+    } stage[stages];
+    Tile<float, rows, d + 8> part;  // of O; columns d and d + 1 are m and l
+  } warp[num_warps];
+  SharedTile<rows, d> Q;
+  Tile<bool, 1, 8> is_last;
+};
+
+template <int d, class View>
+__device__ void store_part(View &parts, int row, int col, const Part &part) {
+  store<4>(parts(row, col), part.O);
+  store<2>(parts(row, d), Vector<float, 2>{part.m, part.l});  // the same from all lanes of a row
+}
+
+template <int d, int num_warps, int threads = num_warps * 32>
+__global__ void __launch_bounds__(threads)
+    attention(Problem p, int splits, int first_k, int all_k, float *message, float scale_log2) {
+  auto &smem = shared_storage<SharedStorage<d, num_warps>>();
+  const int warp = warp_index(), lane = threadIdx.x % 32;
+  const int split = blockIdx.x % splits, kv_h = blockIdx.y, b = blockIdx.z;
+  const int first_row = blockIdx.x / splits * rows;
+  const int seqlen_q = of_batch(p.lengths_q, p, b, p.seqlen_q);
+  const int seqlen_k = of_batch(p.lengths_k, p, b, p.seqlen_k);
+  const int q_start = of_batch(p.cu_seqlens_q, p, b, 0);
+  // Row r of the group's heads is query r / group of its head r % group.
+  const int group = p.heads / p.kv_heads, rows_there = min(rows, seqlen_q * group - first_row);
+  const auto row_of = [=]<class T>(T *tensor, const Strides &strides, int row) {
+    const int head = kv_h * group + (first_row + row) % group;
+    return head_of<T, d>(tensor, strides, b, head, q_start + (first_row + row) / group, 1);
+  };
+  const auto keys_seen = [=](int row) {  // how many of this GPU's keys a row of the tile sees
+    const int seen = (first_row + row) / group + 1 + all_k - seqlen_q - first_k;
+    return p.causal ? min(seqlen_k, seen) : seqlen_k;
+  };
+  // The tiles of keys that any row sees are divided evenly: splits differ by at most one tile.
+  const int tiles = rows_there > 0 ? max(0, keys_seen(rows_there - 1) + keys - 1) / keys : 0;
+  const int keys_begin = (tiles / splits * split + min(split, tiles % splits)) * keys;
+  const int keys_end = keys_begin + (tiles / splits + (split < tiles % splits)) * keys;
+
+  for (int i = threadIdx.x * 8; i < rows * d; i += threads * 8)
+    cp_async_16_or_zeros(smem.Q(i / d, i % d),
+                         row_of(static_cast<const half *>(p.Q), p.Q_strides, i / d)(0, i % d),
+                         i / d < rows_there);
+
+  // A key's place is looked up a tile before its copy begins, because the page table is memory, too.
+  auto *const stage = smem.warp[warp].stage;
+  int next = keys_begin + warp * keys;  // the first key of the tile to load
+  const auto find_next = [&] {
+    const int key = next + lane % keys;
+    return key < seqlen_k ? place_of<d>(p, b, kv_h, key, seqlen_k) : KeyPlace{};
+  };
+  KeyPlace place = find_next();
+  const auto load_next = [&](int to) {
+    if (next < keys_end) load_keys(stage[to].K, stage[to].V, place, seqlen_k - next);
+    cp_async_commit();
+    next += num_warps * keys;
+    place = find_next();
+  };
+  for (int i = 0; i < stages - 1; i++) load_next(i);
+
+  cp_async_wait<stages - 2>();
+  __syncthreads();  // Q is there for all warps
+  const int lane_row = lane % 16, lane_col = lane / 16 * 8;
+  const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
+  FragmentA q[d / 16];
+#pragma unroll
+  for (int col = 0; col < d; col += 16) q[col / 16] = ldmatrix_x4(smem.Q(lane_row, col + lane_col));
+
+  FragmentC o[d / 8] = {};
+  float l[2] = {}, m[2] = {no_maximum, no_maximum};
+  for (int j = keys_begin + warp * keys, now = 0; j < keys_end; j += num_warps * keys) {
+    cp_async_wait<stages - 2>();
+    __syncwarp();  // the tile is there for all lanes, and the one before it has been read by all
+    load_next(now == 0 ? stages - 1 : now - 1);
+    FragmentC s[keys / 8] = {};
+#pragma unroll
+    for (int col = 0; col < d; col += 16)
+      for (int key = 0; key < keys; key += 16) {
+        const auto k = ldmatrix_x4(stage[now].K(key + lane_key, col + lane_key_col));
+        mma(s[key / 8], q[col / 16], {k[0], k[1]});
+        mma(s[key / 8 + 1], q[col / 16], {k[2], k[3]});
+      }
+    if (j + keys > keys_seen(0))
+      for (int key = 0; key < keys; key += 8)
+        for (int e = 0; e < 4; e++)
+          if (j + key + lane % 4 * 2 + e % 2 >= keys_seen(lane / 4 + e / 2 * 8))
+            s[key / 8][e] = -INFINITY;
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {  // not lazily as in step 14: the loop mostly waits for memory
+      float m_new = -INFINITY;
+      for (FragmentC &x : s) m_new = fmaxf(m_new, fmaxf(x[2 * r], x[2 * r + 1]));
+      for (int mask = 1; mask < 4; mask *= 2)
+        m_new = fmaxf(m_new, __shfl_xor_sync(kAllLanes, m_new, mask));
+      m_new = fmaxf(m[r], m_new * scale_log2);
+      const float alpha = ex2(m[r] - m_new);
+      m[r] = m_new;
+      l[r] *= alpha;
+      for (FragmentC &x : o)
+        for (int e = 2 * r; e < 2 * r + 2; e++) x[e] *= alpha;
+      for (FragmentC &x : s)
+        for (int e = 2 * r; e < 2 * r + 2; e++) l[r] += x[e] = ex2(fmaf(x[e], scale_log2, -m[r]));
+    }
+
+#pragma unroll
+    for (int key = 0; key < keys; key += 16) {
+      const FragmentC &left = s[key / 8], &right = s[key / 8 + 1];
+      const FragmentA weights = {cvt_rn_f16x2(left[0], left[1]), cvt_rn_f16x2(left[2], left[3]),
+                                 cvt_rn_f16x2(right[0], right[1]),
+                                 cvt_rn_f16x2(right[2], right[3])};
+      for (int col = 0; col < d; col += 16) {
+        const auto v = ldmatrix_x4_trans(stage[now].V(key + lane_row, col + lane_col));
+        mma(o[col / 8], weights, {v[0], v[1]});
+        mma(o[col / 8 + 1], weights, {v[2], v[3]});
+      }
+    }
+    now = now == stages - 1 ? 0 : now + 1;
+  }
+  __syncwarp();  // the last V has been read by all lanes; the part lies over it
+  for (int r = 0; r < 2; r++) {
+    auto &part = smem.warp[warp].part;
+    const int row = lane / 4 + 8 * r;
+    for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
+    if (lane % 4 == 0) store<2>(part(row, d), Vector<float, 2>{m[r], l[r]});
+    for (int col = 0; col < d; col += 8)
+      store<2>(part(row, col + lane % 4 * 2),
+               Vector<float, 2>{o[col / 8][2 * r], o[col / 8][2 * r + 1]});
+  }
+  __syncthreads();  // the parts of all warps are there
+  // The workspace of the tile: a part for each split, and the number of those that are missing.
+  const std::int64_t tile = (b * p.kv_heads + kv_h) * (gridDim.x / splits) + blockIdx.x / splits;
+  float *const workspace = static_cast<float *>(p.workspace) + tile * (splits * rows + 1) * (d + 4);
+  const Matrix<float> parts{workspace, splits * rows, d + 4};
+  const Matrix<unsigned> missing{reinterpret_cast<unsigned *>(workspace + splits * rows * (d + 4)),
+                                 1, 1};
+  if (splits > 1) {
+    for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4)
+      store_part<d>(parts, split * rows + i / d, i % d, sum_of_warps<d>(smem.warp, i / d, i % d));
+    __syncthreads();  // all threads of the block have stored its part
+    if (threadIdx.x == 0) {
+      __threadfence();  // every block that sees the count must see the part
+      smem.is_last(0, 0) = atomic_dec(missing(0, 0), splits - 1) == 1;
+      __threadfence();  // the last block must see the parts of all others
+    }
+    __syncthreads();
+    if (!smem.is_last(0, 0)) return;
+  }
+  for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {
+    Part sum = splits == 1 ? sum_of_warps<d>(smem.warp, i / d, i % d) : Part{};
+#pragma unroll 8
+    for (int j = 0; j < splits && splits > 1; j++)
+      sum.add(part_at<d>(parts, j * rows + i / d, i % d));
+    const int head = kv_h * group + (first_row + i / d) % group;
+    const int row = (b * p.heads + head) * p.seqlen_q + (first_row + i / d) / group;
+    const Matrix<float> to{message, p.batch * p.heads * p.seqlen_q, d + 4};
+    store_part<d>(to, row, i % d, sum);
+  }
+}
+
+constexpr int merge_threads = 128;
+
+/// Merges what all GPUs have found: a thread has 4 columns of a row.
+template <int d>
+__global__ void merge_gpus(Problem p,
+                           const float *messages) {  // [gpus, batch, heads, seqlen_q, d + 4]
+  const int rows_of_all = p.batch * p.heads * p.seqlen_q;
+  const int i = (blockIdx.x * merge_threads + threadIdx.x) * 4, row = i / d, col = i % d;
+  if (row >= rows_of_all) return;
+  const Matrix<const float> parts{messages, p.gpus * rows_of_all, d + 4};
+  Part sum;
+  for (int gpu = 0; gpu < p.gpus; gpu++) sum.add(part_at<d>(parts, gpu * rows_of_all + row, col));
+  Vector<half, 4> O;  // of a row that saw no key it is 0
+  for (int e = 0; e < 4; e++) O[e] = __float2half(sum.l > 0 ? sum.O[e] / sum.l : 0);
+  const int head = row / p.seqlen_q % p.heads, b = row / p.seqlen_q / p.heads;
+  store<4>(
+      head_of<half, d>(static_cast<half *>(p.O), p.O_strides, b, head, row % p.seqlen_q, 1)(0, col),
+      O);
+}
+
+/// Tiles of Q's rows in the whole problem.
+std::int64_t row_tiles(const Problem &p) {
+  const int rows_of_group = p.seqlen_q * (p.heads / p.kv_heads);
+  return std::int64_t{p.batch} * p.kv_heads * ((rows_of_group + rows - 1) / rows);
+}
+
+/// How many blocks the GPU runs at once: of 8 warps, or of half as many until one fits it.
+template <int d, int num_warps = 8>
+int wave() {
+  using Storage = SharedStorage<d, num_warps>;
+  if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
+    if (!fits_a_block<Storage>()) return wave<d, num_warps / 2>();
+  return resident_blocks<Storage>(attention<d, num_warps>, num_warps * 32);
+}
+
+/// Returns the number of splits of each of `tiles` tiles of rows: the fewest whose waves are as full as those
+/// of any number, within 5%. A wave is as many blocks as the GPU runs at once.
+int fewest_splits(std::int64_t tiles, int wave, int most) {
+  const auto filled = [=](int splits) {
+    const std::int64_t blocks = tiles * splits;
+    return float(blocks) / ((blocks + wave - 1) / wave * wave);
+  };
+  float best = 0;
+  for (int splits = 1; splits <= min(most, 128); splits++) best = fmaxf(best, filled(splits));
+  int fewest = 1;
+  while (filled(fewest) * 1.05f < best) fewest++;
+  return fewest;
+}
+
+int num_splits(const Problem &p) {
+  const int blocks = p.head_dim == 64 ? wave<64>() : wave<128>();
+  return p.splits ? p.splits : fewest_splits(row_tiles(p), blocks, p.seqlen_k / (8 * keys));
+}
+
+/// The floats of a GPU's message: O, m and l of each row.
+std::size_t message_of(const Problem &p) {
+  return std::size_t(p.batch) * p.heads * p.seqlen_q * (p.head_dim + 4);
+}
+/// Where it lies in the workspace, between those of all GPUs; the parts of the splits come before.
+std::size_t parts_of_splits(const Problem &p) {
+  return row_tiles(p) * (num_splits(p) * rows + 1) * (p.head_dim + 4);
+}
+
+/// Launches blocks of 8 warps, or of half as many where two share an SM and until one fits this GPU: at head
+/// dim 128, 8 warps need 196 KB of shared memory, 4 need 100 and 2 need 52.
+template <int d, int num_warps = 8>
+void attend(const Problem &p, int first_k, int all_k, float *message, bool share_SMs) {
+  using Storage = SharedStorage<d, num_warps>;
+  if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
+    if (share_SMs || !fits_a_block<Storage>())
+      return attend<d, num_warps / 2>(p, first_k, all_k, message, false);
+  const int splits = num_splits(p), of_head = row_tiles(p) / (p.kv_heads * p.batch);
+  launch_on<Storage>(p.stream, attention<d, num_warps>, dim3(of_head * splits, p.kv_heads, p.batch),
+                     dim3(num_warps * 32), p, splits, first_k, all_k, message, log2_e / sqrtf(d));
+}
+
+template <int d>
+void run(const Problem &p) {
+  const std::vector<ncclComm_t> &comms = communicators(p.gpus);
+  const std::size_t count = message_of(p);
+  const auto messages = [&](int gpu) {  // of all GPUs, on this one
+    return static_cast<float *>(p.parts[gpu].own->workspace) + parts_of_splits(*p.parts[gpu].own);
+  };
+  for (int gpu = 0; gpu < p.gpus; gpu++) {
+    const Problem &own = *p.parts[gpu].own;
+    cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
+    // At head dim 128 a block of 8 warps has an SM for itself. If not all run at once, two of
+    // 4 warps share it: one reads while the other begins or ends.
+    const bool share_SMs = d == 128 && row_tiles(own) * num_splits(own) > wave<128>();
+    attend<d>(own, gpu * p.part_rows, p.seqlen_k, messages(gpu) + gpu * count, share_SMs);
+  }
+  nccl_check(ncclGroupStart(), "ncclGroupStart");
+  for (int gpu = 0; gpu < p.gpus; gpu++)  // in place: a GPU's own part lies where it belongs
+    nccl_check(ncclAllGather(messages(gpu) + gpu * count, messages(gpu), count, ncclFloat32,
+                             comms[gpu], static_cast<cudaStream_t>(p.parts[gpu].own->stream)),
+               "ncclAllGather");
+  nccl_check(ncclGroupEnd(), "ncclGroupEnd");
+  for (int gpu = 0; gpu < p.gpus; gpu++) {
+    const Problem &own = *p.parts[gpu].own;
+    const std::size_t threads = std::size_t(p.batch) * p.heads * p.seqlen_q * d / 4;
+    cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
+    launch_on<void>(own.stream, merge_gpus<d>, dim3((threads + merge_threads - 1) / merge_threads),
+                    dim3(merge_threads), own, messages(gpu));
+  }
+}
+
+}  // namespace
+
+EXPORT_STEP({
+    .tile = 1,
+    .default_batch = 1,
+    .launch = [](const Problem &p) { p.head_dim == 64 ? run<64>(p) : run<128>(p); },
+    .workspace_bytes =
+        [](const Problem &p) {
+          return sizeof(float) * (parts_of_splits(p) + p.gpus * message_of(p));
+        },
+    .decodes = true,
+});
