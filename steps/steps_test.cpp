@@ -408,7 +408,7 @@ TEST_CASE("a backward pass has the same bits in every order of threads, or says 
     const Description step = describe(program);
     if (!step.gradients) continue;
     const std::string line = program + " --device cpu --check-only --batch 1 --heads 1 --seqlen " +
-                             std::to_string(step.tile == 1 ? 200 : 4 * step.tile) + " --repeat 12";
+                             std::to_string(step.tile == 1 ? 300 : 4 * step.tile) + " --repeat 12";
     const std::string report = step.same_bits ? "bits     the same in all 12 runs after the first\n"
                                               : " of 12 runs: this step adds in any order\n";
     jobs.push_back({line,

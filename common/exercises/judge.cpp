@@ -216,7 +216,10 @@ std::string Judge::uncounted(const Outcome &of) const {
     const auto found = of.counts.at(0).find(name);
     return found == of.counts.at(0).end() ? 0 : found->second;
   };
-  const double scores = of.operations / (4 * of.head_dim), exp2 = count("exp2 instructions");
+  // Of each score two products of d terms, and in Part VI, in a backward pass, five.
+  const double products = exercise_.step.starts_with("6") ? 5 : 2;
+  const double scores = of.operations / (2 * products * of.head_dim);
+  const double exp2 = count("exp2 instructions");
   std::vector<std::tuple<std::string, double, double>> least = {
       {"different bytes of global memory are read", count("unique global bytes read"), of.kv_bytes},
       {"different bytes of global memory are written", count("unique global bytes written"),
