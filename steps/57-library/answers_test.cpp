@@ -11,6 +11,7 @@
 #include <climits>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -168,31 +169,33 @@ class Call {
     q_.longest = p.seqlen_q, k_.longest = p.seqlen_k;
     new_.longest = as_q_ ? p.seqlen_q : p.seqlen_new;
     const bool lengths_new = !as_q_ && draw_.one_in(2);
+    const bool packed_q = p.seqlen_q > 0 && draw_.one_in(3);
+    const bool packed_new = append_ && !as_q_ && draw_.one_in(3);
+    const bool packed_k = !paged_ && !indexed_ && !starts && draw_.one_in(3);
     // Without lengths all sequences are full: there must be as many keys as the call needs.
     if ((as_q_ || (rope_ && !append_)) && !lengths_q && !starts)
       k_.longest = p.seqlen_k = std::max(p.seqlen_k, p.seqlen_q);
     for (int b = 0; b < p.batch; b++) {
       k_.start.push_back(starts ? draw_.from(0, p.seqlen_k) : 0);
       const int most = p.seqlen_k - k_.start[b];
-      k_.count.push_back(lengths_k ? draw_.from(0, most) : most);
+      k_.count.push_back(lengths_k || packed_k ? draw_.from(0, most) : most);
       q_.start.push_back(0), new_.start.push_back(0);
-      q_.count.push_back(lengths_q ? draw_.from(0, p.seqlen_q) : p.seqlen_q);
-      new_.count.push_back(lengths_new ? draw_.from(0, p.seqlen_new) : p.seqlen_new);
+      q_.count.push_back(lengths_q || packed_q ? draw_.from(0, p.seqlen_q) : p.seqlen_q);
+      new_.count.push_back(lengths_new || packed_new ? draw_.from(0, p.seqlen_new) : p.seqlen_new);
     }
-    // What a sequence needs more of than it has, it has no more of: then the lengths are given.
+    // What a sequence needs more of than it has, it has no more of: then the lengths are given, or the packing says so.
     bool give_q = lengths_q, give_new = lengths_new;
     for (int b = 0; b < p.batch; b++) {
       if ((as_q_ || (rope_ && !append_)) && q_.count[b] > k_.count[b])
-        q_.count[b] = k_.count[b], give_q = true;
+        q_.count[b] = k_.count[b], give_q |= !packed_q;
       if (append_ && !as_q_ && new_.count[b] > k_.count[b])
-        new_.count[b] = k_.count[b], give_new = true;
+        new_.count[b] = k_.count[b], give_new |= !packed_new;
     }
     if (as_q_) new_ = q_;
-    const bool packed_q = p.seqlen_q > 0 && draw_.one_in(3);
     if (packed_q) q_.pack(draw_, give_q);
     if (as_q_) new_ = q_;
-    if (append_ && !as_q_ && draw_.one_in(3)) new_.pack(draw_, give_new);
-    if (!paged_ && !indexed_ && !starts && draw_.one_in(3)) k_.pack(draw_, lengths_k);
+    if (packed_new) new_.pack(draw_, give_new);
+    if (packed_k) k_.pack(draw_, lengths_k);
     if (give_q) p.lengths_q = array(q_.count);
     if (lengths_k) p.lengths_k = array(k_.count);
     if (starts) p.starts_k = array(k_.start);
