@@ -10,8 +10,8 @@
 //             every number from the device is clamped before it becomes an address. The bytes of a workspace grow
 //             with each size. A prompt's kernel has four kinds, and a call gets the one that can do no more than it must.
 // Prediction  Prompts and new tokens that step 50 takes, too: its instructions in the loop, and some before it that
-//             clamp: its time within 1%. A tile of 128 x 64 at head dim 128 is 1,536 clocks of mma and 512 of powers. A
-//             soft cap adds at most 512 + 64, ALiBi 128: at most 28% and 6%. A head dim of 72 costs as much as 80.
+//             clamp: its time within 1%. A tile of 128 x 64 at head dim 128 is 1,536 clocks of mma and 512 of powers. If
+//             nothing overlaps, ALiBi adds 64 or more, 3%, and a soft cap 576 more, 28%. 72 columns cost as much as 80.
 #include "steps/57-library/decode.h"
 #include "steps/57-library/prefill.h"
 
