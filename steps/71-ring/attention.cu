@@ -11,8 +11,8 @@
 // Prediction  A hop costs the longer of computing and travelling. With n tokens on a GPU and 16 heads of 128,
 //             8 n KB travel while 8,192 n^2 operations are computed: at 650 TFLOP/s and 170 GB/s these take
 //             the same time at n = 3,800. Partial results of two hops and their merge move 36 n KB to and from
-//             global memory: at n = 4,096 0.04 ms beside 0.42 ms. So on two GPUs we expect an efficiency of 90% at
-//             8,192 tokens, where step 70 has 68%, and 98% at 65,536.
+//             global memory: at n = 4,096 0.04 ms beside 0.42 ms. So on two GPUs we expect an efficiency of 92% at
+//             8,192 tokens, where step 70 has 68%, and 99% at 65,536.
 #include "common/kernel/gpus.h"
 #include "common/kernel/hopper_attention.h"
 #include "common/kernel/merge_hops.h"

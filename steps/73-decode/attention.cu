@@ -6,10 +6,10 @@
 // Bottleneck  The memory of one GPU: a token takes as long as reading all keys and values from it.
 // Change      Each GPU has all queries and a part of the keys. Its last block of a tile no longer divides: it stores O
 //             in fp32 with m and l. NCCL gathers these parts on all GPUs, and a second kernel merges them.
-// Prediction  t_N = t_1 / N + the message + the merge. 131,072 keys of 8 heads take 130 us on one H200, as step 27
-//             measured. A message of 64 heads of 128 has 33,792 bytes, so it is latency alone: 20 us is what we
-//             assume, and 4 us for the merge. Two GPUs take 65 + 24 us, an efficiency of 73%, and 96% at 1,048,576
-//             keys. With the 85 us that NCCL took for 1 MB through PyTorch it is 42%.
+// Prediction  t_N = the time of a GPU's keys + the message + the merge. Step 27 reads 131,072 keys of 8 heads in 130 us
+//             on one H200, and 65,536 in 71. A message of 64 heads of 128 has 33,792 bytes: it is latency, 20 us as we
+//             assume, and 4 us for the merge. Two GPUs take 71 + 24 us, an efficiency of 69%, and 96% at 1,048,576
+//             keys. With the 85 us that NCCL took for 1 MB through PyTorch it is 41%.
 #include "common/kernel/cache.h"
 #include "common/kernel/gpus.h"
 
