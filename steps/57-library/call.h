@@ -16,6 +16,7 @@ struct Call : Problem {
   int rope_dim;      // elements of a row that turn: the first ones, a multiple of 16
   int rope_positions;      // rows of rope_cos and rope_sin
   bool rope_one_position;  // all queries of a sequence turn as its first
+  bool rope_from_new;      // the first turns as the first new key, not the last as the last key
   bool lse_packed;         // lse is [heads, total_q]
   std::int64_t
       slopes_stride;  // from ALiBi's slopes of a sequence to those of the next; 0: the same
@@ -98,9 +99,9 @@ __device__ __forceinline__ int rope_position_of_key(const Call &p, const Sequenc
   return clamp(key + (p.starts_k ? at.k_start : 0), 0, p.rope_positions - 1);
 }
 
-/// And a query: the first as the first new key, or, without new keys, the last as the last key.
+/// And a query: the last as the last key, or the first as the first new key.
 __device__ __forceinline__ int rope_position(const Call &p, const Sequence &at, int query) {
-  const int first = at.k_count - (p.K_new ? at.new_count : at.q_count);
+  const int first = at.k_count - (p.rope_from_new ? at.new_count : at.q_count);
   return rope_position_of_key(p, at, first + (p.rope_one_position ? 0 : query));
 }
 

@@ -139,6 +139,7 @@ Call call_of(const attention_problem &p) {
   call.rope_positions = p.rope_positions;
   call.rope_dim = p.rope_dim ? p.rope_dim : p.head_dim;
   call.rope_one_position = p.rope_one_position != 0;
+  call.rope_from_new = p.K_new.data != nullptr;
   return call;
 }
 
