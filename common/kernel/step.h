@@ -94,7 +94,7 @@ struct Problem {
   // their rows, and their queries see them. Null if K and V have all.
   const void *K_new, *V_new;
   int seqlen_new;
-  // And for a caller of step 50 as a library: in any order, and of each sequence as many as it
+  // And for a caller of step 57, the library: in any order, and of each sequence as many as it
   // says.
   Strides K_new_strides, V_new_strides;
   const int *lengths_new, *cu_seqlens_new;  // as lengths_k and cu_seqlens_k
