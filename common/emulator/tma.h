@@ -72,7 +72,7 @@ TmaTransfer transfer(TmaTile<Rows, d, T> &tile, const TensorMap &map, int row, i
 }
 
 /// Throws unless a map's box of a sequence's rows is one that the engine may copy: the sequence is in the tensor,
-/// and the box has a row of it (chapter 53 says what an H200 made of a box that has none).
+/// and the box has a row of it (chapter 43 says what an H200 made of a box that has none).
 [[gnu::noinline]] inline void check_sequence(const Tensor &tensor, const SequenceRows &rows,
                                              int row, int head, int batch, Where where) {
   const auto refuse = [&](const std::string &what) {

@@ -89,7 +89,7 @@ TensorMap tensor_map(const void *data, const Strides &strides, int batch, int he
                         {u32(slab), u32(tile_rows), u32(tile_slabs ? tile_slabs : d / slab), 1, 1});
 }
 
-/// Describes a tensor whose tiles end where a sequence ends (step 53). `rows`: those of the tensor, of one
+/// Describes a tensor whose tiles end where a sequence ends (step 43). `rows`: those of the tensor, of one
 /// batch element or, if the sequences are packed, of all.
 struct SequenceMap {
   TensorMap map;
