@@ -1,7 +1,8 @@
 // Step 52: scores. What a model does to a score before the softmax: soft caps, ALiBi, learned sinks.
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
-// Takes       --causal, --type, --scale, --softcap, --alibi, --sink-logits
+// Takes       --causal, --type, --seqlen-k, --kv-heads, --layout, --lengths, --window, --window-size, --garbage,
+//             --scale, --softcap, --alibi, --sink-logits
 // Before      step 51: the softmax has the scores as the product leaves them, times a scale.
 // Bottleneck  A kernel that writes S to memory for another one to change loses all that 20 steps have gained.
 // Change      A function of the score, its row and its key stands between S and the softmax, inlined: which one
@@ -12,52 +13,11 @@
 //             3,072 clocks of MUFU, twice the products. A sink costs nothing, and without any of these nothing changes.
 #include <algorithm>
 
-#include "common/kernel/ring.h"
-#include "common/kernel/softmax.h"
+#include "common/kernel/visible.h"
 
 namespace {
 
-template <int d>
-constexpr int warpgroups = d == 64 ? 3 : 2;  // that compute, with 64 rows of Q each
-constexpr int Bc = 128;                      // rows of K and V in a tile
-constexpr int q_stages = 2;                  // of Q: one is filled while the other is read
-template <int d>
-constexpr int stages = d == 64 ? 3 : 2;  // of K and of V: who skips a tile needs the next at once
-// The last warpgroup of a block is the producer.
-template <int d>
-constexpr int threads = (warpgroups<d> + 1) * 128;
-// Registers of a thread after setmaxnreg. An SM has 65,536.
-template <int d>
-constexpr int consumer_registers = warpgroups<d> == 3 ? 160 : 232;
-template <int d>
-constexpr int producer_registers = warpgroups<d> == 3 ? 32 : 40;
 constexpr float ln_2 = 0.693147181f;  // of log2: ln x is log2(x) ln_2
-
-template <class T, int d>
-struct SharedStorage {
-  Ring<TmaTile<64, d, T>, q_stages> Q[warpgroups<d>];
-  Ring<TmaTile<Bc, d, T>, stages<d>> K, V;
-  Tile<int, 1, q_stages> tile;  // the tile that each stage of Q is of
-};
-
-/// The order in which the tiles of Q begin: the last rows of `side` heads, which share L2. They see the
-/// most keys. Then come the rows before them, and so on; then the next `side` heads.
-struct Order {
-  int heads, row_tiles, side;  // heads: of the whole batch
-  int Br, seqlen;              // Br: rows of a tile
-  bool causal;
-};
-struct Place {
-  int row, head, key_tiles;
-  __device__ Place(int tile, const Order &order) {
-    const int section = tile / (order.side * order.row_tiles) * order.side;  // its first head
-    const int here = min(order.side, order.heads - section);
-    const int in_section = tile - section * order.row_tiles;
-    row = order.seqlen - (in_section / here + 1) * order.Br;  // may be negative
-    head = section + in_section % here;
-    key_tiles = (order.causal ? min(row + order.Br + Bc - 1, order.seqlen) : order.seqlen) / Bc;
-  }
-};
 
 /// What becomes of a score before the softmax.
 struct Scores {
@@ -65,29 +25,22 @@ struct Scores {
   float to_cap;              // the product q . k times this is a score in units of the soft cap
   const float *slopes;       // of ALiBi, [heads of a sequence]
   const float *sink_logits;  // [heads of a sequence]; null: no sinks
-  int heads;                 // of a sequence
-
-  __device__ float of_head(const float *values, int head) const {
-    return Matrix<const float>{values, 1, heads}(0, head % heads);
-  }
 };
 
-/// Draws the next tile; the first gridDim.x tiles are not drawn. The counter must hold 0, or `tiles` or
-/// more. A launch draws `tiles` numbers, and leaves a 0.
-__device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
-  const unsigned drawn = atomic_dec(Matrix<unsigned>{counter, 1, 1}(0, 0), tiles - 1);
-  return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
-}
+template <class T, int d>
+struct SharedStorage {
+  Ring<TmaTile<64, d, T>, q_stages> Q[warpgroups<d>];
+  Ring<TmaTile<Bc, d, T>, stages<d>> K, V;
+  Tile<int, q_stages, work_ints> work;  // what each stage of Q is of
+};
 
 template <class T, int d, bool softcap, bool alibi, bool sinks>
-__global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
-    attention(const __grid_constant__ TensorMap map_Q,  // [batch * heads, seqlen, d], all four
-              const __grid_constant__ TensorMap map_K, const __grid_constant__ TensorMap map_V,
-              const __grid_constant__ TensorMap map_O, Order order, unsigned *counter,
-              float *lse,  // [batch * heads, seqlen]
-              Scores scores) {
+__global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
+    attention(const __grid_constant__ SequenceMap map_Q,  // [batch, heads, rows, d], all four
+              const __grid_constant__ SequenceMap map_K, const __grid_constant__ SequenceMap map_V,
+              const __grid_constant__ SequenceMap map_O, const Problem problem, const Order order,
+              const Scores scores) {
   constexpr int consumers = warpgroups<d>;
-  static_assert(128 * (consumers * consumer_registers<d> + producer_registers<d>) <= 65536);
   // The named barriers, one for each warpgroup; 0 is that of __syncthreads.
   constexpr int first_turn = 1, first_stored = first_turn + consumers;
   auto &smem = shared_storage<SharedStorage<T, d>>();
@@ -99,38 +52,67 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
     mbarrier_fence_init();
   }
   __syncthreads();  // the barriers are initialised
-  const int tiles = order.heads * order.row_tiles;
   RingPosition<q_stages> q;
   RingPosition<stages<d>> k, v;
+  const Matrix<float> lse{problem.lse, problem.batch * problem.heads, problem.seqlen_q};
 
   if (warpgroup == consumers) {
     setmaxnreg_dec<producer_registers<d>>();
     if (threadIdx.x == consumers * 128) {
       // The consumers need each V after the K behind it, which may be the next tile's.
-      const auto tell = [&](int tile) {  // it becomes visible when the phase of `full` ends
+      const auto tell = [&](const Work &work) {  // it becomes visible when the phase of `full` ends
         for (auto &Q : smem.Q) mbarrier_wait(Q.empty[q.stage], q.parity ^ 1);
-        smem.tile(0, q.stage) = tile;
+        write_work(smem.work, q.stage, work);
       };
-      int head_before = 0;
-      for (int tile = blockIdx.x; tile < tiles; tile = draw_tile(counter, tiles)) {
-        tell(tile);
-        const Place at(tile, order);
+      // A tile of keys of the work that a stage tells of, read again: registers are few.
+      const auto load_k = [&](int stage, int j) {
+        const HeadRows keys = read_work(smem.work, stage).k;
+        ring_load(smem.K, k, map_K, keys, j * Bc, keys.head, keys.sequence);
+      };
+      const auto load_v = [&](int stage, int j) {
+        const HeadRows keys = read_work(smem.work, stage).k;
+        ring_load(smem.V, v, map_V, keys, j * Bc, keys.head, keys.sequence);
+      };
+      bool more = false;  // than one tile has begun
+      for (int tile = blockIdx.x; tile < order.tiles;
+           tile = draw_tile(static_cast<unsigned *>(problem.workspace), order.tiles)) {
+        const Work at = order.template work<Br<d>>(problem, tile);
+        if (at.to == 0) continue;
+        tell(at);
         for (int i = 0; i < consumers; i++) {
           RingPosition<q_stages> same = q;
-          ring_load(smem.Q[i], same, map_Q, at.row + i * 64, at.head, 0);
+          // A warpgroup without rows gets the first ones. They are not stored.
+          ring_load(smem.Q[i], same, map_Q, at.q, max(0, at.row + i * 64), at.q.head,
+                    at.q.sequence);
         }
+        const int stage = q.stage, before = stage ^ 1;  // where the tile before is, for a while
         q.next();
-        ring_load(smem.K, k, map_K, (at.key_tiles - 1) * Bc, at.head, 0);
-        if (tile != int(blockIdx.x)) ring_load(smem.V, v, map_V, 0, head_before, 0);
-        for (int j = at.key_tiles - 1; j > 0; j--) {
-          ring_load(smem.K, k, map_K, (j - 1) * Bc, at.head, 0);
-          ring_load(smem.V, v, map_V, j * Bc, at.head, 0);
+        load_k(stage, at.to - 1);
+        if (more) load_v(before, read_work(smem.work, before).from);
+        for (int j = at.to - 1; j > read_work(smem.work, stage).from; j--) {
+          load_k(stage, j - 1);
+          load_v(stage, j);
         }
-        head_before = at.head;
+        more = true;
       }
-      tell(tiles);  // the end: no Q comes with it
+      tell({});  // the end: no Q comes with it
       for (auto &Q : smem.Q) mbarrier_arrive(Q.full[q.stage]);
-      ring_load(smem.V, v, map_V, 0, head_before, 0);
+      if (more) load_v(q.stage ^ 1, read_work(smem.work, q.stage ^ 1).from);
+    } else if (warp == consumers * 4 + 1) {
+      // Of a sequence without keys O is 0, and the log-sum-exp is that of the sink alone, if there is one. It has no
+      // work, because a tile of keys must have a row.
+      for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
+        const Rows rows(problem, head);
+        if (rows.k.count > 0) continue;
+        const auto O = head_of<T, d>(problem.O, problem.O_strides, rows.q.sequence, rows.q.head,
+                                     rows.q.first, rows.q.count);
+        for (int i = lane * 8; i < rows.q.count * d; i += 32 * 8) {
+          store(O(i / d, i % d), Vector<T, 8>{});
+          if (i % d == 0)
+            lse(head, i / d) =
+                sinks && scores.sink_logits ? of_head(scores.sink_logits, rows.q.head) : -INFINITY;
+        }
+      }
     }
   } else {
     setmaxnreg_inc<consumer_registers<d>>();
@@ -138,23 +120,8 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
     Accumulator<Bc> s;
     Accumulator<d> o;
     FragmentA p[Bc / 16];
-    const auto start_qk = [&] {
-      mbarrier_wait(smem.K.full[k.stage], k.parity);
-      wgmma_fence();
-#pragma unroll
-      for (int col = 0; col < d; col += 16)
-        wgmma<T>(s, k_major(Q.tile[q.stage], 0, col), k_major(smem.K.tile[k.stage], 0, col),
-                 col > 0);
-      wgmma_commit();
-    };
-    const auto start_pv = [&](bool add) {
-      mbarrier_wait(smem.V.full[v.stage], v.parity);
-      wgmma_fence();
-#pragma unroll
-      for (int key = 0; key < Bc; key += 16)
-        wgmma<T>(o, p[key / 16], mn_major(smem.V.tile[v.stage], key, 0), add || key > 0);
-      wgmma_commit();
-    };
+    const auto start_qk = [&] { start_scores<T, d>(s, Q.tile[q.stage], smem.K, k); };
+    const auto start_pv = [&](bool add) { start_output<T, d>(o, p, smem.V, v, add); };
     // Ping-pong (step 34): a warpgroup's products start when those of the one before have been started.
     const auto my_turn = [&] { named_barrier_sync(first_turn + warpgroup, 2 * 128); };
     const auto next_turn = [&] {
@@ -164,31 +131,26 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
 
     // Four lanes share a row: they add their parts of l, and the first stores the row's log-sum-exp. Then l
     // becomes 1 / l.
-    const auto finish_rows = [&](const Place &at, const float(&m)[2], float(&l)[2]) {
-      const int row = at.row + warpgroup * 64 + warp % 4 * 16 + lane / 4;
+    const auto finish_rows = [&](const float(&m)[2], float(&l)[2], int stage) {
+      const Work done = read_work(smem.work, stage);
+      const int row = done.row + warpgroup * 64 + warp % 4 * 16 + lane / 4;
       for (int r = 0; r < 2; r++) {
         for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-        if (lane % 4 == 0 && row >= 0)
-          Matrix<float>{lse, order.heads, order.seqlen}(at.head, row + r * 8) =
+        if (lane % 4 == 0 && row >= 0 && row + r * 8 < done.q.count)
+          lse(done.q.sequence * problem.heads + done.q.head, row + r * 8) =
               (m[r] + lg2(l[r])) * ln_2;
-        l[r] = 1 / l[r];
+        l[r] = l[r] == 0 ? 1 : 1 / l[r];  // 0: the row sees no key, and O is 0
       }
     };
     // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
-    const auto store_o = [&](const Place &at, const float(&l)[2], int stage) {
-      const int row = warp % 4 * 16 + lane % 16;
-#pragma unroll
-      for (int i = 0; i < o.size; i += 8)
-        stmatrix_x4(Q.tile[stage](row, i * 2 + lane / 16 * 8),
-                    {cvt_rn_x2<T>(o(i) * l[0], o(i + 1) * l[0]),
-                     cvt_rn_x2<T>(o(i + 2) * l[1], o(i + 3) * l[1]),
-                     cvt_rn_x2<T>(o(i + 4) * l[0], o(i + 5) * l[0]),
-                     cvt_rn_x2<T>(o(i + 6) * l[1], o(i + 7) * l[1])});
+    const auto store_o = [&](const float(&l)[2], int stage) {
+      write_rows<T, d>(Q.tile[stage], o, l);
       fence_proxy_async();
       named_barrier_sync(first_stored + warpgroup, 128);  // all four warps have written O
       if (threadIdx.x % 128 == 0) {
-        if (at.row + warpgroup * 64 >= 0)  // not before the first row
-          tma_store(map_O, at.row + warpgroup * 64, at.head, 0, Q.tile[stage]);
+        const Work done = read_work(smem.work, stage);
+        const int row = done.row + warpgroup * 64;
+        if (row >= 0) tma_store(map_O, done.q, row, done.q.head, done.q.sequence, Q.tile[stage]);
         tma_store_commit();
         tma_store_wait_read<0>();
         mbarrier_arrive(Q.empty[stage]);
@@ -197,50 +159,46 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
 
     const auto wait_for_q = [&] {
       mbarrier_wait(Q.full[q.stage], q.parity);
-      return uniform(smem.tile(0, q.stage));
+      return read_work(smem.work, q.stage);
     };
-    // Whether none of the warpgroup's rows sees the last tile of keys. (Rows before the first see no
-    // key at all, and their tile of Q has one tile of keys.)
-    const auto skips = [&](const Place &at) {
-      const int first_row = at.row + warpgroup * 64;
-      return consumers == 3 && order.causal && first_row >= 0 &&
-             first_row + 64 <= (at.key_tiles - 1) * Bc;
+    // Whether none of the warpgroup's rows sees the last tile of keys (step 42). Of two tiles of keys one stays.
+    const auto skips = [&](const Work &work) {
+      const int end = Keys(problem, work, warpgroup * 64 + 63).end;
+      return consumers == 3 && work.to - work.from > 1 && uniform(end <= (work.to - 1) * Bc);
     };
-    // A tile that is skipped is released without a wait for its copy. Its stage's previous tile has been
-    // released by all warps: a warpgroup has its turn when the others have started their products of the
-    // turn before, and they release a tile of K before their next turn.
-    const auto start_first_qk = [&](int tile) {
-      if (skips(Place(tile, order))) ring_release(smem.K, k);
+    const auto start_first_qk = [&](const Work &work) {  // step 42 says why nothing waits here
+      if (skips(work)) ring_release(smem.K, k);
       start_qk();
     };
-    int tile = wait_for_q();
+    Work at = wait_for_q();
+    if (at.to == 0) return;  // there are fewer tiles than blocks
     my_turn();
-    start_first_qk(tile);
+    start_first_qk(at);
     next_turn();
     wgmma_wait<0>(s);
-    while (tile < tiles) {
-      const Place at(tile, order);
+    while (at.to > 0) {
       const bool skip = skips(at);
-      const int last = at.key_tiles - 1 - skip;  // the last tile of keys that these 64 rows see
+      const int first = uniform(at.from), last = uniform(at.to) - 1 - skip;
       if (skip) {
         my_turn();  // a turn without products: the others multiply the tile's V
         next_turn();
         ring_release(smem.V, v);
       }
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
+      float slope =
+          0;  // of ALiBi, in units of what the function returns, which is multiplied by scale_log2
+      if constexpr (alibi) slope = of_head(scores.slopes, at.q.head) * log2_e / scores.scale_log2;
       if (sinks && scores.sink_logits) {
         // A key of no tile: m is its logit, and l its power, 2^0, in the first of the row's four lanes.
-        m[0] = m[1] = scores.of_head(scores.sink_logits, at.head) * log2_e;
+        m[0] = m[1] = of_head(scores.sink_logits, at.q.head) * log2_e;
         l[0] = l[1] = lane % 4 == 0;
       }
       ring_release(smem.K, k);
-      const int first_row = at.row + warpgroup * 64;
-      // By how much the lane's first row is larger than its first column.
-      const int ahead = first_row + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
-      // A slope in units of what the function returns, which is multiplied by scale_log2.
-      float slope = 0;
-      if constexpr (alibi)
-        slope = scores.of_head(scores.slopes, at.head) * log2_e / scores.scale_log2;
+      // Of the tiles of keys from all_from to before all_to, all 64 rows see all keys.
+      const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
+      const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
+      // How far the lane's first row stands from its first column: in the first tile of keys.
+      const int ahead = at.position + warpgroup * 64 + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
       const auto change_scores = [&](int j) {  // of the tile j of keys
         const float distance = ahead - j * Bc;
 #pragma unroll
@@ -251,17 +209,29 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
         }
       };
       const auto mask_keys = [&](int j) {  // after change_scores: a soft cap would show them again
-        const int row = first_row + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
+        // With a soft cap alone nvcc 13.0 had no register left for this branch, and spilled.
+        if ((!softcap || alibi) && j < all_to && j >= all_from) return;
+        const Work work = read_work(smem.work, q.stage);  // read again: registers are few
+        const int row = warpgroup * 64 + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < s.size; i++)
-          if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
+        for (int r = 0; r < 2; r++) {
+          const Keys seen(problem, work, row + r * 8);
+          if (j >= all_to)
+#pragma unroll
+            for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
+              if (i / 4 * 8 + i % 2 >= seen.end - key) s(i) = -INFINITY;
+          if (j < all_from)
+#pragma unroll
+            for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
+              if (i / 4 * 8 + i % 2 < seen.first - key) s(i) = -INFINITY;
+        }
       };
       change_scores(last);
-      if (order.causal) mask_keys(last);
+      mask_keys(last);
       softmax(s, m, l, alpha, scores.scale_log2);
       to_fragments<T>(p, s);
 
-      for (int j = last; j > 0; j--) {
+      for (int j = last; j > first; j--) {
         my_turn();
         start_qk();
         start_pv(j < last);  // of the tile before
@@ -269,6 +239,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
         wgmma_wait<1>(s);
         ring_release(smem.K, k);
         change_scores(j - 1);
+        mask_keys(j - 1);
         const bool must_rescale = softmax(s, m, l, alpha, scores.scale_log2);
         wgmma_wait<0>(o);
         ring_release(smem.V, v);
@@ -276,29 +247,26 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
         if (must_rescale) rescale(o, alpha);
       }
 
-      // With a soft cap and ALiBi nvcc had no registers to hold `at` across the loop, and spilled. The shuffle of
-      // uniform() keeps it from seeing that this is the same place.
-      const Place done = softcap && alibi ? Place(uniform(tile), order) : at;
       const int used = q.stage;
       q.next();
-      tile = wait_for_q();
-      if (tile < tiles) {
+      at = wait_for_q();
+      if (at.to > 0) {
         my_turn();
-        start_pv(last > 0);
-        start_first_qk(tile);  // of the next tile
+        start_pv(last > first);
+        start_first_qk(at);  // of the next tile
         next_turn();
-        finish_rows(done, m, l);
+        finish_rows(m, l, used);
         wgmma_wait<1>(o);
         ring_release(smem.V, v);
-        store_o(done, l, used);
+        store_o(l, used);
         wgmma_wait<0>(s);
       } else {  // a branch of its own: with `if` around start_qk alone, nvcc 13.0 serialises all wgmma
         my_turn();
-        start_pv(last > 0);
+        start_pv(last > first);
         next_turn();
-        finish_rows(done, m, l);
+        finish_rows(m, l, used);
         wgmma_wait<0>(o);
-        store_o(done, l, used);
+        store_o(l, used);
       }
     }
   }
@@ -306,24 +274,34 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
 
 template <class T, int d, bool softcap, bool alibi, bool sinks>
 void run(const Problem &p) {
-  const int heads = p.batch * p.heads;
-  const auto map = [&](const void *tensor, int tile_rows) {
-    return tensor_map<T>(tensor, p.Q_strides, 1, heads, p.seqlen_q, d, tile_rows);
+  const auto map = [&](const void *tensor, const Strides &strides, bool of_q, int tile_rows) {
+    const bool packed = of_q ? p.cu_seqlens_q : p.cu_seqlens_k;
+    const int rows = of_q ? (packed ? p.total_q : p.seqlen_q) : (packed ? p.total_k : p.seqlen_k);
+    return sequence_map<T>(tensor, strides, p.batch, of_q ? p.heads : p.kv_heads, rows, packed, d,
+                           tile_rows);
   };
-  constexpr int Br = warpgroups<d> * 64;
   // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);
-  Order order{heads, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
-  if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
+  const std::int64_t kv_bytes = std::max<std::int64_t>(1, p.seqlen_k) * d * 2 * sizeof(T);
+  const int row_tiles = (p.seqlen_q + Br<d> - 1) / Br<d>;
+  Order order{row_tiles * p.batch * p.heads, row_tiles, 1};
+  const bool causal = p.window_left >= p.seqlen_k && p.window_right < p.seqlen_k;
+  if (causal) {
+    const std::int64_t heads = std::int64_t{p.batch} * p.kv_heads;
+    const std::int64_t most = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
+    const std::int64_t sections = (heads + most - 1) / most;
+    order.side =
+        (heads + sections - 1) / sections;  // alike: a small last section leaves blocks idle
+  }
   // With a scale of 0 a masked score would be -inf * 0 = NaN. No score shows 1e-20 of itself.
-  Scores scores{std::max(log2_e * p.scale, 1e-20f), 0, p.slopes, p.sink_logits, p.heads};
+  Scores scores{std::max(log2_e * p.scale, 1e-20f), 0, p.slopes, p.sink_logits};
   if (softcap) scores.scale_log2 = log2_e * p.softcap, scores.to_cap = p.scale / p.softcap;
   const auto kernel = attention<T, d, softcap, alibi, sinks>;
   const int blocks =
-      std::min(heads * order.row_tiles, resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
-  launch<SharedStorage<T, d>>(kernel, dim3(blocks), dim3(threads<d>), map(p.Q, 64), map(p.K, Bc),
-                              map(p.V, Bc), map(p.O, 64), order,
-                              static_cast<unsigned *>(p.workspace), p.lse, scores);
+      std::min(std::max(1, order.tiles), resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
+  launch<SharedStorage<T, d>>(kernel, dim3(blocks), dim3(threads<d>),
+                              map(p.Q, p.Q_strides, true, 64), map(p.K, p.K_strides, false, Bc),
+                              map(p.V, p.V_strides, false, Bc), map(p.O, p.O_strides, true, 64), p,
+                              order, scores);
 }
 
 template <class T, int d>
@@ -338,14 +316,19 @@ void run(const Problem &p) {
 }
 
 template <class T>
-void run(const Problem &p) {
+void run(Problem p) {
+  // Both kinds of windows, and a causal mask, are a window with two sides. No limit is 2^30 keys.
+  if (p.window) p.window_left = p.window - 1;
+  if (p.window || p.causal) p.window_right = 0;
+  for (int *side : {&p.window_left, &p.window_right})
+    *side = *side < 0 ? 1 << 30 : std::min(*side, 1 << 30);
   p.head_dim == 64 ? run<T, 64>(p) : run<T, 128>(p);
 }
 
 }  // namespace
 
 EXPORT_STEP({
-    .tile = Bc,
+    .tile = 1,
     .default_batch = 16,
     .launch = [](const Problem &p) { p.type == Type::kBf16 ? run<bf16>(p) : run<half>(p); },
     .workspace_bytes = [](const Problem &) { return sizeof(unsigned); },
