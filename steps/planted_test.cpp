@@ -54,8 +54,12 @@ std::string source_of(const std::string &step) {
       "#include \"common/kernel/ring.h", "#include \"common/kernel/cache",
       "#include \"common/kernel/line.h", "#include \"common/kernel/merge",
       "#include \"common/kernel/part.h"};
-  // Step 71 uses all of it.
-  if (step.starts_with("71")) held.push_back("#include \"common/kernel/hopper_attention.h");
+  // These use all of it.
+  const auto of = [&](const std::string &number, const std::string &header) {
+    if (step.starts_with(number)) held.push_back("#include \"common/kernel/" + header);
+  };
+  of("43", "persistent.h"), of("44", "work.h"), of("51", "visible.h"),
+      of("71", "hopper_attention.h");
   const auto next = [&] {
     std::size_t first = std::string::npos;
     for (const std::string &start : held) first = std::min(first, source.find(start));

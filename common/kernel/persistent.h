@@ -25,6 +25,15 @@ constexpr int producer_registers = warpgroups<d> == 3 ? 32 : 40;
 static_assert(128 * (3 * consumer_registers<64> + producer_registers<64>) <= 65536);
 static_assert(128 * (2 * consumer_registers<128> + producer_registers<128>) <= 65536);
 
+/// Returns how many tiles of Q a launch numbers: `row_tiles` for each head. draw_tile counts them in 32 bits.
+inline int tiles_of_q(const Problem &p, int row_tiles) {
+  const std::int64_t tiles = std::int64_t{row_tiles} * p.batch * p.heads;
+  if (tiles > 1 << 30)
+    throw ShapeError("this step numbers tiles of Q in 32 bits, and they may be " +
+                     std::to_string(tiles) + "; fewer sequences, heads or queries");
+  return tiles;
+}
+
 /// Draws the next tile; the first gridDim.x tiles are not drawn. The counter must hold 0, or `tiles` or
 /// more. A launch draws `tiles` numbers, and leaves a 0.
 __device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {

@@ -60,10 +60,18 @@ problems="
 39 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
 42 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 42 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
+43 --causal --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 64
+43 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
+44 --window 100 --batch 1 --heads 3 --seqlen 517 --head-dim 64
+44 --window-size 30:200 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 51 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 51 --scale 0.05 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 52 --causal --softcap 30 --sink-logits --batch 1 --heads 3 --seqlen 640 --head-dim 64
 52 --alibi --batch 2 --heads 1 --seqlen 384 --head-dim 128
+53 --causal --layout packed --lengths 129,0,301 --batch 3 --heads 2 --seqlen 301 --head-dim 64
+53 --batch 1 --heads 3 --seqlen 259 --head-dim 128
+54 --causal --kv-heads 1 --seqlen-k 517 --page-size 24 --batch 2 --heads 2 --seqlen 333 --head-dim 64
+54 --seqlen-k 517 --page-size 256 --batch 1 --heads 3 --seqlen 259 --head-dim 128
 55 --kv-heads 2 --seqlen-k 1000 --splits 4 --batch 1 --heads 16 --seqlen 1 --head-dim 128
 55 --kv-heads 2 --seqlen-k 517 --page-size 24 --batch 2 --heads 8 --seqlen 1 --head-dim 64
 59 --kv-heads 2 --seqlen-k 1000 --batch 1 --heads 16 --seqlen 1 --head-dim 128

@@ -195,7 +195,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     wgmma_wait<0>(s);
     while (at.to > 0) {
       const bool skip = skips(at);
-      const int first = uniform(at.from), last = uniform(at.to) - 1 - skip;
+      const int first = uniform(at.from);
+      int last = uniform(at.to) - 1 - skip;
       if (skip) {
         my_turn();  // a turn without products: the others multiply the tile's V
         next_turn();
@@ -227,6 +228,13 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       softmax(s, m, l, alpha, scale_log2);
       to_fragments<T>(p, s);
 
+      // A warpgroup without rows multiplies one tile of keys, and passes on the others as one that it skips.
+      for (; last > first && at.row + warpgroup * 64 < 0; last--) {
+        my_turn();
+        next_turn();
+        ring_release(smem.K, k);
+        ring_release(smem.V, v);
+      }
       for (int j = last; j > first; j--) {
         my_turn();
         start_qk();
@@ -278,7 +286,7 @@ void run(const Problem &p) {
   // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
   const std::int64_t kv_bytes = std::max<std::int64_t>(1, p.seqlen_k) * d * 2 * sizeof(T);
   const int row_tiles = (p.seqlen_q + Br<d> - 1) / Br<d>;
-  Order order{row_tiles * p.batch * p.heads, row_tiles, 1};
+  Order order{tiles_of_q(p, row_tiles), row_tiles, 1};
   const bool causal = p.window_left >= p.seqlen_k && p.window_right < p.seqlen_k;
   if (causal) {
     const std::int64_t heads = std::int64_t{p.batch} * p.kv_heads;

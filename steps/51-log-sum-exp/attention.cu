@@ -7,9 +7,9 @@
 // Bottleneck  What a model needs besides: m and l are gone when the kernel ends. The backward pass would compute
 //             all scores once more for them, and two results over different keys cannot be merged without.
 // Change      The first of the four lanes that share a row stores (m + log2 l) ln 2. The scale is an argument.
-// Prediction  4 bytes per row beside the 2 d of its O: 1.6% more bytes at head dim 128, 3.1% at 64. Per tile of Q a
-//             chain of shuffle, logarithm and store: 160 clocks beside the tiles of keys, of which each takes 1,536 or
-//             more. At 8192 no difference that can be measured, at 1024 up to 1.5% at head dim 64.
+// Prediction  4 bytes per row beside the 2 d of its O: 1.6% more bytes at head dim 128, 3.1% at 64. Per tile of Q 30
+//             instructions of each warp that computes, 90 clocks of the schedulers at head dim 64, beside the next
+//             tile's products: no difference that can be measured.
 #include <algorithm>
 
 #include "common/kernel/visible.h"
@@ -166,7 +166,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     wgmma_wait<0>(s);
     while (at.to > 0) {
       const bool skip = skips(at);
-      const int first = uniform(at.from), last = uniform(at.to) - 1 - skip;
+      const int first = uniform(at.from);
+      int last = uniform(at.to) - 1 - skip;
       if (skip) {
         my_turn();  // a turn without products: the others multiply the tile's V
         next_turn();
@@ -198,6 +199,13 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       softmax(s, m, l, alpha, scale_log2);
       to_fragments<T>(p, s);
 
+      // A warpgroup without rows multiplies one tile of keys, and passes on the others as one that it skips.
+      for (; last > first && at.row + warpgroup * 64 < 0; last--) {
+        my_turn();
+        next_turn();
+        ring_release(smem.K, k);
+        ring_release(smem.V, v);
+      }
       for (int j = last; j > first; j--) {
         my_turn();
         start_qk();
@@ -249,7 +257,7 @@ void run(const Problem &p) {
   // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
   const std::int64_t kv_bytes = std::max<std::int64_t>(1, p.seqlen_k) * d * 2 * sizeof(T);
   const int row_tiles = (p.seqlen_q + Br<d> - 1) / Br<d>;
-  Order order{row_tiles * p.batch * p.heads, row_tiles, 1};
+  Order order{tiles_of_q(p, row_tiles), row_tiles, 1};
   const bool causal = p.window_left >= p.seqlen_k && p.window_right < p.seqlen_k;
   if (causal) {
     const std::int64_t heads = std::int64_t{p.batch} * p.kv_heads;

@@ -340,7 +340,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     wgmma_wait<0>(s);
     while (at.to > 0) {
       const bool skip = skips(at);
-      const int first = uniform(at.from), last = uniform(at.to) - 1 - skip;
+      const int first = uniform(at.from);
+      int last = uniform(at.to) - 1 - skip;
       if (skip) {
         my_turn();  // a turn without products: the others multiply the tile's V
         next_turn();
@@ -393,6 +394,13 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       softmax(s, m, l, alpha, scores.scale_log2);
       to_fragments<T>(p, s);
 
+      // A warpgroup without rows multiplies one tile of keys, and passes on the others as one that it skips.
+      for (; last > first && at.row + warpgroup * 64 < 0; last--) {
+        my_turn();
+        next_turn();
+        ring_release(smem.K, k);
+        ring_release(smem.V, v);
+      }
       for (int j = last; j > first; j--) {
         my_turn();
         start_qk();
@@ -453,7 +461,7 @@ void run(const Problem &p) {
   const int row_tiles = (p.seqlen_q + Br<d> - 1) / Br<d>;
   const bool causal = p.window_left >= p.seqlen_k && p.window_right < p.seqlen_k;
   const int l2_tiles = causal ? (32 << 20) / (Bc * d * 2 * int(sizeof(T))) : 0;
-  Order order{row_tiles * p.batch * p.heads, row_tiles, 1};
+  Order order{tiles_of_q(p, row_tiles), row_tiles, 1};
   if (causal) {
     const std::int64_t heads = std::int64_t{p.batch} * p.kv_heads;
     const std::int64_t most = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
