@@ -46,8 +46,10 @@ struct Traffic {
       computed;  // of each hop: its K and V are complete, and have been read
 };
 
-/// That of each of the first so many GPUs, with as many hops. They are made once.
-inline const std::vector<Traffic> &traffic(int gpus) {
+/// That of each of the first so many GPUs, with as many hops. They are made once. (static, as
+/// communicators() is: the emulator's are linked into the same program, and of two inline functions
+/// of one name the linker keeps one.)
+static inline const std::vector<Traffic> &traffic(int gpus) {
   static std::map<int, std::vector<Traffic>> made;
   std::vector<Traffic> &all = made[gpus];
   const auto new_event = [] {
@@ -78,7 +80,7 @@ template <class T>
 constexpr ncclDataType_t nccl_type = std::is_same_v<T, bf16> ? ncclBfloat16 : ncclFloat16;
 
 /// The communicators of the first so many GPUs, by rank. They are made once: it takes a second.
-inline const std::vector<ncclComm_t> &communicators(int gpus) {
+static inline const std::vector<ncclComm_t> &communicators(int gpus) {
   static std::map<int, std::vector<ncclComm_t>> made;
   std::vector<ncclComm_t> &all = made[gpus];
   if (all.empty()) {

@@ -38,7 +38,8 @@ __device__ SharedStorage &shared_storage() {
 }
 
 /// The most shared memory that a block can have on this GPU: 99 KB on sm_89, 163 on sm_80, 227 on sm_90.
-inline int shared_memory_per_block() {
+/// (static: the emulator's function of this name is linked into the same program.)
+static inline int shared_memory_per_block() {
   int device, bytes;
   cuda_check(cudaGetDevice(&device), "cudaGetDevice");
   cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
@@ -177,7 +178,7 @@ inline int warp_index() {
 }
 inline void keep_loads_apart() {}
 
-inline int shared_memory_per_block() {
+static inline int shared_memory_per_block() {
   return emulator::shared_memory_per_block();
 }
 

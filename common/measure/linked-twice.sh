@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# linked-twice.sh: fails where a step compiled for a GPU defines a function that it defines for the emulator, too. A
+# program has both, and of two inline functions of one name and parameters the linker keeps one: the GPU would use the
+# emulator's. `static inline` keeps them apart. Reads the objects that lie in build.
+set -euo pipefail
+functions() { nm -C --defined-only "$1" | awk '$2 ~ /[BDTVWu]/' | cut -c20- | sort -u; }
+# The same for both: destructors of the harness's types, the C++ library's, and arithmetic on plain numbers.
+same='^DW\.ref|^(void )?(std|__gnu_cxx)::|^(typeinfo|vtable) |^(Step|ShapeError)::~|^fewest_splits\('
+compared=0 failed=0
+for emulated in build/host/steps/*/attention.o; do
+  step=$(basename "$(dirname "$emulated")")
+  for object in build/regs/"$step".o build/cuda-*/steps/"$step"/attention.o; do
+    [ -e "$object" ] || continue
+    compared=$((compared + 1))
+    twice=$(comm -12 <(functions "$emulated") <(functions "$object") | grep -vE "$same" || true)
+    [ -z "$twice" ] || { printf '%s: linked for the emulator and for the GPU, not static:\n%s\n' "$step" "$twice" >&2; failed=1; }
+  done
+done
+[ $compared -gt 0 ] || { echo "linked-twice.sh: nothing in build to compare; make all with nvcc first" >&2; exit 2; }
+[ $failed = 0 ] && echo "$compared objects of steps for a GPU define nothing that their emulated ones define"
