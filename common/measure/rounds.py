@@ -45,8 +45,9 @@ class Sampler:
 
     def __init__(self):
         self.samples = []  # when, watts, MHz
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         for query in ("power.draw.instant", "power.draw"):  # drivers before 530 have only the mean of a second
-            ask = ["nvidia-smi", "-i", "0", f"--query-gpu={query},clocks.sm", "--format=csv,noheader,nounits"]
+            ask = ["nvidia-smi", "-i", gpu, f"--query-gpu={query},clocks.sm", "--format=csv,noheader,nounits"]
             if subprocess.run(ask, capture_output=True, check=False).returncode == 0:
                 break
         self.process = subprocess.Popen([*ask, "-lms", "20"], stdout=subprocess.PIPE, text=True)
