@@ -117,7 +117,9 @@ void add_head(const Inputs &inputs, const Forward &forward, const Head &head, Gr
   if (meetings.empty()) return;
 
   const Rounding rounding = rounding_of(inputs.type);
-  const auto n = static_cast<double>(meetings.size());
+  // The heads of a group add to the same row of dK and dV, as many terms each.
+  const int heads = of == Gradient::kQ ? 1 : shape.heads / shape.kv_heads;
+  const auto n = static_cast<double>(meetings.size()) * heads;
   const auto fully = [&](auto value) {
     std::vector<double> weights;
     double sum = 0;

@@ -46,7 +46,7 @@ std::vector<double> gradient_row(const Inputs &inputs, const Forward &forward, G
                                  Place place);
 
 /// Compares rows of a gradient with the reference. The bound of an element is derived as verdict.h does it,
-/// from these roundings (u, f and fp32's 2^-24 as there, n terms in the sum, N keys):
+/// from these roundings (u, f and fp32's 2^-24 as there, n terms in the sum, of all heads of a group, N keys):
 ///
 ///   - P is rounded to the type: a = max(u P, f). It may be so before dS is computed from it, too.
 ///   - The exponent s - lse is rounded: s and lse are each multiplied by a rounded constant, and their

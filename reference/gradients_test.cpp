@@ -119,7 +119,20 @@ TEST_CASE("gradients: they are the finite differences of the loss") {
        .seqlen_k = 6,
        .head_dim = 8,
        .lengths_q = {6, 2},
-       .lengths_k = {3, 6}}};
+       .lengths_k = {3, 6}},
+      {.heads = 4, .kv_heads = 2, .seqlen_q = 5, .seqlen_k = 5, .head_dim = 8, .causal = true},
+      {.seqlen_q = 7, .seqlen_k = 9, .head_dim = 8, .window_left = 2, .window_right = 1},
+      {.seqlen_q = 9, .seqlen_k = 5, .head_dim = 8, .window_left = 0, .window_right = -1},
+      {.batch = 3,
+       .heads = 2,
+       .kv_heads = 1,
+       .seqlen_q = 6,
+       .seqlen_k = 6,
+       .head_dim = 8,
+       .window_left = 1,
+       .window_right = 0,
+       .lengths_q = {6, 0, 1},
+       .lengths_k = {4, 6, 1}}};
   for (const Shape &shape : shapes) {
     Inputs inputs = draw(shape);
     const Forward forward = forward_pass(inputs);

@@ -15,19 +15,29 @@ constexpr int threads = 128;
 template <class T, int d>
 __global__ void __launch_bounds__(threads) forward(Problem p, float scale) {
   const int query = blockIdx.x * threads + threadIdx.x, head = blockIdx.y, b = blockIdx.z;
-  if (query >= p.seqlen_q) return;
+  const int seqlen_q = p.lengths_q ? p.lengths_q[b] : p.seqlen_q;
+  const int seqlen_k = p.lengths_k ? p.lengths_k[b] : p.seqlen_k;
+  if (query >= seqlen_q) return;
+  // The keys from `begin` to `end` - 1, as keys_seen of reference/attention.h.
+  const int own = query + seqlen_k - seqlen_q;
+  const int begin = p.window_left >= 0 && p.window_left < own ? own - p.window_left : 0;
+  int end = p.causal ? own + 1 : seqlen_k;
+  if (p.window_right >= 0 && p.window_right < end - 1 - own) end = own + 1 + p.window_right;
+  const int q_row = query + (p.cu_seqlens_q ? p.cu_seqlens_q[b] : 0);
+  const int k_row = begin + (p.cu_seqlens_k ? p.cu_seqlens_k[b] : 0);
   const int kv_head = head / (p.heads / p.kv_heads);
   const T *const Q = static_cast<const T *>(p.Q) + b * p.Q_strides.batch + head * p.Q_strides.head +
-                     query * p.Q_strides.row;
-  const T *K = static_cast<const T *>(p.K) + b * p.K_strides.batch + kv_head * p.K_strides.head;
-  const T *V = static_cast<const T *>(p.V) + b * p.V_strides.batch + kv_head * p.V_strides.head;
+                     q_row * p.Q_strides.row;
+  const T *K = static_cast<const T *>(p.K) + b * p.K_strides.batch + kv_head * p.K_strides.head +
+               k_row * p.K_strides.row;
+  const T *V = static_cast<const T *>(p.V) + b * p.V_strides.batch + kv_head * p.V_strides.head +
+               k_row * p.V_strides.row;
   T *const O = static_cast<T *>(p.O) + b * p.O_strides.batch + head * p.O_strides.head +
-               query * p.O_strides.row;
+               q_row * p.O_strides.row;
   T q[d];
   float o[d] = {}, m = -INFINITY, l = 0;
   for (int k = 0; k < d; k++) q[k] = Q[k];
-  const int end = p.causal ? query + 1 + p.seqlen_k - p.seqlen_q : p.seqlen_k;
-  for (int key = 0; key < end; key++, K += p.K_strides.row, V += p.V_strides.row) {
+  for (int key = begin; key < end; key++, K += p.K_strides.row, V += p.V_strides.row) {
     float s = 0;
 #pragma unroll
     for (int k = 0; k < d; k++) s += float(q[k]) * float(K[k]);
@@ -45,9 +55,9 @@ __global__ void __launch_bounds__(threads) forward(Problem p, float scale) {
     for (int k = 0; k < d; k++) o[k] += weight * float(V[k]);
   }
 #pragma unroll
-  for (int k = 0; k < d; k++) O[k] = T(end > 0 ? o[k] / l : 0.0f);
+  for (int k = 0; k < d; k++) O[k] = T(begin < end ? o[k] / l : 0.0f);
   p.lse[(std::int64_t{b} * p.heads + head) * p.seqlen_q + query] =
-      end > 0 ? m + logf(l) : -INFINITY;
+      begin < end ? m + logf(l) : -INFINITY;
 }
 
 template <class T>
@@ -62,7 +72,7 @@ void launch(const Problem &p) {
 
 }  // namespace
 
-/// Head dim 64 or 128; dense or strided; causal; grouped heads.
+/// Head dim 64 or 128; any layout, but pages; causal; windows to both sides; lengths; grouped heads.
 extern "C" cudaError_t forward_pass(const Problem &p) {
   p.type == Type::kBf16 ? launch<__nv_bfloat16>(p) : launch<__half>(p);
   return cudaGetLastError();

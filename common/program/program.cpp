@@ -284,6 +284,14 @@ reference::Elements gather_shared_cache(Device &device, const SharedCache &cache
   return first;
 }
 
+/// Calls f(row) for each row of Q that does not exist, counted in [batch, heads, seqlen_q].
+template <class F>
+void for_rows_not_there(const reference::Shape &shape, F f) {
+  for (int head = 0; head < shape.batch * shape.heads; head++)
+    for (int row = shape.length_q(head / shape.heads); row < shape.seqlen_q; row++)
+      f(static_cast<std::size_t>(head) * shape.seqlen_q + row);
+}
+
 /// What a step has written of the log-sum-exp: [batch, heads, seqlen_q], -infinity for rows that are not there,
 /// and how many elements that are of no row.
 struct LogSumExp {
@@ -300,13 +308,17 @@ LogSumExp download_lse(Device &device, const reference::Shape &shape, const Prob
   };
   lse.strays += std::count_if(all.begin(), all.begin() + kAround, is_stray);
   lse.strays += std::count_if(all.end() - kAround, all.end(), is_stray);
-  for (std::size_t i = 0; i < lse.rows.size(); i++) {
-    const auto row = static_cast<int>(i % shape.seqlen_q);
-    if (row < shape.length_q(static_cast<int>(i / shape.seqlen_q) / shape.heads)) continue;
-    lse.strays += is_stray(lse.rows[i]);
-    lse.rows[i] = -INFINITY;
-  }
+  for_rows_not_there(shape, [&](std::size_t row) {
+    lse.strays += is_stray(lse.rows[row]);
+    lse.rows[row] = -INFINITY;
+  });
   return lse;
+}
+
+/// The elements of the buffer of dK or dV. Where Q, K and V are interleaved, each gradient has a buffer as large as
+/// theirs.
+std::size_t elements_of_gradient(const Placement &placement, std::size_t own) {
+  return own ? own : placement.Q_elements;
 }
 
 /// Gives a backward pass what the layers before and after it in a network would: dO, O and lse, and room for
@@ -317,15 +329,22 @@ reference::Forward fill_backward(Device &device, const Placement &placement,
   scatter(placement.O, inputs.dO, buffer);
   problem.dO = upload(device, buffer);
   problem.dQ = device.allocate(placement.O_elements * sizeof(std::uint16_t));
-  problem.dK = device.allocate(placement.K_elements * sizeof(std::uint16_t));
-  problem.dV = device.allocate(placement.V_elements * sizeof(std::uint16_t));
+  const auto gradient = [&](const Tensor &tensor, std::size_t elements) {
+    elements = elements_of_gradient(placement, elements);
+    return static_cast<std::uint16_t *>(device.allocate(elements * sizeof(std::uint16_t))) +
+           tensor.first;
+  };
+  problem.dK = gradient(placement.K, placement.K_elements);
+  problem.dV = gradient(placement.V, placement.V_elements);
   reference::Forward forward;
   if (!device.is_gpu()) {
     forward = reference::forward_pass(inputs);
     buffer = poisoned(placement.O_elements);
     scatter(placement.O, forward.O, buffer);
     device.upload(problem.O, buffer.data(), buffer.size() * sizeof(std::uint16_t));
-    problem.lse = upload(device, forward.lse);
+    std::vector<float> lse = forward.lse;
+    for_rows_not_there(inputs.shape, [&](std::size_t row) { lse[row] = NAN; });
+    problem.lse = upload(device, lse);
     return forward;
   }
   forward.lse.resize(static_cast<std::size_t>(problem.batch) * problem.heads * problem.seqlen_q);
@@ -334,6 +353,7 @@ reference::Forward fill_backward(Device &device, const Placement &placement,
   device.download(buffer.data(), problem.O, buffer.size() * sizeof(std::uint16_t));
   forward.O = gather(placement.O, buffer);
   device.download(forward.lse.data(), problem.lse, forward.lse.size() * sizeof(float));
+  for_rows_not_there(inputs.shape, [&](std::size_t row) { forward.lse[row] = -INFINITY; });
   return forward;
 }
 
@@ -567,10 +587,16 @@ ExitStatus run(const Options &asked) {
   };
   using enum reference::Gradient;
   std::vector<Output> outputs = {{"O", &placement.O, problem.O, placement.O_elements, kQ}};
-  if (step.gradients)
+  if (step.gradients) {
+    const auto of_keys = [&](const char *name, const Tensor &tensor, void *first, std::size_t own,
+                             reference::Gradient gradient) {
+      return Output{name, &tensor, static_cast<std::uint16_t *>(first) - tensor.first,
+                    elements_of_gradient(placement, own), gradient};
+    };
     outputs = {{"dQ", &placement.O, problem.dQ, placement.O_elements, kQ},
-               {"dK", &placement.K, problem.dK, placement.K_elements, kK},
-               {"dV", &placement.V, problem.dV, placement.V_elements, kV}};
+               of_keys("dK", placement.K, problem.dK, placement.K_elements, kK),
+               of_keys("dV", placement.V, problem.dV, placement.V_elements, kV)};
+  }
   const auto download = [&](const Output &output) {
     reference::Elements buffer(output.elements);
     device->download(buffer.data(), output.memory, buffer.size() * sizeof(std::uint16_t));
