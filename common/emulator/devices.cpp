@@ -413,12 +413,12 @@ int current_device() {
 }
 
 void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
-               const std::function<void()> &thread) {
+               const std::function<void()> &thread, const LaunchAttributes &attributes) {
   const auto found =
       std::find_if(devices.streams.begin(), devices.streams.end(),
                    [&](const auto &other) { return static_cast<void *>(other.get()) == stream; });
   if (found == devices.streams.end()) {
-    run(grid, block, shared_bytes, thread);
+    run(grid, block, shared_bytes, thread, attributes);
     return;
   }
   Stream *const queue = found->get();
@@ -429,7 +429,7 @@ void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
   Action action{queue};
   action.work = [=](const Action &self) {
     try {
-      run(grid, block, shared_bytes, thread);
+      run(grid, block, shared_bytes, thread, attributes);
     } catch (const KernelError &error) {
       throw KernelError(error.what() + (" (" + device_name(self.stream->device)) + ")");
     }

@@ -86,7 +86,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
 /// Queues a launch on a stream of devices.h, which must be the current device's. If `stream` is none, runs it
 /// at once.
 void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
-               const std::function<void()> &thread);
+               const std::function<void()> &thread, const LaunchAttributes &attributes = {});
 
 /// The counts of all launches since the last call, which begins a new profile.
 Profile take_profile();

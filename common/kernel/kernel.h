@@ -129,16 +129,18 @@ void launch_clusters(int blocks, void (*kernel)(Parameters...), dim3 grid, dim3 
              "kernel launch");
 }
 
-/// A launch as `launch` makes it, but the kernel may begin while the one before it in the stream still runs:
+/// A launch as `launch_on` makes it, but the kernel may begin while the one before it in the stream still runs:
 /// when all of that one's blocks have said griddepcontrol_launch_dependents or ended. What it writes is visible
 /// after griddepcontrol_wait, and not before (CUDA C++ Programming Guide, 'Programmatic Dependent Launch').
 template <class SharedStorage, class... Parameters, class... Arguments>
-void launch_beside(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
+void launch_beside_on(void *stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                      Arguments... arguments) {
   allow_shared_memory(reinterpret_cast<const void *>(kernel), sizeof(SharedStorage));
   cudaLaunchAttribute beside;
   beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   beside.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{grid, block, sizeof(SharedStorage), nullptr, &beside, 1};
+  cudaLaunchConfig_t config{
+      grid, block, sizeof(SharedStorage), static_cast<cudaStream_t>(stream), &beside, 1};
   cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...),
              "kernel launch");
 }
@@ -216,9 +218,10 @@ void launch_clusters(int blocks, void (*kernel)(Parameters...), dim3 grid, dim3 
 }
 
 template <class SharedStorage, class... Parameters, class... Arguments>
-void launch_beside(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments) {
-  emulator::run(grid, block, sizeof(SharedStorage),
-                [=] { kernel(static_cast<Parameters>(arguments)...); }, {.beside = true});
+void launch_beside_on(void *stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                      Arguments... arguments) {
+  emulator::launch_on(stream, grid, block, sizeof(SharedStorage),
+                      [=] { kernel(static_cast<Parameters>(arguments)...); }, {.beside = true});
 }
 
 #define BACKEND_STEP cpu_step
@@ -239,6 +242,11 @@ bool fits_a_block() {
 template <class SharedStorage, class Kernel, class... Arguments>
 void launch(Kernel kernel, dim3 grid, dim3 block, Arguments... arguments) {
   launch_on<SharedStorage>(nullptr, kernel, grid, block, arguments...);
+}
+
+template <class SharedStorage, class Kernel, class... Arguments>
+void launch_beside(Kernel kernel, dim3 grid, dim3 block, Arguments... arguments) {
+  launch_beside_on<SharedStorage>(nullptr, kernel, grid, block, arguments...);
 }
 
 /// Ends a step's file: gives the program its Step. The Makefile passes the name of the folder as

@@ -89,6 +89,12 @@ struct Problem {
   // entries beyond its last key are -1.
   const int *page_table;     // [batch, ceil(seqlen_k / page_size)], null if K and V are not paged
   int page_size, num_pages;  // keys of a page, and the pages that K and V have
+  // And for a caller of step 57 as a library: from the first page of a sequence to the next one's first (0: as above);
+  // the row at which each sequence's keys begin (null: 0), and, if K and V are `caches` sequences, which of them it
+  // reads (null: that of its number).
+  std::int64_t page_table_stride;
+  const int *starts_k, *cache_index;  // [batch]
+  int caches;
   // Where K and V are a cache that lacks each sequence's last seqlen_new keys: these keys and their
   // values, dense [batch, kv_heads, seqlen_new, head_dim]. The step stores them in K and V, at
   // their rows, and their queries see them. Null if K and V have all.

@@ -37,12 +37,12 @@ __device__ __forceinline__ Work make_work(const Problem &p, const Rows &rows, in
 struct Order {
   int tiles, row_tiles, side;  // row_tiles: of a head
 
-  template <int Br>
+  template <int Br, Given given = Given::kLengths>
   __device__ Work work(const Problem &p, int tile) const {
     const int group = p.heads / p.kv_heads, of_head = row_tiles * group;
     const int section = tile / (side * of_head) * side;  // its first head of K and V
     const int here = min(side, p.batch * p.kv_heads - section) * group;
     const int in_section = tile - section * of_head;
-    return make_work<Br>(p, Rows(p, section * group + in_section % here), in_section / here);
+    return make_work<Br>(p, Rows(p, section * group + in_section % here, given), in_section / here);
   }
 };

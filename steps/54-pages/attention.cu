@@ -26,15 +26,19 @@ constexpr int plan_threads = 1024;
 /// Where keys lie: row i of a sequence is row i % size of page table(sequence, i / size). Without pages a sequence
 /// is one page, and its number is the sequence's.
 struct Pages {
-  Matrix<const int>
+  StridedMatrix<const int>
       table;        // [batch, pages of the longest sequence]; its data are null without pages
   int size, count;  // rows of a page; pages in all
   int box_rows;     // divide a page's rows and a tile's, so that a box lies in one page
   explicit Pages(const Problem &p)
-      : table{p.page_table, 0, 0}, size(INT_MAX), count(p.batch), box_rows(Bc) {
+      : table{p.page_table, p.batch, 0, 0},
+        size(INT_MAX),
+        count(p.cache_index ? p.caches : p.batch),
+        box_rows(Bc) {
     if (!p.page_table) return;
     size = p.page_size, count = p.num_pages, box_rows = std::gcd(size, Bc);
-    table.rows = p.batch, table.cols = (p.seqlen_k - 1) / size + 1;
+    table.cols = (p.seqlen_k - 1) / size + 1;
+    table.stride = p.page_table_stride ? p.page_table_stride : table.cols;
   }
 };
 
@@ -48,7 +52,9 @@ struct Plan {
       sequence;  // [batch, 8]: longest first: section, row tiles before and its own, the same
                  // difference, number, heads side by side, row tiles up to here
   static std::int64_t most_tiles(const Problem &p, int Br) {
-    return std::int64_t{p.batch} * p.heads * ((p.seqlen_q + Br - 1) / Br);
+    std::int64_t of_head = std::int64_t{p.batch} * ((p.seqlen_q + Br - 1) / Br);
+    if (p.cu_seqlens_q) of_head = std::min(of_head, p.total_q / Br + std::int64_t{p.batch});
+    return of_head * p.heads;
   }
   static std::int64_t ints(const Problem &p, int Br) {
     return 32 + work_ints * most_tiles(p, Br) + 12 * std::int64_t{p.batch};
@@ -72,7 +78,7 @@ __global__ void __launch_bounds__(plan_threads)
     make_plan(const Problem p, const Plan plan, int l2_tiles) {
   griddepcontrol_launch_dependents();  // the blocks' prologues may run meanwhile
   for (int b = threadIdx.x; b < p.batch; b += plan_threads) {
-    const Rows rows(p, b * p.heads);
+    const Rows rows(p, b * p.heads, Given::kAll);
     const int queries = rows.q.count, keys = rows.k.count;
     const int row_tiles = keys > 0 ? (queries + Br - 1) / Br : 0;
     const int ahead = l2_tiles ? (keys + Br - 1) / Br - row_tiles : 0;
@@ -98,7 +104,8 @@ __global__ void __launch_bounds__(plan_threads)
           Vector<int, 4>{keys_before / in_section, rows_before, own[0], own[2]});
     store(plan.sequence(before, 4),
           Vector<int, 4>{b, (p.kv_heads + parts - 1) / parts, rows_before + own[0], 0});
-    if (before == p.batch - 1) plan.tiles(0, 0) = (rows_before + own[0]) * p.heads;
+    if (before == p.batch - 1)
+      plan.tiles(0, 0) = min((rows_before + own[0]) * p.heads, plan.list.rows);
   }
   __syncthreads();  // the sequences are sorted
 
@@ -130,8 +137,9 @@ __global__ void __launch_bounds__(plan_threads)
       const int here = min(side, p.kv_heads - first) * group;
       const int place =
           earlier * p.heads + first * group * own[2] + longer * here + head - first * group;
-      write_work(plan.list, place,
-                 make_work<Br>(p, Rows(p, b * p.heads + head), own[2] - 1 - tile));
+      if (place < plan.list.rows)  // more are there only if packed sequences overlap
+        write_work(plan.list, place,
+                   make_work<Br>(p, Rows(p, b * p.heads + head, Given::kAll), own[2] - 1 - tile));
     }
   }
 }
@@ -231,8 +239,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       };
       bool more = false;  // than one tile has begun
       for (int tile = blockIdx.x; tile < tiles; tile = draw()) {
-        const Work at =
-            planned ? read_work(plan.list, tile) : order.template work<Br<d>>(problem, tile);
+        const Work at = planned ? read_work(plan.list, tile)
+                                : order.template work<Br<d>, Given::kNothing>(problem, tile);
         if (at.to == 0) continue;
         tell(at);
         for (int i = 0; i < consumers && lane == 0; i++) {
@@ -264,13 +272,13 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       // work, because a tile of keys must have a row.
       griddepcontrol_wait();  // what came before this launch may still use O
       for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
-        const Rows rows(problem, head);
+        const Rows rows(problem, head, Given::kAll);
         if (rows.k.count > 0) continue;
         const auto O = head_of<T, d>(problem.O, problem.O_strides, rows.q.sequence, rows.q.head,
                                      rows.q.first, rows.q.count);
         for (int i = lane * 8; i < rows.q.count * d; i += 32 * 8) {
           store(O(i / d, i % d), Vector<T, 8>{});
-          if (i % d == 0)
+          if (lse.data && i % d == 0)
             lse(head, i / d) =
                 sinks && scores.sink_logits ? of_head(scores.sink_logits, rows.q.head) : -INFINITY;
         }
@@ -298,7 +306,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       const int row = done.row + warpgroup * 64 + warp % 4 * 16 + lane / 4;
       for (int r = 0; r < 2; r++) {
         for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-        if (lane % 4 == 0 && row >= 0 && row + r * 8 < done.q.count)
+        if (lse.data && lane % 4 == 0 && row >= 0 && row + r * 8 < done.q.count)
           lse(done.q.sequence * problem.heads + done.q.head, row + r * 8) =
               (m[r] + lg2(l[r])) * ln_2;
         l[r] = l[r] == 0 ? 1 : 1 / l[r];  // 0: the row sees no key, and O is 0
@@ -470,17 +478,20 @@ void run(const Problem &p) {
         (heads + sections - 1) / sections;  // alike: a small last section leaves blocks idle
   }
   const Plan plan(p, Br<d>);
-  const bool planned = p.lengths_q || p.lengths_k;
-  if (planned) launch<void>(make_plan<Br<d>>, dim3(1), dim3(plan_threads), p, plan, l2_tiles);
+  const bool planned =
+      p.lengths_q || p.lengths_k || p.cu_seqlens_q || p.cu_seqlens_k || p.starts_k || p.cache_index;
+  if (planned)
+    launch_on<void>(p.stream, make_plan<Br<d>>, dim3(1), dim3(plan_threads), p, plan, l2_tiles);
   // With a scale of 0 a masked score would be -inf * 0 = NaN. No score shows 1e-20 of itself.
   Scores scores{std::max(log2_e * p.scale, 1e-20f), 0, p.slopes, p.sink_logits};
   if (softcap) scores.scale_log2 = log2_e * p.softcap, scores.to_cap = p.scale / p.softcap;
   const auto kernel = attention<T, d, softcap, alibi, sinks>;
   const int blocks =
       std::min(std::max(1, order.tiles), resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
-  launch_beside<SharedStorage<T, d>>(
-      kernel, dim3(blocks), dim3(threads<d>), map_q(p.Q, p.Q_strides), map_k(p.K, p.K_strides),
-      map_k(p.V, p.V_strides), map_q(p.O, p.O_strides), p, order, plan, pages, planned, scores);
+  launch_beside_on<SharedStorage<T, d>>(p.stream, kernel, dim3(blocks), dim3(threads<d>),
+                                        map_q(p.Q, p.Q_strides), map_k(p.K, p.K_strides),
+                                        map_k(p.V, p.V_strides), map_q(p.O, p.O_strides), p, order,
+                                        plan, pages, planned, scores);
 }
 
 template <class T, int d>

@@ -11,6 +11,7 @@
 #include <climits>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -107,7 +108,9 @@ class Call {
   /// What is wrong with the answer, or nothing.
   std::string complaint() {
     if (!K_.is_as_expected() || !V_.is_as_expected()) return "the cache holds something else";
-    if (!std::all_of(workspace_, workspace_ + std::min<std::size_t>(problem.workspace_bytes, 16384),
+    // 4096 of the kernel for new tokens, and one of Hopper's.
+    if (!std::all_of(workspace_,
+                     workspace_ + std::min<std::size_t>(problem.workspace_bytes, 4 * 4097),
                      [](char c) { return c == 0; }))
       return "the counters are not 0";
     for (int b = 0; b < problem.batch; b++)
@@ -147,11 +150,16 @@ class Call {
     attention_problem &p = problem;
     p.struct_bytes = sizeof p;
     p.type = draw_.from(0, 1);
-    p.head_dim = 8 * (draw_.one_in(4) ? draw_.from(1, 32) : draw_.from(1, 9));
+    // Hopper's kernel takes head dims 64 and 128, and more than a few queries.
+    const bool for_hopper = draw_.one_in(2);
+    p.mma_only = draw_.one_in(5);
+    p.head_dim = 8 * (for_hopper        ? 8 * draw_.from(1, 2)
+                      : draw_.one_in(4) ? draw_.from(1, 32)
+                                        : draw_.from(1, 9));
     p.batch = draw_.from(1, 3);
     p.kv_heads = draw_.from(1, 3);
     p.heads = p.kv_heads * draw_.from(1, 4);
-    p.seqlen_q = draw_.one_in(2) ? draw_.from(1, 5) : draw_.from(1, 150);
+    p.seqlen_q = !for_hopper && draw_.one_in(2) ? draw_.from(1, 5) : draw_.from(1, 150);
     p.seqlen_k = draw_.one_in(2) ? draw_.from(1, 40) : draw_.from(1, 300);
     type_ = p.type == ATTENTION_BF16 ? Type::kBf16 : Type::kFp16;
     rope_ = p.head_dim >= 16 && draw_.one_in(3);
@@ -213,7 +221,7 @@ class Call {
       p.cache_index = array(block_);
     }
     if (paged_) {
-      p.page_size = draw_.from(1, 40);
+      p.page_size = draw_.one_in(2) ? 8 * draw_.from(1, 5) : draw_.from(1, 40);
       const int each = (p.seqlen_k - 1) / p.page_size + 1;
       p.page_table_stride = draw_.one_in(2) ? 0 : each + draw_.from(0, 3);
       const int stride = p.page_table_stride ? static_cast<int>(p.page_table_stride) : each;
@@ -461,14 +469,17 @@ TEST_SUITE_BEGIN("library");
 
 TEST_CASE("calls that nobody chose have the reference's answers") {
   std::uint64_t state = tests_seed();
+  std::map<std::string, int> calls;  // of each kernel
   for (int i = 0; i < 60; i++) {
     const std::uint64_t seed = next_random(state);
     CAPTURE(seed);
     Call call(seed);
+    calls[kernel_of(call.problem)]++;
     const int status = LIBRARY(attention_forward)(&call.problem);
     CHECK_MESSAGE(status == ATTENTION_OK, LIBRARY(attention_message)());
     if (status == ATTENTION_OK) CHECK(call.complaint() == "");
   }
+  for (const char *kernel : {"tokens", "hopper", "prompts"}) CHECK(calls[kernel] > 0);
 }
 
 TEST_CASE(

@@ -9,10 +9,12 @@
 //             window has two sides, a sink is where m and l begin, columns behind the head dim are zeros, and
 //             every number from the device is clamped before it becomes an address. The bytes of a workspace grow
 //             with each size. A prompt's kernel has four kinds, and a call gets the one that can do no more than it must.
+//             On Hopper the library, not this program, launches the kernels of steps 53 and 54 for prompts.
 // Prediction  Prompts and new tokens that step 50 takes, too: its instructions in the loop, and some before it that
 //             clamp: its time within 1%. A tile of 128 x 64 at head dim 128 is 1,536 clocks of mma and 512 of powers. If
 //             nothing overlaps, ALiBi adds 64 or more, 3%, and a soft cap 576 more, 28%. 72 columns cost as much as 80.
 #include "steps/57-library/decode.h"
+#include "steps/57-library/hopper.h"
 #include "steps/57-library/prefill.h"
 
 namespace {
@@ -81,9 +83,11 @@ int num_splits(const Call &p) {
   return fewest;
 }
 
-// The workspace: how many parts each row tile of decode lacks; the parts; then the turned keys. The counters are
-// always first and nothing else is there, for they must be 0 when a call begins. Each leaves them so.
-constexpr std::size_t counters_bytes = sizeof(unsigned) * decoding::max_counters;
+// The workspace: how many parts each row tile of decode lacks; Hopper's workspace, whose first int is its counter of
+// tiles, or, from its 32nd int on, the parts; then the turned keys. The counters are always at the same places and
+// nothing else is ever there, for they must be 0 when a call begins. Each leaves them so.
+constexpr std::size_t hopper_at = sizeof(unsigned) * decoding::max_counters;
+constexpr std::size_t counters_bytes = hopper_at + sizeof(int) * decoding::hopper_ints;
 
 /// The bytes of the parts. They grow with the batch, the queries and the keys, whatever the kernels choose.
 template <class T, int d>
@@ -96,12 +100,27 @@ std::size_t parts_bytes(const Call &p) {
   return sizeof(float) * parts * decoding::rows * (d + 4);
 }
 
+/// The bytes that Hopper's kernel or the kernel for new tokens needs behind the counters. Hopper's do not depend on
+/// whether it takes the call, because a smaller call may be one that it takes.
 template <class T, int d>
-void run(const Call &call) {
-  char *const workspace = static_cast<char *>(call.workspace);
-  const Call p = prepare<T, d>(call, workspace + counters_bytes + parts_bytes<T, d>(call));
-  if (p.seqlen_q == 0) return;  // it has only stored keys
-  if (!decodes<T, d>(p)) return launch_prefill<T, d>(p);
+std::size_t working_bytes(const Call &p, const Hopper *hopper) {
+  std::size_t of_hopper = 0;
+  if (hopper && may_be_hoppers(p))
+    of_hopper = hopper->workspace_bytes(p) + hopper_at - counters_bytes;
+  return std::max(of_hopper, parts_bytes<T, d>(p));
+}
+
+/// Which kernel the queries get, once the keys are stored.
+enum class Kernel { kNone, kTokens, kHopper, kPrompts };
+template <class T, int d>
+Kernel kernel_of(const Call &p, const Hopper *hopper) {
+  if (p.seqlen_q == 0) return Kernel::kNone;
+  if (decodes<T, d>(p)) return Kernel::kTokens;
+  return hopper && hopper_takes(p) ? Kernel::kHopper : Kernel::kPrompts;
+}
+
+template <class T, int d>
+void launch_decode(const Call &p) {
   const int splits = num_splits<T, d>(p);
   // Of blocks that follow each other on an SM one reads while the other begins or ends.
   const bool share_SMs = row_tiles(p) * splits > wave<T, d>();
@@ -111,6 +130,21 @@ void run(const Call &call) {
         dim3(row_tiles(p) / (p.batch * p.kv_heads), splits, p.batch * p.kv_heads),
         dim3(num_warps * 32), p, Scores(p));
   });
+}
+
+template <class T, int d>
+void run(const Call &call, const Hopper *hopper) {
+  char *const workspace = static_cast<char *>(call.workspace);
+  char *const keys = workspace + counters_bytes + working_bytes<T, d>(call, hopper);
+  const Call p = prepare<T, d>(call, keys);
+  const Kernel kernel = kernel_of<T, d>(p, hopper);
+  if (kernel == Kernel::kTokens) return launch_decode<T, d>(p);
+  if (kernel == Kernel::kPrompts) return launch_prefill<T, d>(p);
+  if (kernel == Kernel::kHopper) {
+    const bool turns = p.rope != Rope::kNone;
+    const Call left = turns ? with_turned_queries<T, d>(p, keys + turned_bytes(call)) : p;
+    hopper->forward(problem_for_hopper(left, workspace + hopper_at));
+  }
 }
 
 /// Calls f with the smallest of these head dims that has the call's columns, and with its type.
@@ -131,29 +165,41 @@ Call with_one_window(Call call) {
   return call;
 }
 
-void forward(const Call &call) {
+void forward(const Call &call, const Hopper *hopper) {
   const Call p = with_one_window(call);
   with_kernel(
-      p, [&](auto type, auto d) { run<decltype(type), d>(p); }, head_dims);
+      p, [&](auto type, auto d) { run<decltype(type), d>(p, hopper); }, head_dims);
 }
-std::size_t workspace_bytes(const Call &call) {
+std::size_t workspace_bytes(const Call &call, const Hopper *hopper) {
   const Call p = with_one_window(call);
-  const std::size_t bytes =
-      turned_bytes(p) +
-      with_kernel(
-          p, [&](auto type, auto d) { return parts_bytes<decltype(type), d>(p); }, head_dims);
+  const std::size_t working = with_kernel(
+      p, [&](auto type, auto d) { return working_bytes<decltype(type), d>(p, hopper); }, head_dims);
+  const bool turns_queries = hopper && may_be_hoppers(p) && p.rope != Rope::kNone;
+  const std::size_t bytes = working + turned_bytes(p) + (turns_queries ? turned_query_bytes(p) : 0);
   return bytes ? counters_bytes + bytes : 0;
+}
+const char *kernel(const Call &call, const Hopper *hopper) {
+  const Call p = with_one_window(call);
+  constexpr const char *names[] = {"none", "tokens", "hopper", "prompts"};
+  return names[static_cast<int>(with_kernel(
+      p,
+      [&](auto type, auto d) {
+        using T = decltype(type);
+        const bool turns = turns_all_keys(p);
+        return kernel_of<T, d>(turns ? with_turned_keys<T>(p, p.workspace) : p, hopper);
+      },
+      head_dims))];
 }
 
 }  // namespace
 
-const Backend BACKEND = {forward, workspace_bytes};
+const Backend BACKEND = {forward, workspace_bytes, kernel};
 
 EXPORT_STEP({
     .tile = 1,
     .default_batch = 16,
-    .launch = [](const Problem &p) { forward(call_of(p)); },
-    .workspace_bytes = [](const Problem &p) { return workspace_bytes(call_of(p)); },
+    .launch = [](const Problem &p) { forward(call_of(p), nullptr); },
+    .workspace_bytes = [](const Problem &p) { return workspace_bytes(call_of(p), nullptr); },
     .head_dims = {64, 32, 48, 80, 96, 128, 160, 192, 256},
     .writes_lse = true,
 });

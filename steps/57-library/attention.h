@@ -161,11 +161,13 @@ struct attention_problem {
   void *workspace;
   size_t workspace_bytes;
   void *stream; /* a cudaStream_t; NULL: the default stream */
+
+  int mma_only; /* not 0: the kernels for every GPU from sm_80 on, where there is a faster one, too */
 };
 
 /* How much workspace a problem needs. Looks at the sizes alone: the pointers may be NULL, but which
- * are NULL counts. The bytes grow with batch, heads, seqlen_q, seqlen_k and total_k: what is enough
- * for the largest of each is enough for every call that is smaller in all and else the same. */
+ * are NULL counts. The bytes grow with batch, heads, seqlen_q, seqlen_k, total_q and total_k: what is
+ * enough for the largest of each is enough for every call that is smaller in all and else the same. */
 int attention_workspace_bytes(const struct attention_problem *problem, size_t *bytes);
 
 /* Queues the attention of a problem on its stream and does not wait for it. Threads may call at the
@@ -178,6 +180,17 @@ int attention_workspace_bytes(const struct attention_problem *problem, size_t *b
  * that any replay has, and the memory and the workspace must live as long as the graph. What `host`
  * points to is read by the call alone. */
 int attention_forward(const struct attention_problem *problem);
+
+/* Which kernel attention_forward launches for the queries of this problem on the current GPU, as
+ * text. A kernel does not change an answer but by rounding; its speed may be another.
+ *     "tokens"   few queries beside the keys: blocks share a sequence's keys
+ *     "hopper"   more, on a GPU of compute capability 9.0, by TMA and wgmma. The library must be
+ *                compiled for sm_90. It needs head_dim 64 or 128; pages of a multiple of 8 rows and no
+ *                starts_k with them; strides that are not 0 (but for a dimension of one), and less than
+ *                2^40 bytes; no `sinks`, no alibi_stride, no lse of a packed Q
+ *     "prompts"  else, by mma.sync
+ *     "none"     there are no queries */
+int attention_kernel(const struct attention_problem *problem, char *name, size_t bytes);
 
 /* What was wrong in this thread's last call that failed: one line, valid until the next. */
 const char *attention_message(void);

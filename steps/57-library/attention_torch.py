@@ -23,7 +23,8 @@ FIELDS = """size struct_bytes; int type head_dim batch heads kv_heads seqlen_q s
     int causal window window_left window_right sinks; array lengths_q lengths_k starts_k cu_seqlens_q cu_seqlens_k;
     int total_q total_k; array page_table; int64 page_table_stride; int page_size pages; array cache_index; int caches;
     tensor K_new V_new; int seqlen_new; array lengths_new cu_seqlens_new; int total_new rope; pointer rope_cos rope_sin;
-    int rope_positions rope_dim rope_one_position; pointer workspace; size workspace_bytes; pointer stream"""
+    int rope_positions rope_dim rope_one_position; pointer workspace; size workspace_bytes; pointer stream;
+    int mma_only"""
 
 
 class Problem(ctypes.Structure):  # struct attention_problem

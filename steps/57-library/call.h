@@ -7,13 +7,8 @@
 #include "common/kernel/kernel.h"
 
 struct Call : Problem {
-  std::int64_t page_table_stride;  // from the first page of a sequence to the next sequence's first
-  const int *starts_k;             // [batch]: the row at which a sequence's keys begin; null: 0
-  const int
-      *cache_index;  // [batch]: which sequence of K and V this one reads; null: that of its number
-  int caches;        // sequences that K and V have
-  int total_new;     // rows of packed K_new and V_new
-  int rope_dim;      // elements of a row that turn: the first ones, a multiple of 16
+  int total_new;           // rows of packed K_new and V_new
+  int rope_dim;            // elements of a row that turn: the first ones, a multiple of 16
   int rope_positions;      // rows of rope_cos and rope_sin
   bool rope_one_position;  // all queries of a sequence turn as its first
   bool rope_from_new;      // the first turns as the first new key, not the last as the last key
@@ -22,17 +17,30 @@ struct Call : Problem {
       slopes_stride;  // from ALiBi's slopes of a sequence to those of the next; 0: the same
 };
 
-/// What the library calls, and the program of this step.
+/// The kernels of steps 53 and 54, for Hopper alone: hopper.cu.
+struct Hopper {
+  void (*forward)(const Problem &);
+  std::size_t (*workspace_bytes)(const Problem &);
+};
+
+/// What the library calls, and the program of this step. `hopper`: null where that kernel may not run.
 struct Backend {
-  void (*forward)(const Call &);  // all kernels of a call
-  std::size_t (*workspace_bytes)(const Call &);
+  void (*forward)(const Call &, const Hopper *hopper);  // all kernels of a call
+  std::size_t (*workspace_bytes)(const Call &, const Hopper *hopper);
+  const char *(*kernel)(const Call &, const Hopper *hopper);  // the name of the one for the queries
 };
 #ifdef __CUDACC__
 #define BACKEND gpu_calls
+#define HOPPER gpu_hopper
+#define HOPPER_PAGES gpu_hopper_pages
 #else
 #define BACKEND cpu_calls
+#define HOPPER cpu_hopper
+#define HOPPER_PAGES cpu_hopper_pages
 #endif
 extern const Backend BACKEND;
+void HOPPER_PAGES(const Problem &);
+extern const Hopper HOPPER [[gnu::weak]];  // a library that was not compiled for sm_90a has none
 
 /// The call that a program's problem is.
 inline Call call_of(const Problem &problem) {
@@ -46,8 +54,6 @@ inline Call call_of(const Problem &problem) {
 }
 
 namespace {
-
-constexpr float ln_2 = 0.693147181f;  // of log2: ln x is log2(x) ln_2
 
 /// The rows of a sequence: of Q and O, of K and V, and of K_new and V_new. The last new_count keys are new.
 struct Sequence {

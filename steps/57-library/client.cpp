@@ -231,6 +231,8 @@ class Block {
     return reference::judge(inputs_, output, places);
   }
 
+  char kernel[32] = "";  // which one the last call got
+
  private:
   static constexpr int kPageSize = 16;
 
@@ -314,6 +316,7 @@ class Block {
     const DeviceVector<char> workspace(library_, std::vector<char>(p.workspace_bytes + 1));
     p.workspace = workspace.data();
     CALL(library_, attention_forward, &p);
+    CALL(library_, attention_kernel, &p, kernel, sizeof kernel);
     return on_device[3].download();
   }
 
@@ -341,11 +344,11 @@ struct Phase {
     passed = passed && verdict.passed();
     ratio = std::max(ratio, verdict.not_finite ? INFINITY : verdict.max_error / verdict.max_bound);
   }
-  void print(const char *name, int sequences) const {
+  void print(const char *name, int sequences, const char *kernel) const {
     std::printf(
-        "%-8s %d tokens of %d sequences, each like the reference but for rounding: the "
-        "largest error is %.2f of its bound: %s\n",
-        name, queries, sequences, ratio, passed ? "passed" : "WRONG");
+        "%-8s %d tokens of %d sequences by the kernel '%s', each like the reference but for "
+        "rounding: the largest error is %.2f of its bound: %s\n",
+        name, queries, sequences, kernel, ratio, passed ? "passed" : "WRONG");
   }
 };
 
@@ -362,7 +365,7 @@ ExitStatus run(const Options &options) {
   const int rows = std::accumulate(options.prompts.begin(), options.prompts.end(), 0);
   Matrix x = block.random_rows(rows);
   prefill.add(block.run(x, options.prompts), rows);
-  prefill.print("prefill", block.batch());
+  prefill.print("prefill", block.batch(), block.kernel);
 
   // Each sequence goes on with what came out for its last token.
   Phase decode;
@@ -378,7 +381,7 @@ ExitStatus run(const Options &options) {
     for (std::size_t i = 0; i < next.size(); i++) next[i] += embedding[token * next.size() + i];
     decode.add(block.run(next, std::vector<int>(block.batch(), 1)), block.batch());
   }
-  decode.print("decode", block.batch());
+  decode.print("decode", block.batch(), block.kernel);
   if (std::fflush(stdout) != 0) throw UsageError("standard output: writing failed");
   return prefill.passed && decode.passed ? kPassed : kWrongAnswer;
 }

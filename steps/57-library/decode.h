@@ -18,6 +18,8 @@ constexpr int most_warps = d <= 128 ? 8 : 4;
 template <int d>
 constexpr int stages = d == 256 ? 2 : 3;  // so that sm_80, with 163 KB per block, has room for it
 constexpr int max_counters = 4096;        // more row tiles than fill any GPU: their keys stay whole
+constexpr int hopper_ints =
+    32;  // behind the counters: the first of Hopper's workspace, one of which is a counter
 
 template <class T, int d, int num_warps>
 struct SharedStorage {
@@ -179,7 +181,7 @@ __global__ void __launch_bounds__(num_warps * 32) decode(const Call p, const Sco
 
   const int tile = blockIdx.z * gridDim.x + blockIdx.x, all_tiles = gridDim.z * gridDim.x;
   const Matrix<unsigned> missing{static_cast<unsigned *>(p.workspace), 1, max_counters};
-  const Matrix<float> parts{static_cast<float *>(p.workspace) + max_counters,
+  const Matrix<float> parts{static_cast<float *>(p.workspace) + max_counters + hopper_ints,
                             all_tiles * splits * rows, d + 4};
   if (splits > 1) {
     for (int i = threadIdx.x * 4; i < rows_there * d; i += threads * 4) {

@@ -143,12 +143,18 @@ Call call_of(const attention_problem &p) {
   return call;
 }
 
-std::size_t workspace_bytes(const attention_problem &p) {
-  check_sizes(p);
-  return BACKEND.workspace_bytes(call_of(p));
-}
-
 #ifdef __CUDACC__
+
+/// Whether the current GPU runs what was compiled for sm_90a.
+bool is_hopper() {
+  int device, major, minor;
+  cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+  cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+             "cudaDeviceGetAttribute");
+  cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+             "cudaDeviceGetAttribute");
+  return major == 9 && minor == 0;
+}
 
 void copy(void *to, const void *from, std::size_t bytes, cudaMemcpyKind kind) {
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -170,9 +176,9 @@ void *allocate(std::size_t bytes) {
 void release(void *memory) {
   cuda_check(cudaFree(memory), "cudaFree");
 }
-void launch(const Call &call, std::size_t) {
+void launch(const Call &call, const Hopper *hopper, std::size_t) {
   const std::lock_guard lock(one_call);
-  BACKEND.forward(call);
+  BACKEND.forward(call, hopper);
 }
 
 __global__ void nothing() {}
@@ -192,6 +198,9 @@ std::string device_name() {
 
 #else
 
+bool is_hopper() {
+  return true;  // the emulator runs every instruction
+}
 void check_device(const void *device, std::size_t bytes) {
   const emulator::Allocation *const all = emulator::find_allocation(device);
   if (!all ||
@@ -220,9 +229,9 @@ void release(void *memory) {
 }
 /// A kernel that fails may have counted some of its parts: the counters become 0 again. (On a GPU such a
 /// kernel ends all that the process does there.)
-void launch(const Call &call, std::size_t workspace_bytes) {
+void launch(const Call &call, const Hopper *hopper, std::size_t workspace_bytes) {
   try {
-    BACKEND.forward(call);
+    BACKEND.forward(call, hopper);
   } catch (...) {
     if (workspace_bytes > 0 && emulator::find_allocation(call.workspace))
       std::memset(call.workspace, 0, workspace_bytes);
@@ -234,6 +243,16 @@ std::string device_name() {
 }
 
 #endif
+
+/// Hopper's kernel, where this problem may run it.
+const Hopper *hopper_for(const attention_problem &p) {
+  return !p.mma_only && &HOPPER && is_hopper() ? &HOPPER : nullptr;
+}
+
+std::size_t workspace_bytes(const attention_problem &p) {
+  check_sizes(p);
+  return BACKEND.workspace_bytes(call_of(p), hopper_for(p));
+}
 
 }  // namespace
 
@@ -249,7 +268,16 @@ int attention_forward(const attention_problem *problem) {
     const attention_problem &p = given(problem);
     const std::size_t needed = workspace_bytes(p);
     check_tensors(p, needed);
-    launch(call_of(p), needed);
+    launch(call_of(p), hopper_for(p), needed);
+  });
+}
+
+int attention_kernel(const attention_problem *problem, char *name, std::size_t bytes) {
+  return call([&] {
+    const attention_problem &p = given(problem);
+    if (!name) throw Failure(ATTENTION_NULL_POINTER, "name: it is NULL");
+    check_sizes(p);
+    std::snprintf(name, bytes, "%s", BACKEND.kernel(call_of(p), hopper_for(p)));
   });
 }
 

@@ -6,13 +6,19 @@
 LIBRARY := steps/57-library
 MAP = --version-script=$(LIBRARY)/exports.map
 of_library = $(addprefix $(1)/$(LIBRARY)/,attention.o library.o)
-$(call of_library,build/host) build/host/$(LIBRARY)/check.o: private HOST += -O0 -g0
+of_hopper = $(addprefix $(1)/$(LIBRARY)/,hopper.o hopper_pages.o)
+$(call of_library,build/host) $(call of_hopper,build/host) build/host/$(LIBRARY)/check.o: private HOST += -O0 -g0
 build/host/%.o: %.cu build/host/flags
 	$(call says,$<) $(call compile,$(HOST) -x c++ -c $<)
-build/host/bin/libattention.so: $(call of_library,build/host) build/host/$(LIBRARY)/check.o \
+build/host/bin/libattention.so: $(call of_library,build/host) $(call of_hopper,build/host) build/host/$(LIBRARY)/check.o \
 		$(EMULATOR)
 	$(call says,libattention.so for the emulator) $(call link,$(CXX) -shared -pthread -Wl$(comma)$(MAP) $^)
-$(BUILD)/bin/libattention.so: $(call of_library,$(BUILD)) build/host/$(LIBRARY)/check.o
+# Steps 53 and 54, where ARCH has sm_90.
+HOPPER_ARCHS := $(call archs_of,54-pages)
+$(call of_hopper,$(BUILD)): $(BUILD)/%.o: %.cu $(BUILD)/flags
+	$(call says,$< for $(HOPPER_ARCHS)) $(call compile,$(CUDA) $(call gencode,$(HOPPER_ARCHS)) -c $<)
+$(BUILD)/bin/libattention.so: $(call of_library,$(BUILD)) $(if $(HOPPER_ARCHS),$(call of_hopper,$(BUILD))) \
+		build/host/$(LIBRARY)/check.o
 	$(call says,libattention.so for $(ARCH)) $(call link,$(NVCC) -shared -Xlinker $(MAP) $^)
 libattention.so: $(if $(FOR_GPU),$(if $(filter step-57,$(EMULATED)),build/host,$(BUILD)),build/host)/bin/libattention.so
 	@ln -sf $< $@

@@ -134,11 +134,30 @@ std::size_t turned_bytes(const Call &p) {
          (copies_values(p) ? 2 : 1);
 }
 
+/// The call that is left when all keys have been turned into `copy`: [kv_heads, rows of all sequences, head_dim].
+template <class T>
+Call with_turned_keys(const Call &p, void *copy) {
+  Call left = p;
+  const std::int64_t head = rows_in_workspace(p) * p.head_dim;
+  left.K_strides = {p.cu_seqlens_k ? 0 : std::int64_t{p.seqlen_k} * p.head_dim, head, p.head_dim};
+  left.K = copy;
+  if (copies_values(p)) {
+    left.V_strides = left.K_strides;
+    left.V = static_cast<T *>(copy) + p.kv_heads * head;
+    left.page_table = left.cache_index = nullptr, left.caches = p.batch;
+  }
+  return left;
+}
+
 /// Does what must be done before the queries begin: stores new keys in the cache, or turns all keys into `copy`.
 /// Returns the call that is left.
 template <class T, int d>
 Call prepare(const Call &p, void *copy) {
-  Call left = p;
+  if (turns_all_keys(p)) {
+    const Call left = with_turned_keys<T>(p, copy);
+    launch_store<T, d>(p, left);
+    return left;
+  }
   if (p.K_new) {
     Call from = p;
     from.K = const_cast<void *>(p.K_new), from.V = const_cast<void *>(p.V_new);
@@ -148,18 +167,40 @@ Call prepare(const Call &p, void *copy) {
     from.page_table = from.starts_k = from.cache_index = nullptr;
     from.K_new = nullptr, from.caches = p.batch;
     launch_store<T, d>(from, p);
-  } else if (turns_all_keys(p)) {
-    // [kv_heads, rows of all sequences, head_dim]
-    const std::int64_t head = rows_in_workspace(p) * p.head_dim;
-    left.K_strides = {p.cu_seqlens_k ? 0 : std::int64_t{p.seqlen_k} * p.head_dim, head, p.head_dim};
-    left.K = copy;
-    if (copies_values(p)) {
-      left.V_strides = left.K_strides;
-      left.V = static_cast<T *>(copy) + p.kv_heads * head;
-      left.page_table = left.cache_index = nullptr, left.caches = p.batch;
-    }
-    launch_store<T, d>(p, left);
   }
+  return p;
+}
+
+/// Turns the queries of `from` into those of `to`, for a kernel that does not. A thread has 8 elements of a query.
+template <class T, int d>
+__global__ void __launch_bounds__(store_threads) turn_queries(const Call from, const Call to) {
+  const int thread = blockIdx.x * store_threads + threadIdx.x, h = blockIdx.y, b = blockIdx.z;
+  const int i = thread / (d / 8), col = thread % (d / 8) * 8;
+  const Sequence at = sequence_of(from, b);
+  if (i >= at.q_count) return;
+  const auto Q = head_of<const T, d>(from.Q, from.Q_strides, b, h, at.q_start + i, 1);
+  auto *const turned = static_cast<T *>(const_cast<void *>(to.Q));
+  const auto to_Q = head_of<T, d>(turned, to.Q_strides, b, h, at.q_start + i, 1);
+  store<8>(to_Q(0, col), load_turned<T>(Q, col, from, rope_position(from, at, i)));
+}
+
+/// The rows of Q that a copy in the workspace has, for each head, and the bytes of all.
+std::int64_t query_rows(const Call &p) {
+  return p.total_q ? p.total_q : std::int64_t{p.batch} * p.seqlen_q;
+}
+std::size_t turned_query_bytes(const Call &p) {
+  return std::size_t{2} * p.heads * query_rows(p) * p.head_dim;
+}
+
+/// Turns all queries into `copy`, [heads, rows of all sequences, head_dim]. Returns the call that is left.
+template <class T, int d>
+Call with_turned_queries(const Call &p, void *copy) {
+  Call left = p;
+  left.Q = copy;
+  left.Q_strides = {p.cu_seqlens_q ? 0 : std::int64_t{p.seqlen_q} * d, query_rows(p) * d, d};
+  const int blocks = (std::int64_t{p.seqlen_q} * (d / 8) + store_threads - 1) / store_threads;
+  launch_on<void>(p.stream, turn_queries<T, d>, dim3(blocks, p.heads, p.batch), dim3(store_threads),
+                  p, left);
   return left;
 }
 

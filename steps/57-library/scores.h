@@ -8,6 +8,8 @@
 
 namespace {
 
+constexpr float ln_2 = 0.693147181f;  // of log2: ln x is log2(x) ln_2
+
 /// The function between S and the softmax. What it returns times scale_log2 is the exponent of a power of two.
 struct Scores {
   float scale_log2;

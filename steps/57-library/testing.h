@@ -21,6 +21,14 @@ Function *function_of_library(const char *name) {
 }
 #define LIBRARY(name) function_of_library<decltype(name)>(#name)
 
+/// Which kernel a problem gets.
+inline std::string kernel_of(const attention_problem &problem) {
+  char name[32];
+  REQUIRE_MESSAGE(LIBRARY(attention_kernel)(&problem, name, sizeof name) == ATTENTION_OK,
+                  LIBRARY(attention_message)());
+  return name;
+}
+
 template <class T>
 T *allocate(std::size_t size, std::size_t bytes_behind = 0) {
   void *memory = nullptr;
