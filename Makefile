@@ -72,7 +72,7 @@ $(foreach g,$(filter-out $(NUMBERS:%=step-%) $(VARIANTS),$(call goals,step-%)),$
 	$(or $(call variants_of,$(word 2,$(subst -, ,$(g)))),none)))
 $(foreach g,$(call goals,variants-%),$(if $(call variants_of,$(g:variants-%=%)),,\
 	$(call refuse,$(g),step $(g:variants-%=%) has no variants)))
-on_a_gpu := $(call goals,check-gpu check-gpus check-deadlock bench bench-models bench-hopper bench-decode bench-backward bench-gpus ceilings cycles \
+on_a_gpu := $(call goals,check-gpu check-gpus check-deadlock bench bench-models bench-hopper bench-decode bench-backward bench-gpus bench-library ceilings cycles \
 	sustained racecheck)
 $(if $(GPU),,$(foreach g,$(on_a_gpu),$(call refuse,$(g),there is no GPU here (nvidia-smi finds none))))
 $(if $(NVCC),,$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),\
@@ -154,7 +154,7 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(BUILD)
 .SECONDARY:
 .SECONDEXPANSION:
 .PHONY: all help clean tests test test-all check-gpu check-gpus check-deadlock check-bound check-docs truth bench \
-	bench-models bench-hopper bench-decode bench-backward bench-gpus counters ceilings racecheck cycles sustained regs bench-emulator docs plot \
+	bench-models bench-hopper bench-decode bench-backward bench-gpus bench-library counters ceilings racecheck cycles sustained regs bench-emulator docs plot \
 	format FORCE \
 	$(PROGRAMS) $(EMULATED) $(VARIANTS)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
@@ -272,6 +272,7 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 #?   make bench-decode           times decoding: a query per head and a long cache
 #?   make bench-backward         times Part VI, and the backward passes of PyTorch
 #?   make bench-gpus             times Part VII on two GPUs and on one, or on GPUS=4
+#?   make bench-library          times libattention.so with Hopper's kernels and without, beside FlashAttention-3
 #?   make variants-15            alternates step 15 and its variants; without a GPU, checks and counts them
 #?   make cycles                 SM clocks, time, clock rate and power of each step and variant; STEPS="05 06" adds these
 #?                               to the file, SHAPES="--batch 4; --causal" the steps side by side at these problems
@@ -301,6 +302,8 @@ bench-decode: $(call on_gpu,$(filter step-27 step-5%,$(PROGRAMS)) $(BUILD)/sm_cl
 	@$(call measure,$@.sh) $(filter 27-% 5%,$(GPU_STEPS))
 bench-backward: $(call on_gpu,$(filter step-6%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 6%,$(GPU_STEPS))
+bench-library: $(call on_gpu,libattention.so $(BUILD)/sm_clock.so)
+	@LIBATTENTION=./libattention.so $(PYTHON) common/measure/library.py --clocks $(BUILD)/sm_clock.so plots/results/$(GPU)-library.csv
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
 counters: all

@@ -602,7 +602,7 @@ TEST_CASE("make: what a target lacks is said in one line, before anything is bui
   refuses("variants-02", "make variants-02: step 02 has no variants");
   for (const std::string target :
        {"bench", "bench-models", "bench-hopper", "bench-decode", "bench-backward", "ceilings",
-        "cycles", "sustained", "check-gpu", "check-deadlock", "racecheck"})
+        "bench-library", "cycles", "sustained", "check-gpu", "check-deadlock", "racecheck"})
     refuses("GPU= " + target, "make " + target + ": there is no GPU here");
   for (const std::string target : {"bench", "check-gpu", "regs", "sass-16"})
     refuses("GPU=x NVCC= " + target, "make " + target + ": nvcc is not on the PATH");

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT
+"""make bench-library: times libattention.so with Hopper's kernels ('hopper'), with those of mma.sync alone ('mma'), and
+FlashAttention-3 where the wheel fa3-fwd is installed, in bf16.
+
+At each problem they take turns, in an order that is drawn anew for each round, and rest before each turn, so that none
+begins on a GPU that another one has heated. A row of the file is a kernel at a problem: the median of its rounds' times
+and SM clocks. `ratio` is its time over that of 'hopper', round by round: the median, the least and the most."""
+
+import argparse
+import csv
+import ctypes
+import functools
+import math
+import random
+import statistics
+import sys
+import time
+
+from peers import NotMade, between_events, fa3  # says so where PyTorch is not installed
+
+import torch
+
+sys.path.insert(0, "steps/57-library")
+import attention_torch as lib  # noqa: E402  the library's own client
+
+REST, RECORDED = 0.1, 0.05  # seconds before a turn, and of it
+MIXED = [512] * 8 + [8192] + [2048] * 6 + [100]  # packed sequences
+COLUMNS = ["step", "device", "batch", "heads", "seqlen", "head_dim", "options", "operations", "kv_bytes", "rounds",
+           "median_ms", "min_ms", "sm_clocks", "tflops", "ratio", "ratio_least", "ratio_most"]
+
+
+class Call:
+    """A call that is made once and launched often, of tensors [batch, rows, heads, d], or packed [rows, heads, d]."""
+
+    def __init__(self, q, k, v, **fields):
+        self.tensors, self.fields, self.o = (q, k, v), fields, torch.empty_like(q)
+
+        def tensor(x):
+            return lib.Tensor(x.data_ptr(), x.stride(0) if x.dim() == 4 else 0, x.stride(-2), x.stride(-3))
+
+        p = self.problem = lib.Problem(
+            struct_bytes=ctypes.sizeof(lib.Problem), type=1, head_dim=q.shape[-1], batch=q.shape[0], heads=q.shape[-2],
+            kv_heads=k.shape[-2], seqlen_q=q.shape[-3], seqlen_k=k.shape[-3], Q=tensor(q), K=tensor(k), V=tensor(v),
+            O=tensor(self.o))
+        for name, value in fields.items():
+            setattr(p, name, lib.Array(value.data_ptr(), None) if torch.is_tensor(value) else value)
+        needed = ctypes.c_size_t()
+        lib.call("attention_workspace_bytes", ctypes.byref(p), ctypes.byref(needed))
+        self.workspace = torch.zeros(max(1, needed.value), dtype=torch.uint8, device="cuda")
+        p.workspace, p.workspace_bytes = self.workspace.data_ptr(), needed.value
+
+    def kernel(self):
+        name = ctypes.create_string_buffer(32)
+        lib.call("attention_kernel", ctypes.byref(self.problem), name, ctypes.c_size_t(32))
+        return name.value.decode()
+
+    def __call__(self):
+        lib.call("attention_forward", ctypes.byref(self.problem))
+
+
+def random_bf16(*shape):
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def int32(values):
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def pairs_of(rows_q, rows_k, causal, window):
+    """How many keys all queries of a head see."""
+    if not causal:
+        return rows_q * rows_k
+    return sum(min(i + 1, window or rows_k) for i in range(rows_k - rows_q, rows_k))
+
+
+def problem(batch, heads, seqlen, d, seqlen_k=None, kv_heads=None, causal=False, window=0, page_size=0, packed=False):
+    """The columns that say a problem, and the calls: kernel -> what launches it."""
+    kv_heads, seqlen_k = kv_heads or heads, seqlen_k or seqlen
+    options = ["causal"] * causal + ["layout=packed"] * packed + ["type=bf16"]
+    options += [f"seqlen-k={seqlen_k}"] * (seqlen_k != seqlen) + [f"kv-heads={kv_heads}"] * (kv_heads != heads)
+    options += [f"window={window}"] * (window > 0) + [f"page-size={page_size}"] * (page_size > 0)
+    fields, peer = {"causal": int(causal)}, None
+    if packed:
+        total, starts = sum(MIXED), int32([sum(MIXED[:i]) for i in range(len(MIXED) + 1)])
+        q, k, v = (random_bf16(total, heads, d) for _ in range(3))
+        fields.update(batch=batch, seqlen_q=seqlen, seqlen_k=seqlen, cu_seqlens_q=starts, cu_seqlens_k=starts,
+                      total_q=total, total_k=total)
+        pairs = sum(pairs_of(n, n, causal, window) for n in MIXED)
+        if fa3:
+            peer = functools.partial(fa3.flash_attn_varlen_func, q, k, v, starts, starts, seqlen, seqlen, causal=causal)
+    else:
+        q = random_bf16(batch, seqlen, heads, d)
+        k, v = (random_bf16(batch, seqlen_k, kv_heads, d) for _ in range(2))
+        pairs = batch * pairs_of(seqlen, seqlen_k, causal, window)
+        if fa3 and not page_size and not window:  # the wheel has no windows
+            peer = functools.partial(fa3.flash_attn_func, q, k, v, causal=causal)
+    if window:
+        fields.update(window=1, window_left=window - 1)
+    if page_size:
+        pages = batch * seqlen_k // page_size
+        table = torch.randperm(pages, device="cuda").int().reshape(batch, -1)
+        k, v = (x.reshape(pages, page_size, kv_heads, d) for x in (k, v))
+        fields.update(page_table=table, page_size=page_size, pages=pages, seqlen_k=seqlen_k)
+    said = {"batch": batch, "heads": heads, "seqlen": seqlen, "head_dim": d, "options": " ".join(options),
+            "operations": 4 * heads * pairs * d, "kv_bytes": 2 * k.numel() * 2}
+    calls = {"hopper": Call(q, k, v, **fields), "mma": Call(q, k, v, mma_only=1, **fields)}
+    for name, call in calls.items():
+        if (call.kernel() == "hopper") != (name == "hopper"):
+            raise NotMade(f"the library gives {said} to '{call.kernel()}'")
+    return said, {**calls, **({"flash-attention-3-bf16": peer} if peer else {})}
+
+
+PROBLEMS = [*(dict(batch=16, heads=16, seqlen=8192, d=d, causal=causal) for d in (64, 128) for causal in (False, True)),
+            *(dict(batch=16, heads=16, seqlen=1024, d=d, causal=True) for d in (64, 128)),
+            dict(batch=3, heads=13, seqlen=5000, d=128, causal=True),
+            *(dict(batch=1, heads=32, kv_heads=8, seqlen=32768, d=128, causal=causal) for causal in (False, True)),
+            dict(batch=4, heads=16, seqlen=16384, d=128, causal=True, window=1024),
+            dict(batch=len(MIXED), heads=16, seqlen=max(MIXED), d=128, causal=True, packed=True),
+            dict(batch=8, heads=32, kv_heads=8, seqlen=512, seqlen_k=32768, d=128, causal=True),
+            *(dict(batch=4, heads=32, kv_heads=8, seqlen=4096, seqlen_k=8192, d=128, causal=True, page_size=size)
+              for size in (0, 256, 16, 8))]
+
+
+def measure(writer, rounds, read, **asked):
+    said, runs = problem(**asked)
+    times, clocks = ({name: [] for name in runs} for _ in range(2))
+    for run in runs.values():
+        run()
+    alone = {name: statistics.median(between_events(run, 3, 1)[0]) for name, run in runs.items()}
+    for _ in range(rounds):
+        for name in random.sample(list(runs), len(runs)):
+            torch.cuda.synchronize()
+            time.sleep(REST)
+            if alone[name] < 1:
+                torch.cuda._sleep(20_000_000)  # 10 ms, in which Python queues all launches
+            count = min(30, max(1, math.ceil(RECORDED * 1000 / alone[name])))
+            of_round, sm_clocks = between_events(runs[name], count, 1, read)
+            times[name].append(statistics.median(of_round))
+            clocks[name] += [statistics.median(sm_clocks)] if sm_clocks else []
+    for name in runs:
+        median, ratios = statistics.median(times[name]), [a / b for a, b in zip(times[name], times["hopper"])]
+        writer.writerow({
+            "step": name, "device": torch.cuda.get_device_name(), **said, "rounds": rounds, "median_ms": f"{median:.6g}",
+            "min_ms": f"{min(times[name]):.6g}", "tflops": f"{said['operations'] / median / 1e9:.6g}",
+            "sm_clocks": f"{statistics.median(clocks[name]):.6g}" if clocks[name] else "",
+            **{f"ratio{end}": f"{of(ratios):.4g}" for end, of in
+               (("", statistics.median), ("_least", min), ("_most", max))}})
+        print(f"{name} at {said['batch']} x {said['heads']} x {said['seqlen']} x {said['head_dim']} {said['options']}: "
+              f"{median:.4g} ms, {said['operations'] / median / 1e9:.4g} TFLOP/s", file=sys.stderr, flush=True)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("out", help="the CSV file that is written")
+    p.add_argument("--clocks", help="the shared library of sm_clock.cu; without it sm_clocks is empty")
+    p.add_argument("--rounds", type=int, default=7)
+    a = p.parse_args()
+    read = ctypes.CDLL(a.clocks).read_sm_clocks if a.clocks else None
+    with open(a.out, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for asked in PROBLEMS:
+            measure(writer, a.rounds, read, **asked)
+            file.flush()
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
