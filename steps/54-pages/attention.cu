@@ -5,12 +5,13 @@
 //             --garbage, --scale, --softcap, --alibi, --sink-logits
 // Before      step 53: a tile of K or V is one box, so its rows follow each other. A cache has them in pages.
 // Bottleneck  None: a cache in pages must be copied into one piece before step 53 may read it.
-// Change      A box has as many rows as divide a page's and a tile's. Lane i of a warp that produces copies box i.
-//             It looked up the box's page a tile before. The map of step 43 serves with pages for sequences.
-// Prediction  At head dim 128 a tile of keys in pages of 16 is 32 requests to TMA, each 11 instructions of one
-//             warp. At 4 clocks each that is 1,408 clocks, beside the 2,316 of a tile in step 42: hidden, at
-//             least 0.95 of the speed without pages. Pages of 256 are 4 requests, as without pages. Pages of 8 are
-//             64 requests, 2,816 clocks: 1.2 times the time.
+// Change      A box has as many rows as divide a page's and a tile's. Lane i of a warp copies box i. One warp loads K
+//             and another V. Each looks up its boxes' pages a tile ahead, and divides once for each tile of Q. The
+//             map of step 43 serves with pages for sequences.
+// Prediction  At head dim 128 a tile of keys in pages of 16 is 32 requests to TMA, and a warp has 16 of them. At 55
+//             clocks for a request and 8 for each of 70 other instructions it takes 1,440 clocks, beside the 2,316
+//             of a tile in step 42: hidden, at least 0.95 of the speed without pages. Pages of 256 are 2 requests
+//             of each warp, as without pages. Pages of 8 are 32 of each, 2,320 clocks: at the edge.
 #include <algorithm>
 #include <climits>
 #include <numeric>
@@ -30,13 +31,17 @@ struct Pages {
       table;        // [batch, pages of the longest sequence]; its data are null without pages
   int size, count;  // rows of a page; pages in all
   int box_rows;     // divide a page's rows and a tile's, so that a box lies in one page
+  int whole, rest;  // a tile's rows are so many pages, and a rest
   explicit Pages(const Problem &p)
       : table{p.page_table, p.batch, 0, 0},
         size(INT_MAX),
         count(p.cache_index ? p.caches : p.batch),
-        box_rows(Bc) {
+        box_rows(Bc),
+        whole(0),
+        rest(Bc) {
     if (!p.page_table) return;
     size = p.page_size, count = p.num_pages, box_rows = std::gcd(size, Bc);
+    whole = Bc / size, rest = Bc % size;
     table.cols = (p.seqlen_k - 1) / size + 1;
     table.stride = p.page_table_stride ? p.page_table_stride : table.cols;
   }
@@ -183,61 +188,56 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
 
   if (warpgroup == consumers) {
     setmaxnreg_dec<producer_registers<d>>();
+    griddepcontrol_wait();  // the list is complete, and no launch before this one uses O
+    // Lane i copies box i of a tile of keys. A lane without a box looks up the first one's page, too.
+    const bool copies = lane * pages.box_rows < Bc;
+    const int to_row = copies ? lane * pages.box_rows : 0;
+    // Loads the tiles of K or V of a work, the last one first. One warp does so for K, and another for V.
+    const auto load_tiles = [&](auto &ring, auto &at, const SequenceMap &map, const Work &work) {
+      const HeadRows &keys = work.k;
+      const auto look_up = [&](int place) {  // any number if it is a table's
+        return pages.table.data ? pages.table(keys.sequence, place) : keys.sequence;
+      };
+      const auto keys_in = [&](int place) {
+        return min(keys.count - place * pages.size, pages.size);
+      };
+      // Which page of the sequence the box is in, and its first row there. The only division is here.
+      const int key = (work.to - 1) * Bc + to_row;
+      int place = key / pages.size, row = key % pages.size;
+      // A box must have a key of the sequence. One that would have none brings the tile's first rows again: they
+      // are masked, and finite if they were.
+      const int source = key < keys.count ? lane : 0;
+      const int first_place = __shfl_sync(kAllLanes, place, source);
+      int its_row = __shfl_sync(kAllLanes, row, source), page = look_up(first_place);
+      int its_keys = keys_in(first_place);
+      for (int j = work.to - 1;; j--) {
+        mbarrier_wait(ring.empty[at.stage], at.parity ^ 1);
+        if (lane == 0) mbarrier_arrive_expect_tx(ring.full[at.stage], sizeof(ring.tile[0]));
+        __syncwarp();  // the bytes are expected, and no lane is a phase behind
+        if (copies)
+          tma_load_rows(ring.tile[at.stage], to_row, map, {keys.first, its_keys}, its_row,
+                        keys.head, min(max(page, 0), pages.count - 1), ring.full[at.stage]);
+        at.next();
+        if (j == work.from) break;
+        place -= pages.whole, row -= pages.rest;  // a tile back
+        if (row < 0) row += pages.size, place--;
+        its_row = row, its_keys = keys_in(place);  // here, so that no stage waits for them
+        // The page table is memory, too. This can complete during the next wait.
+        page = look_up(place);
+      }
+    };
     if (warp == consumers * 4) {
-      // The consumers need each V after the K behind it, which may be the next tile's.
       const auto tell = [&](const Work &work) {  // it becomes visible when the phase of `full` ends
-        // All lanes have read what the stage told before: they do so before the __syncwarp of its last copy.
         if (lane == 0) {
           for (auto &Q : smem.Q) mbarrier_wait(Q.empty[q.stage], q.parity ^ 1);
           write_work(smem.work, q.stage, work);
         }
-        __syncwarp();  // all lanes may read it
       };
-      // Lane i copies box i of a tile of keys, if there is one. A box must have a key of the sequence. One that
-      // would have none brings the tile's first rows again: they are masked, and finite if they were.
-      const int to_row = lane * pages.box_rows;
-      const auto first_key = [&](const HeadRows &keys, int j) {
-        const int key = j * Bc + to_row;
-        return to_row < Bc && key < keys.count ? key : j * Bc;
-      };
-      const auto look_up = [&](int stage, int j) {  // the box's page; any number if it is a table's
-        const HeadRows keys = read_work(smem.work, stage).k;
-        return pages.table.data ? pages.table(keys.sequence, first_key(keys, j) / pages.size)
-                                : keys.sequence;
-      };
-      const auto load = [&](auto &ring, auto &at, const SequenceMap &map, int stage, int j,
-                            int page) {
-        HeadRows rows = read_work(smem.work, stage).k;  // of the sequence, then of the box's page
-        const int key = first_key(rows, j), row = key % pages.size;
-        rows.count = min(rows.count - (key - row), pages.size);
-        if (lane == 0) {
-          mbarrier_wait(ring.empty[at.stage], at.parity ^ 1);
-          mbarrier_arrive_expect_tx(ring.full[at.stage], sizeof(ring.tile[0]));
-        }
-        __syncwarp();  // the stage is empty, and no lane is a phase behind
-        if (to_row < Bc)
-          tma_load_rows(ring.tile[at.stage], to_row, map, rows, row, rows.head,
-                        min(max(page, 0), pages.count - 1), ring.full[at.stage]);
-        at.next();
-      };
-      // The page table is memory, too: K's page is looked up a tile ahead. V's was K's, a tile before.
-      int ahead = 0, page_k = 0, page_v = 0;
-      const auto load_k = [&](int stage, int j) {
-        page_k = ahead;
-        if (j > read_work(smem.work, stage).from) ahead = look_up(stage, j - 1);
-        load(smem.K, k, map_K, stage, j, page_k);
-      };
-      const auto load_v = [&](int stage, int j) {
-        load(smem.V, v, map_V, stage, j, page_v);
-        page_v = page_k;
-      };
-      griddepcontrol_wait();  // the list is complete
       const int tiles = planned ? plan.tiles(0, 0) : order.tiles;
       const auto draw = [&] {
         unsigned *const counter = static_cast<unsigned *>(problem.workspace);
         return __shfl_sync(kAllLanes, lane == 0 ? draw_tile(counter, tiles) : 0, 0);
       };
-      bool more = false;  // than one tile has begun
       for (int tile = blockIdx.x; tile < tiles; tile = draw()) {
         const Work at = planned ? read_work(plan.list, tile)
                                 : order.template work<Br<d>, Given::kNothing>(problem, tile);
@@ -249,28 +249,24 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
           ring_load(smem.Q[i], same, map_Q, at.q, max(0, at.row + i * 64), at.q.head,
                     at.q.sequence);
         }
-        const int stage = q.stage, before = stage ^ 1;  // where the tile before is, for a while
         q.next();
-        ahead = look_up(stage, at.to - 1);
-        load_k(stage, at.to - 1);
-        if (more)
-          load_v(before, read_work(smem.work, before).from);
-        else
-          page_v = page_k;
-        for (int j = at.to - 1; j > read_work(smem.work, stage).from; j--) {
-          load_k(stage, j - 1);
-          load_v(stage, j);
-        }
-        more = true;
+        load_tiles(smem.K, k, map_K, at);
       }
       tell({});  // the end: no Q comes with it
       if (lane == 0)
         for (auto &Q : smem.Q) mbarrier_arrive(Q.full[q.stage]);
-      if (more) load_v(q.stage ^ 1, read_work(smem.work, q.stage ^ 1).from);
     } else if (warp == consumers * 4 + 1) {
+      while (true) {
+        mbarrier_wait(smem.Q[0].full[q.stage], q.parity);
+        const Work at = read_work(smem.work, q.stage);
+        if (at.to == 0) break;
+        q.next();
+        __syncwarp();  // all lanes have read it before a V can be full: Q's stage is emptied after that
+        load_tiles(smem.V, v, map_V, at);
+      }
+    } else if (warp == consumers * 4 + 2) {
       // Of a sequence without keys O is 0, and the log-sum-exp is that of the sink alone, if there is one. It has no
       // work, because a tile of keys must have a row.
-      griddepcontrol_wait();  // what came before this launch may still use O
       for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
         const Rows rows(problem, head, Given::kAll);
         if (rows.k.count > 0) continue;
