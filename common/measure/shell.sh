@@ -159,6 +159,7 @@ problems_of() {
     39) also_checked=--causal measured=("--causal" "--causal --seqlen 1024" "--head-dim 64" "--causal --head-dim 64") ;;
     38) also_checked=--causal measured=("--causal" "--causal --seqlen 1024") ;;
     42) also_checked=--causal measured=("--causal --head-dim 64 --seqlen 1024" "--causal --head-dim 64" "--head-dim 64") ;;
+    65) also_checked=--causal measured=("--type bf16 --batch 4 --causal" "--type bf16 --batch 4 --causal --head-dim 64" "--type bf16 --batch 4") ;;
     51) also_checked=--causal measured=("--type bf16 --seqlen 1024" "--type bf16 --causal --seqlen 1024 --head-dim 64" "--type bf16") ;;
     52)
       also_checked="--softcap 30 --alibi --sink-logits"
