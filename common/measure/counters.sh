@@ -78,6 +78,8 @@ problems="
 59 --kv-heads 2 --seqlen-k 517 --page-size 24 --batch 2 --heads 8 --seqlen 1 --head-dim 64
 66 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 66 --batch 2 --heads 1 --seqlen 384 --head-dim 128
+67 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
+67 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 40 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
 40 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 41 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128

@@ -165,6 +165,10 @@ problems_of() {
       also_checked="--softcap 30 --alibi --sink-logits"
       measured=("--type bf16 --softcap 30" "--type bf16 --softcap 30 --head-dim 64" "--type bf16 --alibi" "--type bf16 --alibi --head-dim 64")
       ;;
+    66 | 67)
+      also_checked=--causal
+      measured=("--type bf16 --batch 4" "--type bf16 --batch 4 --head-dim 64" "--type bf16 --batch 4 --causal")
+      ;;
     40) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
     41) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
   esac
