@@ -76,6 +76,8 @@ problems="
 55 --kv-heads 2 --seqlen-k 517 --page-size 24 --batch 2 --heads 8 --seqlen 1 --head-dim 64
 59 --kv-heads 2 --seqlen-k 1000 --batch 1 --heads 16 --seqlen 1 --head-dim 128
 59 --kv-heads 2 --seqlen-k 517 --page-size 24 --batch 2 --heads 8 --seqlen 1 --head-dim 64
+65 --causal --kv-heads 1 --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 64
+65 --window-size 100:20 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
 66 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 66 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 67 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
