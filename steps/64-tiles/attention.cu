@@ -16,9 +16,7 @@
 
 namespace {
 
-/// Rows of Q in a tile: as many as registers and shared memory hold.
-template <int d>
-constexpr int query_rows = 8192 / d;
+constexpr int Br = 64;   // rows of Q in a tile
 constexpr int Bc = 128;  // rows of K and V in a tile
 constexpr int num_warps = 8;
 constexpr int m_tiles = Bc / (num_warps / 2) / 16;  // a warp's keys, in units of mma's 16
@@ -61,22 +59,22 @@ __global__ void __launch_bounds__(threads)
 template <class T, int d>
 struct SharedStorage {
   SharedTile<Bc, d, T> K, V;
-  SharedTile<query_rows<d>, d, T> Q[2], dO[2];
-  SharedTile<Bc, query_rows<d>, T> P_dS[2];  // P^T, then dS^T in its place: a row for each key
-  Tile<float, 1, query_rows<d>> lse[2], D[2];
+  SharedTile<Br, d, T> Q[2], dO[2];
+  SharedTile<Bc, Br, T> P_dS[2];  // P^T, then dS^T in its place: a row for each key
+  Tile<float, 1, Br> lse[2], D[2];
 };
 
 /// A B^T of a warp's 32 rows of A and the tile B: K Q^T = S^T, or V dO^T = dP^T.
 template <class T, int d>
-__device__ void multiply_rows(FragmentC (&c)[m_tiles][query_rows<d> / 8], SharedTile<Bc, d, T> &A,
-                              SharedTile<query_rows<d>, d, T> &B, int first_key) {
+__device__ void multiply_rows(FragmentC (&c)[m_tiles][Br / 8], SharedTile<Bc, d, T> &A,
+                              SharedTile<Br, d, T> &B, int first_key) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int col = 0; col < d; col += 16) {
     FragmentA a[m_tiles];
     for (int mt = 0; mt < m_tiles; mt++)
       a[mt] = ldmatrix_x4(A(first_key + mt * 16 + lane % 16, col + lane / 16 * 8));
-    for (int row = 0; row < query_rows<d>; row += 16) {
+    for (int row = 0; row < Br; row += 16) {
       const auto b = ldmatrix_x4(B(row + lane % 8 + lane / 16 * 8, col + lane / 8 % 2 * 8));
       for (int mt = 0; mt < m_tiles; mt++) {
         mma<T>(c[mt][row / 8], a[mt], {b[0], b[1]});
@@ -88,12 +86,11 @@ __device__ void multiply_rows(FragmentC (&c)[m_tiles][query_rows<d> / 8], Shared
 
 /// C += A B of a warp's 32 keys and the tile B: P^T dO, or dS^T Q.
 template <class T, int d>
-__device__ void add_product(FragmentC (&c)[m_tiles][d / 8],
-                            const FragmentA (&a)[m_tiles][query_rows<d> / 16],
-                            SharedTile<query_rows<d>, d, T> &B) {
+__device__ void add_product(FragmentC (&c)[m_tiles][d / 8], const FragmentA (&a)[m_tiles][Br / 16],
+                            SharedTile<Br, d, T> &B) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int row = 0; row < query_rows<d>; row += 16)
+  for (int row = 0; row < Br; row += 16)
     for (int col = 0; col < d; col += 16) {
       const auto b = ldmatrix_x4_trans(B(row + lane % 16, col + lane / 16 * 8));
       for (int mt = 0; mt < m_tiles; mt++) {
@@ -103,11 +100,11 @@ __device__ void add_product(FragmentC (&c)[m_tiles][d / 8],
     }
 }
 
-/// The sums of dQ of 16 queries, in the order in which a warp has them in registers: number i of all lanes is
-/// a row.
+/// The sums of dQ of 16 queries from a column on, in the order in which a warp has them in registers: number
+/// i of all lanes is a row.
 template <int d, class U>
-__device__ Matrix<U> sums_of(U *dQ_sum, std::int64_t first_row) {
-  return {dQ_sum + first_row * d, d / 2, 32};
+__device__ Matrix<U> sums_of(U *dQ_sum, std::int64_t first_row, int first_col = 0) {
+  return {dQ_sum + first_row * d + first_col * 16, (d - first_col) / 2, 32};
 }
 
 /// dK and dV of 128 keys, and what these keys add to dQ.
@@ -118,7 +115,6 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
               float *dQ_sum,  // [batch * heads, seqlen / 16, d / 2, 32]
               T *dK, T *dV,   // [batch * heads, seqlen, d]
               int seqlen, float scale) {
-  constexpr int Br = query_rows<d>;
   const float scale_log2 = scale * log2_e;
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
@@ -151,11 +147,41 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
   const int warp_key = warp % 4 * 32, key_row = threadIdx.x / 32 % 4 * 32 + lane / 4;
   const int query = lane % 4 * 2;
   FragmentC sum[m_tiles][d / 8] = {};
+  const auto add_to_dQ = [&](int i, auto &dS) {
+    constexpr int cols = d / 4;
+    const int warp_row = warp / 4 * 32, warp_col = warp % 4 * cols;
+    FragmentC dq[2][cols / 8] = {};
+#pragma unroll 4  // unrolled further, it takes more registers than there are
+    for (int key = 0; key < Bc; key += 16) {
+      FragmentA ds[2];
+      for (int mt = 0; mt < 2; mt++)
+        ds[mt] = ldmatrix_x4_trans(
+            dS(key + lane % 8 + lane / 16 * 8, warp_row + mt * 16 + lane / 8 % 2 * 8));
+      for (int n = 0; n < cols / 8; n += 2) {
+        const auto k = ldmatrix_x4_trans(smem.K(key + lane % 16, warp_col + n * 8 + lane / 16 * 8));
+        for (int mt = 0; mt < 2; mt++) {
+          mma<T>(dq[mt][n], ds[mt], {k[0], k[1]});
+          mma<T>(dq[mt][n + 1], ds[mt], {k[2], k[3]});
+        }
+      }
+    }
+#pragma unroll
+    for (int mt = 0; mt < 2; mt++) {
+      const Matrix<float> sums = sums_of<d>(dQ_sum, head_rows + i + warp_row + mt * 16, warp_col);
+      for (int n = 0; n < cols / 8; n++)
+        for (int e = 0; e < 4; e++) red_add(sums(n * 4 + e, lane), dq[mt][n][e]);
+    }
+  };
   for (int i = 0, stage = 0; i < seqlen; i += Br, stage ^= 1) {
     // The other stage has been read by all warps. Its copies are on their way behind the products.
     if (i + Br < seqlen) load_queries(stage ^ 1, i + Br);
     cp_async_commit();
 
+    // dQ of the tile before is the first product of the warps that keep dK, and the last of the others.
+    const auto add_tile_before = [&] {
+      if (i > 0) add_to_dQ(i - Br, smem.P_dS[stage ^ 1]);
+    };
+    if (!keeps_dV) add_tile_before();
     FragmentC x[m_tiles][Br / 8] = {};
     FragmentA a[m_tiles][Br / 16];
     multiply_rows<T, d>(x, keeps_dV ? smem.K : smem.V, keeps_dV ? smem.Q[stage] : smem.dO[stage],
@@ -180,15 +206,18 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
     } else {
       // dS^T = P^T o (dP^T - D), rounded.
       named_barrier_sync(1 + warp % 4, 64);  // the other warp has stored P^T of these keys
+      for (int mt = 0; mt < m_tiles; mt++)
+        for (int row = 0; row < Br; row += 16)
+          a[mt][row / 16] = ldmatrix_x4(tile(warp_key + mt * 16 + lane % 16, row + lane / 16 * 8));
+      __syncwarp();  // all lanes have P^T, and dS^T takes its place
 #pragma unroll
       for (int n = 0; n < Br / 8; n++) {
         const auto row_D = load<2>(smem.D[stage](0, query + 8 * n));
         for (int mt = 0; mt < m_tiles; mt++)
           for (int r = 0; r < 2; r++) {
-            const auto p = load<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n));
+            const auto p = to_floats<T>(a[mt][n / 2][n % 2 * 2 + r]);
             float ds[2];
-            for (int e = 0; e < 2; e++)
-              ds[e] = to_float<T>(p[e]) * (x[mt][n][2 * r + e] - row_D[e]);
+            for (int e = 0; e < 2; e++) ds[e] = p[e] * (x[mt][n][2 * r + e] - row_D[e]);
             a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(ds[0], ds[1]);
             store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
                      unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
@@ -197,34 +226,12 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
     }
     // dV += P^T dO, or dK += dS^T Q.
     add_product<T, d>(sum, a, keeps_dV ? smem.dO[stage] : smem.Q[stage]);
+    if (keeps_dV) add_tile_before();
 
     cp_async_wait<0>();
     __syncthreads();  // dS of all keys is there for all warps, and the next Q, dO, lse and D
-
-    // What the block's keys add to dQ: dS K, 32 queries and 32 columns for each warp.
-    const int warp_row = warp / (d / 32) * 32, warp_col = warp % (d / 32) * 32;
-    FragmentC dq[2][4] = {};
-#pragma unroll 4  // unrolled further, it takes more registers than there are
-    for (int key = 0; key < Bc; key += 16) {
-      FragmentA ds[2];
-      for (int mt = 0; mt < 2; mt++)
-        ds[mt] = ldmatrix_x4_trans(
-            tile(key + lane % 8 + lane / 16 * 8, warp_row + mt * 16 + lane / 8 % 2 * 8));
-      for (int n = 0; n < 4; n += 2) {
-        const auto k = ldmatrix_x4_trans(smem.K(key + lane % 16, warp_col + n * 8 + lane / 16 * 8));
-        for (int mt = 0; mt < 2; mt++) {
-          mma<T>(dq[mt][n], ds[mt], {k[0], k[1]});
-          mma<T>(dq[mt][n + 1], ds[mt], {k[2], k[3]});
-        }
-      }
-    }
-#pragma unroll
-    for (int mt = 0; mt < 2; mt++) {
-      const Matrix<float> sums = sums_of<d>(dQ_sum, head_rows + i + warp_row + mt * 16);
-      for (int n = 0; n < 4; n++)
-        for (int e = 0; e < 4; e++) red_add(sums(warp_col / 2 + n * 4 + e, lane), dq[mt][n][e]);
-    }
   }
+  add_to_dQ(seqlen - Br, smem.P_dS[(seqlen / Br - 1) % 2]);
 
   const auto out = of_head(keeps_dV ? dV : dK);
   const float factor = keeps_dV ? 1 : scale;
