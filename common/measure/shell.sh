@@ -144,6 +144,7 @@ problems_of() {
       checked=("--batch 1 --heads 2 --seqlen 500 --head-dim "{64,192,256})
       measured=("--batch 4 --head-dim "{64,192,256})
       ;;
+    63 | 64) measured=("--type bf16 --batch 4" "--type bf16 --batch 4 --head-dim 64") ;;
     50)
       also_checked=--causal
       checked+=("--batch 1 --heads 8 --kv-heads 2 --seqlen 20 --seqlen-k 515 --head-dim 64")

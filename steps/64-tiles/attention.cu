@@ -6,7 +6,8 @@
 // Bottleneck  Shared memory: 3332 wavefronts for 64 queries and 64 keys, beside 1920 clocks of products, because a
 //             warp uses a fragment of Q or dO for 16 keys alone. And the waits for copies.
 // Change      A warp has 32 keys, and keeps one sum of them: dV, or dK. The warps that keep dV compute P, and
-//             give it to those that keep dK through shared memory. Q and dO have two stages.
+//             give it to those that keep dK through shared memory. Both kinds add to dQ of the tile before, at
+//             different times. Q and dO have two stages.
 // Prediction  64 queries and 128 keys: 4356 wavefronts, 3840 clocks of products, 1024 sectors of reductions,
 //             as many as half of the keys had. The phases add up to 4600 clocks; with the waits between them
 //             5500, 450 TFLOP/s at 1.80 GHz.
@@ -16,7 +17,9 @@
 
 namespace {
 
-constexpr int Br = 64;   // rows of Q in a tile
+/// Rows of Q in a tile: as many as registers and shared memory hold.
+template <int d>
+constexpr int query_rows = 8192 / d;
 constexpr int Bc = 128;  // rows of K and V in a tile
 constexpr int num_warps = 8;
 constexpr int m_tiles = Bc / (num_warps / 2) / 16;  // a warp's keys, in units of mma's 16
@@ -59,22 +62,23 @@ __global__ void __launch_bounds__(threads)
 template <class T, int d>
 struct SharedStorage {
   SharedTile<Bc, d, T> K, V;
-  SharedTile<Br, d, T> Q[2], dO[2];
-  SharedTile<Bc, Br, T> P_dS[2];  // P^T, then dS^T in its place: a row for each key
-  Tile<float, 1, Br> lse[2], D[2];
+  SharedTile<query_rows<d>, d, T> Q[2], dO[2];
+  SharedTile<Bc, query_rows<d>, T> P_dS[2];  // P^T, then dS^T in its place: a row for each key
+  Tile<float, 1, query_rows<d>> lse[2], D[2];
 };
 
 /// A B^T of a warp's 32 rows of A and the tile B: K Q^T = S^T, or V dO^T = dP^T.
 template <class T, int d>
-__device__ void multiply_rows(FragmentC (&c)[m_tiles][Br / 8], SharedTile<Bc, d, T> &A,
-                              SharedTile<Br, d, T> &B, int first_key) {
+__device__ void multiply_rows(FragmentC (&c)[m_tiles][query_rows<d> / 8], SharedTile<Bc, d, T> &A,
+                              SharedTile<query_rows<d>, d, T> &B, int first_key) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
+  // Unrolled further at head dim 64, it takes more registers than there are.
+#pragma unroll(d == 64 ? 2 : 8)
   for (int col = 0; col < d; col += 16) {
     FragmentA a[m_tiles];
     for (int mt = 0; mt < m_tiles; mt++)
       a[mt] = ldmatrix_x4(A(first_key + mt * 16 + lane % 16, col + lane / 16 * 8));
-    for (int row = 0; row < Br; row += 16) {
+    for (int row = 0; row < query_rows<d>; row += 16) {
       const auto b = ldmatrix_x4(B(row + lane % 8 + lane / 16 * 8, col + lane / 8 % 2 * 8));
       for (int mt = 0; mt < m_tiles; mt++) {
         mma<T>(c[mt][row / 8], a[mt], {b[0], b[1]});
@@ -86,11 +90,12 @@ __device__ void multiply_rows(FragmentC (&c)[m_tiles][Br / 8], SharedTile<Bc, d,
 
 /// C += A B of a warp's 32 keys and the tile B: P^T dO, or dS^T Q.
 template <class T, int d>
-__device__ void add_product(FragmentC (&c)[m_tiles][d / 8], const FragmentA (&a)[m_tiles][Br / 16],
-                            SharedTile<Br, d, T> &B) {
+__device__ void add_product(FragmentC (&c)[m_tiles][d / 8],
+                            const FragmentA (&a)[m_tiles][query_rows<d> / 16],
+                            SharedTile<query_rows<d>, d, T> &B) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int row = 0; row < Br; row += 16)
+  for (int row = 0; row < query_rows<d>; row += 16)
     for (int col = 0; col < d; col += 16) {
       const auto b = ldmatrix_x4_trans(B(row + lane % 16, col + lane / 16 * 8));
       for (int mt = 0; mt < m_tiles; mt++) {
@@ -115,6 +120,8 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
               float *dQ_sum,  // [batch * heads, seqlen / 16, d / 2, 32]
               T *dK, T *dV,   // [batch * heads, seqlen, d]
               int seqlen, float scale) {
+  constexpr int Br = query_rows<d>;
+  constexpr int part = d / 16;  // as many as registers hold
   const float scale_log2 = scale * log2_e;
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
@@ -147,17 +154,17 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
   const int warp_key = warp % 4 * 32, key_row = threadIdx.x / 32 % 4 * 32 + lane / 4;
   const int query = lane % 4 * 2;
   FragmentC sum[m_tiles][d / 8] = {};
+  // Adds dS K of a tile's queries, from `i` on: each warp has 32 of them and 32 columns.
   const auto add_to_dQ = [&](int i, auto &dS) {
-    constexpr int cols = d / 4;
-    const int warp_row = warp / 4 * 32, warp_col = warp % 4 * cols;
-    FragmentC dq[2][cols / 8] = {};
+    const int warp_row = warp / (d / 32) * 32, warp_col = warp % (d / 32) * 32;
+    FragmentC dq[2][4] = {};
 #pragma unroll 4  // unrolled further, it takes more registers than there are
     for (int key = 0; key < Bc; key += 16) {
       FragmentA ds[2];
       for (int mt = 0; mt < 2; mt++)
         ds[mt] = ldmatrix_x4_trans(
             dS(key + lane % 8 + lane / 16 * 8, warp_row + mt * 16 + lane / 8 % 2 * 8));
-      for (int n = 0; n < cols / 8; n += 2) {
+      for (int n = 0; n < 4; n += 2) {
         const auto k = ldmatrix_x4_trans(smem.K(key + lane % 16, warp_col + n * 8 + lane / 16 * 8));
         for (int mt = 0; mt < 2; mt++) {
           mma<T>(dq[mt][n], ds[mt], {k[0], k[1]});
@@ -168,7 +175,7 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
 #pragma unroll
     for (int mt = 0; mt < 2; mt++) {
       const Matrix<float> sums = sums_of<d>(dQ_sum, head_rows + i + warp_row + mt * 16, warp_col);
-      for (int n = 0; n < cols / 8; n++)
+      for (int n = 0; n < 4; n++)
         for (int e = 0; e < 4; e++) red_add(sums(n * 4 + e, lane), dq[mt][n][e]);
     }
   };
@@ -187,41 +194,50 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
     multiply_rows<T, d>(x, keeps_dV ? smem.K : smem.V, keeps_dV ? smem.Q[stage] : smem.dO[stage],
                         warp_key);
     auto &tile = smem.P_dS[stage];
+    // The compiler moves no load in front of a store that may be to the same place. So lse, and D and P^T, are
+    // loaded before anything is stored, of `part` times 8 queries at once.
     if (keeps_dV) {
       // P^T = e^(S^T - lse), rounded.
 #pragma unroll
-      for (int n = 0; n < Br / 8; n++) {
-        const auto row_lse = load<2>(smem.lse[stage](0, query + 8 * n));
-        for (int mt = 0; mt < m_tiles; mt++)
-          for (int r = 0; r < 2; r++) {
-            float p[2];
-            for (int e = 0; e < 2; e++)
-              p[e] = ex2(fmaf(x[mt][n][2 * r + e], scale_log2, -row_lse[e] * log2_e));
-            a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(p[0], p[1]);
-            store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
-                     unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
-          }
+      for (int first = 0; first < Br / 8; first += part) {
+        Vector<float, 2> row_lse[part];
+        for (int n = 0; n < part; n++)
+          row_lse[n] = load<2>(smem.lse[stage](0, query + 8 * (first + n)));
+        for (int n = first; n < first + part; n++)
+          for (int mt = 0; mt < m_tiles; mt++)
+            for (int r = 0; r < 2; r++) {
+              float p[2];
+              for (int e = 0; e < 2; e++)
+                p[e] = ex2(fmaf(x[mt][n][2 * r + e], scale_log2, -row_lse[n - first][e] * log2_e));
+              a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(p[0], p[1]);
+              store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
+                       unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
+            }
       }
       named_barrier_arrive(1 + warp % 4, 64);  // P^T of these keys is there for the other warp
     } else {
       // dS^T = P^T o (dP^T - D), rounded.
       named_barrier_sync(1 + warp % 4, 64);  // the other warp has stored P^T of these keys
-      for (int mt = 0; mt < m_tiles; mt++)
-        for (int row = 0; row < Br; row += 16)
-          a[mt][row / 16] = ldmatrix_x4(tile(warp_key + mt * 16 + lane % 16, row + lane / 16 * 8));
-      __syncwarp();  // all lanes have P^T, and dS^T takes its place
 #pragma unroll
-      for (int n = 0; n < Br / 8; n++) {
-        const auto row_D = load<2>(smem.D[stage](0, query + 8 * n));
+      for (int first = 0; first < Br / 8; first += part) {
         for (int mt = 0; mt < m_tiles; mt++)
-          for (int r = 0; r < 2; r++) {
-            const auto p = to_floats<T>(a[mt][n / 2][n % 2 * 2 + r]);
-            float ds[2];
-            for (int e = 0; e < 2; e++) ds[e] = p[e] * (x[mt][n][2 * r + e] - row_D[e]);
-            a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(ds[0], ds[1]);
-            store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
-                     unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
-          }
+          for (int n = first; n < first + part; n += 2)
+            a[mt][n / 2] = ldmatrix_x4(tile(warp_key + mt * 16 + lane % 16, n * 8 + lane / 16 * 8));
+        Vector<float, 2> row_D[part];
+        for (int n = 0; n < part; n++)
+          row_D[n] = load<2>(smem.D[stage](0, query + 8 * (first + n)));
+        __syncwarp();  // all lanes have P^T of these queries, and dS^T takes its place
+        for (int n = first; n < first + part; n++)
+          for (int mt = 0; mt < m_tiles; mt++)
+            for (int r = 0; r < 2; r++) {
+              const auto p = to_floats<T>(a[mt][n / 2][n % 2 * 2 + r]);
+              float ds[2];
+              for (int e = 0; e < 2; e++)
+                ds[e] = p[e] * (x[mt][n][2 * r + e] - row_D[n - first][e]);
+              a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(ds[0], ds[1]);
+              store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
+                       unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
+            }
       }
     }
     // dV += P^T dO, or dK += dS^T Q.
