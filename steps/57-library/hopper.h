@@ -15,7 +15,7 @@ struct Mapped {
 
 /// Whether a tensor map can describe it (CUDA driver API, 'cuTensorMapEncodeTiled'): strides are multiples of 16
 /// bytes, as the library demands of all tensors, and less than 2^40 bytes. Tensors that repeat themselves, by a stride
-/// of 0, are left to the other kernels. The map begins as many rows before the data as there are (chapter 43), and an
+/// of 0, are left to the other kernels. The map begins as many rows before the data as there are (sequence_map), and an
 /// address is not negative.
 inline bool has_map(const Mapped &tensor) {
   const auto fits = [](int count, std::int64_t stride) {
