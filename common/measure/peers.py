@@ -395,4 +395,5 @@ def main():
         print("measured", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()
