@@ -10,7 +10,7 @@
 /// the order of their index, x first. Without a mask all tiles take as long, and a section is one head.
 /// With one, it is as many heads as have 32 MB of K and V, which stay in L2 (an A100 has 40 MB) until
 /// all tiles of Q have read them.
-inline dim3 grid_by_heads(const Problem &p, int Br) {
+static inline dim3 grid_by_heads(const Problem &p, int Br) {
   const int kv_heads = p.batch * p.kv_heads, group = p.heads / p.kv_heads;
   const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * p.head_dim * 2 * 2;  // of one of them
   const int most = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, kv_heads);

@@ -4,16 +4,17 @@
 # program has both, and of two inline functions of one name and parameters the linker keeps one: the GPU would use the
 # emulator's. `static inline` keeps them apart. Reads the objects that lie in build.
 set -euo pipefail
-functions() { nm -C --defined-only "$1" | awk '$2 ~ /[BDTVWu]/' | cut -c20- | sort -u; }
-# The same for both: destructors of the harness's types, the C++ library's, and arithmetic on plain numbers.
-same='^DW\.ref|^(void )?(std|__gnu_cxx)::|^(typeinfo|vtable) |^(Step|ShapeError)::~|^fewest_splits\('
+functions() { nm --defined-only "$1" | awk '$2 ~ /[BDTVWu]/ { print $3 }' | sort -u; }
+# The same for both, as their mangled names begin: the C++ library, type information, constructors and destructors of
+# the harness's types, and arithmetic on plain numbers.
+same='^DW\.ref|^_ZT|^_Z[nd]|^_Z(GV)?Z?(NK?)?S|^_Z(GV)?Z?NK?9__gnu_cxx|^_ZN(4Step|10ShapeError|7Problem)[CDa]|^_Z13fewest_splits'
 compared=0 failed=0
 for emulated in build/host/steps/*/attention.o; do
   step=$(basename "$(dirname "$emulated")")
   for object in build/regs/"$step".o build/cuda-*/steps/"$step"/attention.o; do
     [ -e "$object" ] || continue
     compared=$((compared + 1))
-    twice=$(comm -12 <(functions "$emulated") <(functions "$object") | grep -vE "$same" || true)
+    twice=$(comm -12 <(functions "$emulated") <(functions "$object") | grep -vE "$same" | c++filt || true)
     [ -z "$twice" ] || { printf '%s: linked for the emulator and for the GPU, not static:\n%s\n' "$step" "$twice" >&2; failed=1; }
   done
 done

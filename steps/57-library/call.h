@@ -43,7 +43,7 @@ void HOPPER_PAGES(const Problem &);
 extern const Hopper HOPPER [[gnu::weak]];  // a library that was not compiled for sm_90a has none
 
 /// The call that a program's problem is.
-inline Call call_of(const Problem &problem) {
+static inline Call call_of(const Problem &problem) {
   Call call{};
   static_cast<Problem &>(call) = problem;
   call.page_table_stride = problem.page_table ? (problem.seqlen_k - 1) / problem.page_size + 1 : 0;
