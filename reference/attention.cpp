@@ -33,7 +33,7 @@ FOR_WIDE_VECTORS void score(Row &row, const KeyValues &head, int from, int end, 
 
 /// Sets a row's output from its weights.
 FOR_WIDE_VECTORS void average(Row &row, const KeyValues &head) {
-  const auto d = static_cast<int>(row.query.size());
+  const auto d = static_cast<int>(row.output.size());
   in_columns(
       d, [&](auto width, int first) __attribute__((always_inline)) {
         double sum[width] = {};
@@ -141,18 +141,20 @@ KeyValues key_values(const Inputs &inputs, Place place, int first, int end) {
   const auto d = static_cast<std::size_t>(inputs.shape.head_dim);
   const std::size_t from = (first_key(inputs.shape, place) + first) * d;
   const std::size_t n = (end - first) * d;
+  const auto d_V = static_cast<std::size_t>(inputs.shape.columns_of_v());
+  const std::size_t from_V = (first_key(inputs.shape, place) + first) * d_V;
   KeyValues head{first, {}, {}, {}};
   head.K.resize(n);
-  head.V.resize(n);
+  head.V.resize((end - first) * d_V);
   head.K_columns.resize(n);
   const std::size_t of_head = first_key(inputs.shape, place);
   const double K_scale = scale_of(inputs.scales.K, of_head, inputs.shape.seqlen_k);
   const auto V_scale =
       static_cast<float>(scale_of(inputs.scales.V, of_head, inputs.shape.seqlen_k));
-  for (std::size_t i = 0; i < n; i++) {
+  for (std::size_t i = 0; i < n; i++)
     head.K[i] = element_to_float(inputs.type, inputs.K[from + i]) * K_scale;
-    head.V[i] = element_to_float(inputs.type, inputs.V[from + i]) * V_scale;
-  }
+  for (std::size_t i = 0; i < head.V.size(); i++)
+    head.V[i] = element_to_float(inputs.type, inputs.V[from_V + i]) * V_scale;
   for (int j = first; j < end; j++)
     if (is_rotated_here(inputs.shape, place.batch, j)) rotate(inputs, j, &head.K[(j - first) * d]);
   const auto keys = static_cast<std::size_t>(end - first);
@@ -173,7 +175,7 @@ Row attention_row(const Inputs &inputs, const KeyValues &head, Place place) {
           .biases = {},
           .scores = {},
           .weights = {},
-          .output = std::vector<double>(d)};
+          .output = std::vector<double>(shape.columns_of_v())};
   const int n = row.keys.count();
   const bool sink = !inputs.sink_logits.empty();
   if (n == 0) {

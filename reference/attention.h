@@ -48,6 +48,7 @@ struct Shape {
   int batch = 1, heads = 1;
   int kv_heads = 1;  // divides heads: heads / kv_heads query heads in a row share keys and values
   int seqlen_q = 1, seqlen_k = 1, head_dim = 1;
+  int head_dim_v = 0;   // of V and O; 0: head_dim
   bool causal = false;  // a query sees no key after its own position
   int window = 0;       // it sees only the last `window` keys up to its own position; 0: no window
   int sinks = 0;        // with a window: and the first `sinks` of these keys
@@ -67,6 +68,7 @@ struct Shape {
 
   int length_q(int element) const { return lengths_q.empty() ? seqlen_q : lengths_q[element]; }
   int length_k(int element) const { return lengths_k.empty() ? seqlen_k : lengths_k[element]; }
+  int columns_of_v() const { return head_dim_v ? head_dim_v : head_dim; }
   double softmax_scale() const {
     return scale ? double{*scale} : 1 / std::sqrt(static_cast<double>(head_dim));
   }
@@ -93,8 +95,8 @@ int position_of(const Shape &shape, int batch, int query);
 /// Does this query see this key?
 bool sees(const Shape &shape, int batch, int query, int key);
 
-/// The pairs of a query and a key that it sees, of all heads: 4 head_dim operations each, the
-/// multiplications and additions of Q K^T and P V.
+/// The pairs of a query and a key that it sees, of all heads: 2 head_dim operations each, the
+/// multiplications and additions of Q K^T, and 2 for each column of V, those of P V.
 double visible_pairs(const Shape &shape);
 
 /// The keys that any query sees, of one head of each element of the batch: what must be read of K, or
@@ -137,8 +139,9 @@ struct Scales {
 struct Inputs {
   Shape shape;
   Type type;
-  Elements Q;     // [batch, heads, seqlen_q, head_dim]
-  Elements K, V;  // [batch, kv_heads, seqlen_k, head_dim]
+  Elements Q;  // [batch, heads, seqlen_q, head_dim]
+  Elements K;  // [batch, kv_heads, seqlen_k, head_dim]
+  Elements V;  // [batch, kv_heads, seqlen_k, columns_of_v]
   Rotation rotation = {};
   Scales scales = {};
   std::vector<float> slopes = {};       // of ALiBi, [heads]; empty: no bias
@@ -170,7 +173,7 @@ struct Row {
   std::vector<double> scaled;  // of these keys: q . k times the scale
   std::vector<double> biases;  // ALiBi's; empty: none
   std::vector<double> scores, weights;
-  std::vector<double> output;  // [head_dim]
+  std::vector<double> output;  // [columns_of_v]
   double sink_weight = 0;      // the weights and this sum to 1, if there are any
   double log_sum_exp = -INFINITY;
 };
@@ -178,8 +181,8 @@ struct Row {
 /// Some keys of a head, rotated, and their values as numbers, for all queries that see none but these.
 struct KeyValues {
   int first;
-  std::vector<double, Unset<double>> K;  // [some keys from `first` on, head_dim]
-  std::vector<float, Unset<float>> V;
+  std::vector<double, Unset<double>> K;          // [some keys from `first` on, head_dim]
+  std::vector<float, Unset<float>> V;            // [some keys, columns_of_v]
   std::vector<double, Unset<double>> K_columns;  // K transposed: [head_dim, some keys]
 };
 KeyValues key_values(const Inputs &inputs, Place place, int first, int end);

@@ -145,7 +145,9 @@ Inputs draw(Family family, const Shape &shape, Type type, bool to_quantise, std:
   const int d = shape.head_dim, groups = shape.batch * shape.kv_heads;
   const int queries = shape.heads / shape.kv_heads * shape.seqlen_q;  // that share a key
   const std::size_t of_Q = static_cast<std::size_t>(queries) * d;
+  const int d_V = shape.columns_of_v();
   const std::size_t of_K = static_cast<std::size_t>(shape.seqlen_k) * d;
+  const std::size_t of_V = static_cast<std::size_t>(shape.seqlen_k) * d_V;
   Inputs inputs{shape, type, {}, {}, {}, rotation_of(shape)};
   // The slopes that the paper has where the heads are a power of two: a geometric sequence down to 2^-8.
   for (int h = 0; shape.alibi && h < shape.heads; h++)
@@ -154,12 +156,13 @@ Inputs draw(Family family, const Shape &shape, Type type, bool to_quantise, std:
   for (int h = 0; shape.sink_logits && h < shape.heads; h++)
     inputs.sink_logits.push_back(4 * of_sinks.normal());
   inputs.Q.resize(groups * of_Q);
-  for (auto *matrix : {&inputs.K, &inputs.V}) matrix->resize(groups * of_K);
+  inputs.K.resize(groups * of_K);
+  inputs.V.resize(groups * of_V);
   parallel_for(groups, [&](std::size_t group) {
     Random random(seed * 1000003 + group);
     make_group(family, {&inputs.Q[group * of_Q], queries, d, type},
                {&inputs.K[group * of_K], shape.seqlen_k, d, type},
-               {&inputs.V[group * of_K], shape.seqlen_k, d, type}, to_quantise, random);
+               {&inputs.V[group * of_V], shape.seqlen_k, d_V, type}, to_quantise, random);
   });
   return inputs;
 }
@@ -209,7 +212,8 @@ Inputs make_inputs(Family family, const Shape &shape, Type type, std::uint64_t s
   inputs.type = type;
   inputs.scales.Q = quantise(inputs.Q, shape.seqlen_q * d);
   inputs.scales.K = quantise(inputs.K, shape.seqlen_k * d);
-  inputs.scales.V = quantise(inputs.V, shape.seqlen_k * d);
+  inputs.scales.V =
+      quantise(inputs.V, static_cast<std::size_t>(shape.seqlen_k) * shape.columns_of_v());
   return inputs;
 }
 

@@ -231,6 +231,34 @@ TEST_CASE(
         about(1));
 }
 
+TEST_CASE("reference: V with fewer or more columns than K gives those columns of the output") {
+  for (const int columns : {8, 24}) {
+    const Shape shape{.batch = 2,
+                      .heads = 4,
+                      .kv_heads = 2,
+                      .seqlen_q = 5,
+                      .seqlen_k = 9,
+                      .head_dim = 16,
+                      .head_dim_v = columns};
+    const Inputs inputs = make_inputs(Family::kNormal, shape, Type::kFp16, 3);
+    CHECK(inputs.V.size() == std::size_t(2 * 2 * 9 * columns));
+    // The same problem with V in the first columns of K's width, or one half of V after the other.
+    Inputs same = inputs;
+    same.shape.head_dim_v = 0;
+    for (int first = 0; first < columns; first += 8) {
+      same.V.assign(inputs.K.size(), 0);
+      for (int row = 0; row < 2 * 2 * 9; row++)
+        std::copy_n(&inputs.V[row * columns + first], 8, &same.V[row * 16]);
+      for (const reference::Place place : {reference::Place{0, 0, 0}, reference::Place{1, 3, 4}}) {
+        const Row wide = attention_row(inputs, place), narrow = attention_row(same, place);
+        REQUIRE(wide.output.size() == std::size_t(columns));
+        CHECK(wide.log_sum_exp == narrow.log_sum_exp);
+        for (int k = 0; k < 8; k++) CHECK(wide.output[first + k] == narrow.output[k]);
+      }
+    }
+  }
+}
+
 TEST_CASE("reference: a row that sees nothing has the log-sum-exp of its sink, or -infinity") {
   Inputs inputs = draw(Family::kNormal, 2, 4, 8, 1);
   inputs.shape.seqlen_k = 2;

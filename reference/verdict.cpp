@@ -64,9 +64,10 @@ FOR_WIDE_VECTORS void add_rotation(const Inputs &inputs, const KeyValues &head, 
   const int d = inputs.shape.head_dim;
   const double scale = inputs.shape.softmax_scale();
   const std::size_t keys = row.weights.size();
-  const int padded = (d + 7) / 8 * 8;
+  const int d_V = inputs.shape.columns_of_v();
+  const int padded = (d + 7) / 8 * 8, padded_V = (d_V + 7) / 8 * 8;
   // Of each key w_j (v_j - o), and k_j.
-  std::vector<float> factors(keys * padded), K(keys * padded);
+  std::vector<float> factors(keys * padded_V), K(keys * padded);
   for (std::size_t j = 0; j < keys; j++) {
     const int number = row.keys[static_cast<int>(j)];
     const std::size_t at = static_cast<std::size_t>(number - head.first) * d;
@@ -80,28 +81,29 @@ FOR_WIDE_VECTORS void add_rotation(const Inputs &inputs, const KeyValues &head, 
         sum += error;
       }
     }
-    for (int k = 0; k < d; k++) {
-      const double factor = row.weights[j] * (head.V[at + k] - row.output[k]);
+    const std::size_t value = static_cast<std::size_t>(number - head.first) * d_V;
+    for (int k = 0; k < d_V; k++) {
+      const double factor = row.weights[j] * (head.V[value + k] - row.output[k]);
       elements[k].r_squared += factor * factor * squares / 3;
       elements[k].at_most += std::abs(factor) * sum;
-      factors[j * padded + k] = static_cast<float>(factor);
+      factors[j * padded_V + k] = static_cast<float>(factor);
     }
   }
   // The sums over j of a factor and k_jc: most of the time goes by here, so in fp32, four factors and eight
   // columns at a time.
   using Eight = float __attribute__((vector_size(32)));
   const std::vector<double> h = rotation_errors(inputs, row.query.data());
-  for (int k = 0; k < d; k += 4)
+  for (int k = 0; k < d_V; k += 4)
     for (int c = 0; c < d; c += 8) {
       Eight a{}, b{}, e{}, f{};
       for (std::size_t j = 0; j < keys; j++) {
-        const float *factor = &factors[j * padded + k];
+        const float *factor = &factors[j * padded_V + k];
         Eight key;
         std::memcpy(&key, &K[j * padded + c], sizeof key);
         a += factor[0] * key, b += factor[1] * key, e += factor[2] * key, f += factor[3] * key;
       }
       const Eight sums[4] = {a, b, e, f};
-      for (int r = 0; r < 4 && k + r < d; r++)
+      for (int r = 0; r < 4 && k + r < d_V; r++)
         for (int i = 0; i < 8 && c + i < d; i++) {
           const double error = h[c + i] * std::abs(sums[r][i]) * scale;
           elements[k + r].r_squared += error * error / 3;
@@ -253,15 +255,15 @@ double bound_of_lse(const Inputs &inputs, const KeyValues &head, Place place, co
 RowOfElements elements_of(const Inputs &inputs, const KeyValues &head, Place place,
                           double deviations) {
   const Row row = attention_row(inputs, head, place);
-  const int d = inputs.shape.head_dim;
-  RowOfElements result{std::vector<Element>(d)};
+  const int d = inputs.shape.head_dim, d_V = inputs.shape.columns_of_v();
+  RowOfElements result{std::vector<Element>(d_V)};
   result.lse = row.log_sum_exp;
   // The logit of a sink alone is rounded three times: times log2(e), times ln(2), and in between.
   if (std::isfinite(row.log_sum_exp)) result.lse_bound = 3 * 0x1p-24 * std::abs(row.log_sum_exp);
   if (deviations > 0 && !row.weights.empty())
     result.lse_bound = bound_of_lse(inputs, head, place, row, deviations);
   std::vector<Element> &elements = result.elements;
-  for (int k = 0; k < d; k++) elements[k].expected = row.output[k];
+  for (int k = 0; k < d_V; k++) elements[k].expected = row.output[k];
   if (row.weights.empty()) return result;
 
   const Rounding rounding = rounding_of(inputs.type);
@@ -284,7 +286,7 @@ RowOfElements elements_of(const Inputs &inputs, const KeyValues &head, Place pla
     const double b =
         (0x1p-24 * std::min(std::abs(row.scaled[j]), counted) + error_of_bias(row, j, 3)) * w;
     const std::size_t key =
-        static_cast<std::size_t>(row.keys[static_cast<int>(j)] - head.first) * d;
+        static_cast<std::size_t>(row.keys[static_cast<int>(j)] - head.first) * d_V;
     const double score =
         0x1p-13 * std::sqrt(33 * d / 32.0) * scale * terms[j] + error_of_cap(shape, row, j);
     const double e = (sums + score) * w + std::min(w, 0x1p-118 * largest);
@@ -333,7 +335,7 @@ int place_between_neighbours(const Rounding &rounding, double value) {
 Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> &places,
               std::span<const float> lse) {
   const Shape &shape = inputs.shape;
-  const int d = shape.head_dim;
+  const int d = shape.columns_of_v();
   const Type type = output_type(inputs.type);
   const Rounding rounding = rounding_of(type);
   std::vector<RowOfElements> rows(places.size());
@@ -435,7 +437,7 @@ Verdict judge(const Inputs &inputs, const Elements &O, const std::vector<Place> 
 
 CacheVerdict judge_cache(const Inputs &inputs, const Elements &cache, bool keys) {
   const Shape &shape = inputs.shape;
-  const int d = shape.head_dim;
+  const int d = keys ? shape.head_dim : shape.columns_of_v();
   const Elements &given = keys ? inputs.K : inputs.V;
   std::vector<CacheVerdict> of_heads(static_cast<std::size_t>(shape.batch) * shape.kv_heads);
   parallel_for(of_heads.size(), [&](std::size_t i) {
@@ -447,7 +449,8 @@ CacheVerdict judge_cache(const Inputs &inputs, const Elements &cache, bool keys)
       const bool rotated = keys && is_rotated_here(shape, head.batch, j);
       for (int k = 0; k < d; k++) row[k] = element_to_float(inputs.type, given[first + k]);
       if (rotated) rotate(inputs, j, row.data());
-      const std::vector<double> off = fp32_errors(shape, row.data());
+      std::vector<double> off(d);
+      if (rotated) off = fp32_errors(shape, row.data());
       for (int k = 0; k < d; k++) {
         const double is = element_to_float(inputs.type, cache[first + k]);
         bool right = cache[first + k] == given[first + k];

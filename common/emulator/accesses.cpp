@@ -22,6 +22,17 @@ std::mutex atomics;  // guards what follows, and is the atomics' order
 std::map<const unsigned *, Knowledge> told_by_atomics;  // by address
 std::atomic<bool> abandoned = false;
 
+// Host threads that run blocks of the launch, and how many of these can go on only if another one changes a number: since
+// the last change all they have tried to pass a wait_until, and nothing else is left to do in their blocks.
+unsigned working = 0, standing = 0;
+std::uint64_t changes = 1;  // by atomics, and by host threads that leave
+thread_local std::uint64_t stood_since = 0;
+
+void note_change() {
+  changes++;
+  standing = 0;
+}
+
 /// A number in global memory that reductions of this launch add to.
 struct Sum {
   float before = 0, now = 0;
@@ -48,10 +59,18 @@ Error misaligned(const std::string &what, int bytes) {
 
 }  // namespace
 
-void begin_atomics() {
+void begin_atomics(unsigned host_threads) {
+  working = host_threads;
+  note_change();
   told_by_atomics.clear();
   for (Sums &sums : all_sums) sums.by_address.clear();
   abandoned = false;
+}
+
+void leave_atomics() {
+  const std::lock_guard lock(atomics);
+  working--;
+  note_change();
 }
 
 void abandon_atomics() {
@@ -74,6 +93,7 @@ void Accesses::begin_block(std::uint64_t number) {
   std::fill(reductions_.begin(), reductions_.end(), 0);
   copies_.reset();
   waits_.clear();
+  tried_.clear();
 }
 
 // --- loads and stores ----------------------------------------------------------------------------
@@ -163,8 +183,8 @@ void Accesses::access_global(const Access &access, const Where &where) {
   if (!error.empty()) scheduler_.fail(error, where);
 }
 
-unsigned Accesses::atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
-                          const Where &where) {
+/// Fails unless an atomic may be made there.
+void Accesses::check_atomic(unsigned *address, const Where &where) {
   if (abandoned) scheduler_.abandon();
   if (reinterpret_cast<std::uintptr_t>(address) % sizeof *address)
     scheduler_.fail({Fault::kMisaligned, "atomic at an address that is not a multiple of 4"},
@@ -178,10 +198,64 @@ unsigned Accesses::atomic(unsigned *address, const std::function<unsigned(unsign
       "atomic", where);
   scheduler_.pause();
   events_.slice(scheduler_.running(), "atomic", site_of(where), sizeof *address);
+}
+
+unsigned Accesses::atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
+                          const Where &where) {
+  check_atomic(address, where);
   std::this_thread::yield();  // a block that waits for another lets its host thread go on
   const std::lock_guard lock(atomics);
   clocks_.atomic(scheduler_.running(), told_by_atomics[address]);
-  return std::exchange(*address, next(*address));
+  const unsigned before = std::exchange(*address, next(*address));
+  if (*address != before) note_change();
+  return before;
+}
+
+void Accesses::release(unsigned *address, unsigned x, const Where &where) {
+  check_atomic(address, where);
+  const std::lock_guard lock(atomics);
+  clocks_.atomic_release(scheduler_.running(), told_by_atomics[address]);
+  *address += x;
+  note_change();
+}
+
+void Accesses::wait_until(unsigned *address, unsigned value, const Where &where) {
+  check_atomic(address, where);
+  const unsigned thread = scheduler_.running();
+  for (;;) {
+    bool ended = abandoned, is_last = false;
+    unsigned now = 0;
+    {
+      const std::lock_guard lock(atomics);
+      now = *address;
+      if (now == value) {
+        clocks_.atomic_acquire(thread, told_by_atomics[address]);
+        tried_.erase(thread);
+        return;
+      }
+      tried_[thread] = changes;
+      is_last = scheduler_.is_last_to_try();
+      if (is_last && stood_since != changes &&
+          std::all_of(tried_.begin(), tried_.end(),
+                      [](const auto &one) { return one.second == changes; })) {
+        stood_since = changes;
+        standing++;
+      }
+      if (standing == working && !ended) {
+        ended = true;
+        note_change();  // the others need not report it
+      }
+    }
+    if (abandoned) scheduler_.abandon();
+    if (ended)
+      scheduler_.fail(
+          {Fault::kDeadlock, "waits for ever until the number is " + std::to_string(value) +
+                                 ": it is " + std::to_string(now) +
+                                 ", and all blocks that have begun have ended or wait, too"},
+          where);
+    if (is_last) std::this_thread::yield();
+    scheduler_.try_later();
+  }
 }
 
 void Accesses::reduce(float *address, float value, const Where &where, const void *caller) {
@@ -192,12 +266,23 @@ void Accesses::reduce(float *address, float value, const Where &where, const voi
   Access access{clocks_, thread, site, true, sizeof *address, address};
   access.reduction = true;
   const bool last = is_last(access);
+  check_order(access, where);
   access_global(access, where);
   events_.slice(thread, "global reduction", site, sizeof *address);
   if (settings.profile)
     requests_.add(thread, Kind::kGlobalReduction, sizeof *address,
                   reinterpret_cast<std::uintptr_t>(address), site, caller);
   add(address, value, thread, last);
+}
+
+void Accesses::check_order(const Access &reduction, const Where &where) {
+  if (!settings.same_bits || !clocks_.knows_of_blocks(reduction.thread)) return;
+  const auto *byte = static_cast<const std::byte *>(reduction.memory);
+  const Allocation *const allocation = find_allocation(byte);
+  if (!allocation) return;  // access_global says so
+  const Error error = allocation->shadow.check_order(
+      static_cast<std::size_t>(byte - allocation->memory), reduction);
+  if (!error.empty()) scheduler_.fail(error, where);
 }
 
 bool Accesses::is_last(const Access &reduction) const {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -22,8 +23,12 @@ namespace emulator {
 
 struct Allocation;
 
-/// A launch begins: nothing has been told by its atomics, and nothing added by its reductions.
-void begin_atomics();
+/// A launch begins, on so many threads of the host: nothing has been told by its atomics, and nothing added by its
+/// reductions.
+void begin_atomics(unsigned host_threads);
+
+/// One of these threads has no block any more.
+void leave_atomics();
 
 /// A block has failed: others may wait for its atomics, and must not for ever. Their next atomics end
 /// them, and Block::run() throws Abandoned.
@@ -50,10 +55,16 @@ class Accesses {
   void wait_for_copies(int groups, const Where &where);
   unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
                   const Where &where);
+  void release(unsigned *address, unsigned x, const Where &where);
+  void wait_until(unsigned *address, unsigned value, const Where &where);
   void reduce(float *address, float value, const Where &where, const void *caller);
 
   /// Whether a reduction comes after all others there so far: its thread knows of the last.
   bool is_last(const Access &reduction) const;
+
+  /// Fails if the program's sums have the same bits in every run, the thread has waited for other blocks, and does not
+  /// know that the last reduction there is complete.
+  void check_order(const Access &reduction, const Where &where);
 
   /// Adds, on this thread's word: last, or at the place that the seed draws in the order of all additions there
   /// since one that came last.
@@ -67,6 +78,7 @@ class Accesses {
   void report_unawaited();
 
  private:
+  void check_atomic(unsigned *address, const Where &where);
   void check_shared(const char *what, std::size_t offset, const Access &access, const Where &where);
   void check_launch_before(const Allocation &allocation, const Access &access,
                            const char *operation, const Where &where);
@@ -81,6 +93,7 @@ class Accesses {
   std::uint64_t block_ = 0;                       // its number
   std::vector<std::uint32_t> reductions_;         // by thread, so far
   std::vector<std::pair<unsigned, Time>> waits_;  // for the launch before: which thread, and when
+  std::map<unsigned, std::uint64_t> tried_;       // by thread in wait_until: after how many changes
 };
 
 }  // namespace emulator

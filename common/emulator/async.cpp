@@ -95,7 +95,7 @@ std::size_t AsyncEngine::check_transfer(bool store, const TmaTransfer &transfer,
          name + ": the tile is " + shape(transfer.tile_rows, transfer.d, transfer.element_bytes) +
              ", the map's box " + shape(tensor.tile_rows, tensor.tile_d, tensor.element_bytes)},
         where);
-  if (transfer.col + transfer.d > tensor.d)
+  if (tensor.clips_columns ? transfer.col >= tensor.d : transfer.col + transfer.d > tensor.d)
     scheduler_.fail(
         {Fault::kBounds, name + ": columns to " + std::to_string(transfer.col + transfer.d) +
                              " of a tensor that has " + std::to_string(tensor.d)},
@@ -138,6 +138,12 @@ int chunks_of_row(const TmaTransfer &transfer) {
   return transfer.d * transfer.element_bytes / kCopyBytes;
 }
 
+/// Those of them that the tensor has.
+int chunks_there(const TmaTransfer &transfer) {
+  const int columns = std::min(transfer.d, transfer.tensor.d - transfer.col);
+  return columns * transfer.element_bytes / kCopyBytes;
+}
+
 std::size_t bytes_of(const TmaTransfer &transfer) {
   return static_cast<std::size_t>(transfer.tile_rows) * transfer.d * transfer.element_bytes;
 }
@@ -148,7 +154,7 @@ std::size_t bytes_of(const TmaTransfer &transfer) {
 void AsyncEngine::access_tensor(const TmaTransfer &transfer, bool store, SiteId site,
                                 const Where &where) {
   for (int row = 0; row < transfer.tile_rows; row++)
-    for (int chunk = 0; is_there(transfer, row) && chunk < chunks_of_row(transfer); chunk++)
+    for (int chunk = 0; is_there(transfer, row) && chunk < chunks_there(transfer); chunk++)
       accesses_.access_global({clocks_, scheduler_.running(), site, store, kCopyBytes,
                                row_of(transfer, row) + chunk * kCopyBytes},
                               where);
@@ -226,7 +232,8 @@ void AsyncEngine::begin_load(unsigned to, const TmaTransfer &transfer, std::size
     for (std::size_t line = from / kRowBytes; line < (from + bytes) / kRowBytes; line++) {
       const int row = static_cast<int>(line % rows), first = static_cast<int>(line / rows) * 8;
       for (int chunk = first; chunk < first + 8; chunk++)
-        if (std::byte *place = chunk_of(there, row, chunk); is_there(there, row))
+        if (std::byte *place = chunk_of(there, row, chunk);
+            is_there(there, row) && chunk < chunks_there(there))
           std::memcpy(place, row_of(there, row) + chunk * kCopyBytes, kCopyBytes);
         else
           std::memset(place, 0, kCopyBytes);
@@ -339,13 +346,13 @@ void AsyncEngine::tma_store(const TmaTransfer &transfer, const Where &where) {
          static_cast<std::size_t>(rows) * kRowBytes});
   for (int row = first; row < first + rows; row++)
     store.to.push_back(
-        {row_of(transfer, row), static_cast<std::size_t>(chunks_of_row(transfer)) * kCopyBytes});
+        {row_of(transfer, row), static_cast<std::size_t>(chunks_there(transfer)) * kCopyBytes});
   access_tensor(transfer, true, site, where);
   begin_store(
       std::move(store), "tma_store",
       [=] {
         for (int row = first; row < first + rows; row++)
-          for (int chunk = 0; chunk < chunks_of_row(transfer); chunk++)
+          for (int chunk = 0; chunk < chunks_there(transfer); chunk++)
             std::memcpy(row_of(transfer, row) + chunk * kCopyBytes, chunk_of(transfer, row, chunk),
                         kCopyBytes);
       },
@@ -370,6 +377,7 @@ void AsyncEngine::bulk_red_add(float *global, const float *shared, int numbers,
     Access access{clocks_, thread, site, true, kCopyBytes, global + i};
     access.reduction = true;
     last.push_back(accesses_.is_last(access));
+    accesses_.check_order(access, where);
     accesses_.access_global(access, where);
   }
   Store store{};

@@ -178,8 +178,13 @@ void Clocks::fence(unsigned thread) {
   Foreign &self = foreign_[thread];
   learn(self.known, self.heard);
   self.heard.clear();
-  self.fenced = known_to_block_;
-  learn(self.fenced, self.known);
+  self.fenced = to_publish(thread);
+}
+
+/// What a thread knows now, to tell other blocks.
+Knowledge Clocks::to_publish(unsigned thread) const {
+  Knowledge all_of_it = known_to_block_;
+  learn(all_of_it, foreign_[thread].known);
   // Of its own block what it knows of every thread, and what it did itself. (What it knows besides, of
   // its warp, waits for a barrier of the block.)
   Time all = all_;
@@ -191,9 +196,25 @@ void Clocks::fence(unsigned thread) {
   std::vector<Span> spans = earlier_;
   spans.push_back({span_begin_, now_});
   for (const Span &span : spans) {
-    if (span.begin < all) learn(self.fenced, {{span.begin, std::min(span.end, all), Known::kAll}});
-    learn(self.fenced, {{span.begin, span.end, thread}});
+    if (span.begin < all) learn(all_of_it, {{span.begin, std::min(span.end, all), Known::kAll}});
+    learn(all_of_it, {{span.begin, span.end, thread}});
   }
+  return all_of_it;
+}
+
+void Clocks::atomic_release(unsigned thread, Knowledge &told) {
+  advance();
+  foreign_.resize(threads_);
+  learn(told, to_publish(thread));
+}
+
+void Clocks::atomic_acquire(unsigned thread, const Knowledge &told) {
+  foreign_.resize(threads_);
+  learn(foreign_[thread].known, told);
+}
+
+bool Clocks::knows_of_blocks(unsigned thread) const {
+  return !known_to_block_.empty() || (!foreign_.empty() && !foreign_[thread].known.empty());
 }
 
 void Clocks::atomic(unsigned thread, Knowledge &told) {

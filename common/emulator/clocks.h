@@ -110,6 +110,12 @@ class Clocks {
   /// An atomic: tells what the thread's last fence covers, and hears what others have told.
   void atomic(unsigned thread, Knowledge &told);
 
+  /// An atomic that releases: tells what the thread did and knows now. One that acquires: the thread knows at once
+  /// what others have told. Returns true if a thread knows of other blocks at all.
+  void atomic_release(unsigned thread, Knowledge &told);
+  void atomic_acquire(unsigned thread, const Knowledge &told);
+  bool knows_of_blocks(unsigned thread) const;
+
   /// These lanes of a warp, or these threads, now know all that any of them knew or did.
   void join_lanes(unsigned warp, std::uint32_t lanes);
   void join(const std::vector<unsigned> &threads);
@@ -142,6 +148,7 @@ class Clocks {
     Time begin, end;
   };
   void advance();
+  Knowledge to_publish(unsigned thread) const;
   void begin_span();
   bool is_of_earlier_span(Time time) const;
   std::uint32_t unknown_exactly(unsigned thread, unsigned warp, std::uint32_t lanes,

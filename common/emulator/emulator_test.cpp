@@ -621,6 +621,96 @@ TEST_CASE("emulator: a fence, an atomic and a fence order two blocks, and nothin
   for (int seed = 1; seed <= kSeeds; seed++) CHECK(last_of_four({}) == "");
 }
 
+TEST_CASE("emulator: wait_until learns what red_release_add publishes, and nothing less does") {
+  const Setup setup;
+  const Global<float> memory(4);
+  const Global<unsigned> counters(2, 0);
+  const Matrix<float> m{memory.data, 1, 4};
+  const Matrix<unsigned> counter{counters.data, 1, 2};
+  const auto error_with = [&](bool releases, bool acquires, bool early) {
+    counters.data[0] = counters.data[1] = 0;
+    return error_of<void>(dim3(2), dim3(1), [&, releases, acquires, early] {
+      if (blockIdx.x == 0) {
+        if (early) red_release_add(counter(0, 0), 1);
+        m(0, 0) = 1.0f;
+        if (releases && !early) red_release_add(counter(0, 0), 1);
+        if (!releases || early) atomic_dec(counter(0, early ? 1 : 0), 1);  // 0 becomes 1
+      } else {
+        if (acquires)
+          wait_until(counter(0, 0), 1);
+        else
+          while (atomic_read(counter(0, 0)) != 1) continue;
+        if (early) wait_until(counter(0, 1), 1);
+        read(m(0, 0));
+      }
+    });
+  };
+  for (const int host_threads : {1, 2}) {
+    emulator::settings.host_threads = host_threads;
+    const std::string other = "no fences and atomics order the two";
+    CHECK(error_with(true, true, false) == "");
+    CHECK(contains(error_with(false, true, false), other));
+    CHECK(contains(error_with(true, false, false), other));
+    CHECK(contains(error_with(true, true, true), other));
+  }
+}
+
+TEST_CASE("emulator: a wait_until that no block can end is reported, and no other") {
+  const Setup setup;
+  const Global<unsigned> counters(2, 0);
+  const Matrix<unsigned> counter{counters.data, 1, 2};
+  // Each block does `kernel` with its number and its thread's.
+  const auto error_with = [&](int host_threads, unsigned blocks, unsigned threads,
+                              const std::function<void(unsigned, unsigned)> &kernel) {
+    emulator::settings.host_threads = host_threads;
+    counters.data[0] = counters.data[1] = 0;
+    return error_of<void>(dim3(blocks), dim3(threads), [&] { kernel(blockIdx.x, threadIdx.x); });
+  };
+  const std::string stuck = ": it is 0, and all blocks that have begun have ended or wait, too";
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = seed;
+    for (const int host_threads : {1, 2, 3}) {
+      CAPTURE(host_threads);
+      // Each block waits for the one before.
+      CHECK(error_with(host_threads, 6, 32, [&](unsigned block, unsigned thread) {
+              if (thread > 0) return;
+              wait_until(counter(0, 0), block);
+              red_release_add(counter(0, 0), 1);
+            }) == "");
+      // Two threads of a block wait for each other, and for a third.
+      CHECK(error_with(host_threads, 1, 64, [&](unsigned, unsigned thread) {
+              if (thread == 1) {
+                wait_until(counter(0, 1), 1);
+                red_release_add(counter(0, 0), 1);
+              } else if (thread == 40) {
+                red_release_add(counter(0, 1), 1);
+                wait_until(counter(0, 0), 1);
+              }
+            }) == "");
+      // Nobody changes the number.
+      CHECK(contains(error_with(host_threads, 3, 32,
+                                [&](unsigned block, unsigned thread) {
+                                  if (block == 1 && thread == 5) wait_until(counter(0, 0), 7);
+                                }),
+                     "block (1,0,0) thread (5,0,0): waits for ever until the number is 7" + stuck));
+      // In a circle.
+      CHECK(contains(error_with(host_threads, 2, 1,
+                                [&](unsigned block, unsigned) {
+                                  wait_until(counter(0, static_cast<int>(block)), 1);
+                                  red_release_add(counter(0, 1 - static_cast<int>(block)), 1);
+                                }),
+                     "waits for ever until the number is 1" + stuck));
+    }
+    // A block waits for a later one, which begins only if there is room for both.
+    const auto later = [&](unsigned block, unsigned) {
+      if (block == 0) wait_until(counter(0, 0), 1);
+      if (block == 1) red_release_add(counter(0, 0), 1);
+    };
+    CHECK(contains(error_with(1, 2, 1, later), "block (0,0,0) thread (0,0,0): waits for ever"));
+    CHECK(error_with(2, 2, 1, later) == "");
+  }
+}
+
 TEST_CASE("emulator: what a block has heard of another it tells a third") {
   const Setup setup;
   const Global<float> memory(4);

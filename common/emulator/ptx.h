@@ -207,6 +207,14 @@ inline float tanh_approx(float x) {
       counter.checked(), [](unsigned before) { return before; }, counter.where());
 }
 
+[[gnu::noinline]] inline void wait_until(const Reference<unsigned> &number, unsigned value) {
+  emulator::wait_until(number.checked(), value, number.where());
+}
+
+[[gnu::noinline]] inline void red_release_add(const Reference<unsigned> &number, unsigned x) {
+  emulator::release(number.checked(), x, number.where());
+}
+
 inline void red_add(const Reference<float> &sum, float x) {
   emulator::reduce(sum.checked(), x, sum.where());
 }

@@ -102,7 +102,6 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   has_waited = false;
   begin_launch(settings.profile, beside);
   begin_time();
-  begin_atomics();
   const OverflowHandler overflow_handler;
   std::atomic<std::uint64_t> next = 0;  // block to begin
   std::atomic<bool> stop = false;
@@ -147,9 +146,14 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
                                                : std::max(1u, std::thread::hardware_concurrency());
   if (together) workers = kMostTogether;
   workers = static_cast<unsigned>(std::min<std::uint64_t>(workers, blocks / cluster));
+  begin_atomics(workers);
+  const auto work_and_leave = [&] {
+    work();
+    leave_atomics();
+  };
   std::vector<std::thread> pool;
-  for (unsigned i = 1; i < workers; i++) pool.emplace_back(work);
-  work();
+  for (unsigned i = 1; i < workers; i++) pool.emplace_back(work_and_leave);
+  work_and_leave();
   for (std::thread &worker : pool) worker.join();
   beside_and_unwaited = beside && !has_waited;
   if (first_error) std::rethrow_exception(first_error);
@@ -233,6 +237,16 @@ void fence() {
   Block::current->clocks.fence(thread_number());
 }
 
+void release(unsigned *address, unsigned x, const Where &where) {
+  count(kAtomics, where);
+  Block::current->accesses.release(address, x, where);
+}
+
+void wait_until(unsigned *address, unsigned value, const Where &where) {
+  count(kAtomics, where);
+  Block::current->accesses.wait_until(address, value, where);
+}
+
 Operation begin_operation(unsigned queue, std::function<void()> land) {
   return Block::current->scheduler.begin_operation(queue, std::move(land));
 }
@@ -254,6 +268,11 @@ void proxy_fence(const Where &where) {
   Block &block = *Block::current;
   block.clocks.proxy_fence(block.scheduler.running());
   block.scheduler.pause();
+}
+
+void global_proxy_fence(const Where &where) {
+  count(kProxyFences, where);
+  Block::current->scheduler.pause();
 }
 
 void mbarrier_init(const void *barrier, int arrivals, const char *part, const Where &where) {

@@ -57,6 +57,8 @@ struct Settings {
   int host_threads = 0;    // 0: all cores
   // A small GPU's: few enough that a test's problem fills them or does not. An H200 has 132.
   int multiprocessors = 16;
+  /// The program says that its sums have the same bits in every run.
+  bool same_bits = false;
 };
 extern Settings settings;
 
@@ -153,6 +155,12 @@ void reduce(float *address, float value, const Where &where);
 /// __threadfence.
 void fence();
 
+/// Adds to an unsigned in global memory, at once for all blocks of the launch, and publishes what the thread has done and
+/// knows of. wait_until waits until the unsigned has a value, and learns what has been published with it. A wait that no
+/// block of the launch can end is reported.
+void release(unsigned *address, unsigned x, const Where &where);
+void wait_until(unsigned *address, unsigned value, const Where &where);
+
 // --- asynchronous operations -------------------------------------------------------------------
 
 /// What is done by something other than threads, after a thread has asked for it: by its number. 0 is none.
@@ -182,8 +190,9 @@ ReadNumber begin_async_read(std::span<const SharedBytes> bytes, unsigned warp, c
 /// It has read, and the warp's lanes have waited for it: what they do from now on comes after.
 void end_async_read(ReadNumber read);
 
-/// fence.proxy.async.
+/// fence.proxy.async, and that of global memory, which is counted: what it orders is not checked.
 void proxy_fence(const Where &where);
+void global_proxy_fence(const Where &where);
 
 // --- mbarriers, named barriers, registers ------------------------------------------------------
 
@@ -206,6 +215,8 @@ struct Tensor {
   std::byte *data;
   std::int64_t row_stride, head_stride, batch_stride;
   int batch, heads, rows, d, tile_rows, tile_d, element_bytes;
+  bool clips_columns =
+      false;  // whether a box may have more columns than the tensor: zeros, or not stored
 };
 
 /// A tile of it, and in shared memory: rows x d, as the 128-byte swizzle lays it out. Or a part of a tile

@@ -44,6 +44,7 @@ void Scheduler::begin_block(std::uint64_t number) {
   under_way_.clear();
   drawn_ = operations_ = turns_ = 0;
   ready_.clear();
+  trying_ = 0;
   slow_ = draw(2) ? static_cast<unsigned>(draw(size_)) : kNoThread;
   for (unsigned i = 0; i < size_; i++) {
     threads_[i].exited = false;
@@ -54,7 +55,7 @@ void Scheduler::begin_block(std::uint64_t number) {
 
 void Scheduler::run() {
   while ((!ready_.empty() || !under_way_.empty()) && is_well()) {
-    if (ready_.empty()) {
+    if (ready_.size() == trying_ && !under_way_.empty() && (ready_.empty() || draw(2))) {
       land(draw(under_way_.size()));
       continue;
     }
@@ -122,6 +123,13 @@ void Scheduler::pause() {
   if (draw(kPauses)) return;
   make_ready(running_);
   Fiber::yield();
+}
+
+void Scheduler::try_later() {
+  make_ready(running_);
+  trying_++;
+  Fiber::yield();
+  trying_--;
 }
 
 void Scheduler::wait(const Waits &in, const char *instruction, const Where &where) {

@@ -85,6 +85,12 @@ class Scheduler {
   /// The running thread may be delayed here, where it could go on.
   void pause();
 
+  /// The running thread tries again later: it waits for what another block does.
+  void try_later();
+
+  /// Returns true if all other threads wait or try again, and no operation is under way.
+  bool is_last_to_try() const { return ready_.size() == trying_ && under_way_.empty(); }
+
   /// The running thread exits. What it still does is done as another thread.
   void exit_thread() { threads_[running_].exited = true; }
   void act_as(unsigned thread) { running_ = thread; }
@@ -155,6 +161,7 @@ class Scheduler {
   std::vector<Dim3> blocks_;  // by rank: their place in the grid
   std::vector<Thread> threads_;
   std::vector<unsigned> ready_;
+  unsigned trying_ = 0;  // how many of them try again
   unsigned running_ = 0, rank_ = 0;
   unsigned slow_ = 0;  // goes on once no other thread can; kNoThread: there is none
   unsigned passed_over_ = 0;

@@ -469,6 +469,19 @@ bool GlobalShadow::knows_last_store(std::size_t offset, const Access &access) co
              : access.clocks.knows_of_block(access.thread, write.thread, write.time);
 }
 
+Error GlobalShadow::check_order(std::size_t offset, const Access &access) const {
+  if (units_.empty() || knows_last_store(offset, access)) return {};
+  auto &word = const_cast<std::uint64_t &>(units_[offset / kUnit].write);
+  const auto write = std::bit_cast<Stamp>(std::atomic_ref(word).load(std::memory_order_relaxed));
+  if (!write.copy) return {};  // a store, with which it races
+  const bool same_block = access.clocks.is_of_block(write.time);
+  return {Fault::kRace, "reduction in no order with the reduction at " +
+                            describe(line_of(write.site)) + " by " +
+                            name_of(write.thread, same_block) +
+                            ": no tma_store_wait and signal between them, and this step says that "
+                            "its bits are the same in every run"};
+}
+
 void GlobalShadow::mark_stored(std::size_t offset, std::size_t bytes, const Stamp &stamp) {
   if (units_.empty()) return;
   for (std::size_t unit = offset / kUnit; unit < (offset + bytes) / kUnit; unit++)

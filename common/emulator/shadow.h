@@ -203,6 +203,9 @@ class GlobalShadow {
   /// Whether the access knows of the last store to its first bytes, or there was none in this launch.
   bool knows_last_store(std::size_t offset, const Access &access) const;
 
+  /// An error if the last store there is a reduction, and this one does not know that it is complete.
+  Error check_order(std::size_t offset, const Access &access) const;
+
   /// Calls it with each unit's offset and the sites of its last load and of its last store, 0 for none.
   template <class Work>
   void each_unit(const Work &work) const {

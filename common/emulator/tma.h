@@ -35,8 +35,10 @@ template <class T>
 SequenceMap sequence_map(const void *data, const Strides &strides, int batch, int heads, int rows,
                          bool packed, int d, int tile_rows) {
   const Strides steps{packed ? strides.row : strides.batch, strides.head, strides.row};
-  return {tensor_map<T>(data, steps, packed ? 1 : batch, heads, rows, d, tile_rows, 1).tensor,
-          packed};
+  SequenceMap map{
+      tensor_map<T>(data, steps, packed ? 1 : batch, heads, rows, d, tile_rows, 1).tensor, packed};
+  map.tensor.clips_columns = true;
+  return map;
 }
 
 inline void tma_prefetch_map(const TensorMap &) {}
@@ -72,7 +74,7 @@ TmaTransfer transfer(TmaTile<Rows, d, T> &tile, const TensorMap &map, int row, i
 }
 
 /// Throws unless a map's box of a sequence's rows is one that the engine may copy: the sequence is in the tensor,
-/// and the box has a row of it (chapter 43 says what an H200 made of a box that has none).
+/// and the box has a row of it (chapter 45 says what an H200 made of a box that has none).
 [[gnu::noinline]] inline void check_sequence(const Tensor &tensor, const SequenceRows &rows,
                                              int row, int head, int batch, Where where) {
   const auto refuse = [&](const std::string &what) {
@@ -151,12 +153,18 @@ void tma_load(TmaTile<Rows, d, T> &tile, const SequenceMap &map, const SequenceR
         where);
 }
 
+template <int columns, class T, int Rows, int d>
+void tma_store(const SequenceMap &map, const SequenceRows &rows, int row, int head, int sequence,
+               TmaTile<Rows, d, T> &tile, Where where = Where::current()) {
+  for (int col = 0; col < columns; col += Slabs<Rows, d, T>::width)
+    emulator::tma_store(
+        emulator::slab_transfer(tile, 0, Rows, col, map, rows, row, head, sequence, where), where);
+}
+
 template <class T, int Rows, int d>
 void tma_store(const SequenceMap &map, const SequenceRows &rows, int row, int head, int sequence,
                TmaTile<Rows, d, T> &tile, Where where = Where::current()) {
-  for (int col = 0; col < d; col += Slabs<Rows, d, T>::width)
-    emulator::tma_store(
-        emulator::slab_transfer(tile, 0, Rows, col, map, rows, row, head, sequence, where), where);
+  tma_store<d>(map, rows, row, head, sequence, tile, where);
 }
 
 template <int N>
@@ -184,4 +192,8 @@ void tma_store_wait(Where where = Where::current()) {
 
 inline void fence_proxy_async(Where where = Where::current()) {
   emulator::proxy_fence(where);
+}
+
+inline void fence_proxy_async_global(Where where = Where::current()) {
+  emulator::global_proxy_fence(where);
 }

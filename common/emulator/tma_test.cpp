@@ -138,6 +138,69 @@ TEST_CASE("tma: a sequence's tile ends where the sequence ends, loaded and store
   }
 }
 
+TEST_CASE(
+    "tma: a box with more columns than the tensor loads zeros there, and does not store them") {
+  const Setup setup;
+  const Tensor tensor(60), stored(60);
+  const auto map_of = [&](const Tensor &of, int columns) {
+    return sequence_map<half>(of.data, {0, 60 * 64, 64}, 1, 1, 60, true, columns, kRows);
+  };
+  const SequenceRows rows{10, 20};
+  for (const int columns : {8, 40, 56}) {
+    for (int i = 0; i < 60 * 64; i++) stored.data[i] = __float2half(-1);
+    const SequenceMap map = map_of(tensor, columns), map_stored = map_of(stored, columns);
+    int wrong = 0;
+    const std::string error = error_of<Shared>(dim3(64), [&] {
+      Shared &smem = ready();
+      if (is_thread(0)) {
+        mbarrier_arrive_expect_tx(smem.landed, kTileBytes);
+        tma_load(smem.tile, map, rows, 0, 0, 0, smem.landed);
+      }
+      mbarrier_wait(smem.landed, 0);
+      for (int i = thread_id(); i < kRows * 64; i += 64) {
+        const float expected = i % 64 < columns ? Tensor::value(10 + i / 64, i % 64) : 0;
+        wrong += __half2float(smem.tile(i / 64, i % 64)) != expected;
+      }
+      __syncthreads();
+      if (is_thread(0)) {
+        tma_store(map_stored, rows, 0, 0, 0, smem.tile);
+        tma_store_commit();
+        tma_store_wait_read<0>();
+      }
+    });
+    CHECK(error == "");
+    CHECK(wrong == 0);
+    int different = 0;
+    for (int i = 0; i < 60 * 64; i++) {
+      const int row = i / 64 - rows.first, col = i % 64;
+      const bool is_stored = 0 <= row && row < kRows && col < columns;
+      different += __half2float(stored.data[i]) != (is_stored ? Tensor::value(i / 64, col) : -1);
+    }
+    CHECK(different == 0);
+  }
+}
+
+TEST_CASE("tma: a box without a column of the tensor is refused") {
+  const Setup setup;
+  const Tensor tensor(60);
+  struct Wide {
+    TmaTile<kRows, 128> tile;
+    Mbarrier landed;
+  };
+  const SequenceMap map =
+      sequence_map<half>(tensor.data, {0, 60 * 64, 64}, 1, 1, 60, true, 64, kRows);
+  const std::string error = error_of<Wide>(dim3(32), [&] {
+    auto &smem = shared_storage<Wide>();
+    if (!is_thread(0)) return;
+    mbarrier_init(smem.landed, 1);
+    mbarrier_fence_init();
+    mbarrier_arrive_expect_tx(smem.landed, sizeof smem.tile);
+    tma_load(smem.tile, map, {0, 60}, 0, 0, 0, smem.landed);
+  });
+  CAPTURE(error);
+  CHECK(error.find("TMA load: columns to 128 of a tensor that has 64") != std::string::npos);
+}
+
 TEST_CASE("tma: a sequence that is not in the tensor") {
   const Setup setup;
   const Tensor tensor(60);
@@ -934,6 +997,44 @@ TEST_CASE(
     CHECK(sum_with(seed, true) == 0);  // 1 + 2^-24 is 1
     differ |= sum_with(seed, false) != 0;
   }
+  CHECK(differ);
+}
+
+TEST_CASE("bulk: sums with the same bits in every run need a wait for all before the signal") {
+  const Setup setup;
+  const auto error_with = [&](int host_threads, bool all, bool same_bits, float *sum) {
+    emulator::settings.host_threads = host_threads;
+    emulator::settings.same_bits = same_bits;
+    const Sums sums(1);
+    auto *const turn = static_cast<unsigned *>(emulator::allocate(256));
+    *turn = 0;
+    const std::string error = error_of<Summands>(dim3(3), dim3(64), [&] {
+      const Matrix<unsigned> turns{turn, 1, 1};
+      if (is_thread(0)) wait_until(turns(0, 0), blockIdx.x);
+      add_numbers(sums, Mistake::kNone, blockIdx.x == 2 ? -1.0f : 0x1p-24f);
+      if (is_thread(0)) {
+        if (all) tma_store_wait<0>();
+        red_release_add(turns(0, 0), 1);
+      }
+    });
+    *sum = sums.data[0];
+    emulator::release(turn);
+    return error;
+  };
+  bool differ = false;
+  for (const int host_threads : {1, 3})
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      float sum = 0;
+      CHECK(error_with(host_threads, true, true, &sum) == "");
+      CHECK(sum == 0);  // 1 + 2^-24 is 1
+      CHECK(error_with(host_threads, false, true, &sum)
+                .ends_with(": reduction in no order with the reduction at " + file_and(at) +
+                           " by the TMA: no tma_store_wait and signal between them, and this step "
+                           "says that its bits are the same in every run"));
+      CHECK(error_with(host_threads, false, false, &sum) == "");  // legal, if any order will do
+      differ |= sum != 0;
+    }
   CHECK(differ);
 }
 

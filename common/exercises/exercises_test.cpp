@@ -53,6 +53,14 @@ std::map<std::string, const Change *> answers_of(const Exercise &exercise,
   return answers;
 }
 
+/// Whether a demand's message names a count of the step.
+bool says_what_the_step_has(const Exercise &exercise) {
+  return std::any_of(
+      exercise.statements.begin(), exercise.statements.end(), [](const Statement &statement) {
+        return statement.key == "demand" && contains(statement.message, "the step has {right}");
+      });
+}
+
 /// All programs that an exercise's trials may run.
 std::vector<Copy> copies_of(const Exercise &exercise) {
   std::map<std::string, std::string> sources;  // by name
@@ -61,6 +69,7 @@ std::vector<Copy> copies_of(const Exercise &exercise) {
         statement.key == "run" && program != "work")
       sources[program] = source_of(exercise, "program", program);
   if (!exercise.asks()) {
+    if (says_what_the_step_has(exercise)) sources["step"] = source_of_step(exercise);
     sources["start"] = start_of(exercise);
     sources["answer"] = source_of(exercise, "answer");
     for (const std::string kind : {"right", "wrong"})
@@ -95,6 +104,13 @@ std::string complaint(const Exercise &exercise) {
   if (const Verdict verdict = trial("answer", exercise.asks() ? filled(answers) : answer);
       !verdict.done)
     return "the answer fails: " + verdict.said;
+
+  if (says_what_the_step_has(exercise)) {
+    const fs::path step = trial.folder / "step.cu";
+    if (!fs::exists(step) || read_text(step) != source_of_step(exercise))
+      std::ofstream(step) << source_of_step(exercise);
+    if (const std::string stale = trial.judge.stale_bounds(step); !stale.empty()) return stale;
+  }
 
   for (const auto &[file, right] : answers_of(exercise, "right"))
     if (const Verdict verdict = trial(file, source_of(exercise, *right)); !verdict.done)
@@ -156,7 +172,7 @@ TEST_SUITE_BEGIN("exercises");
 TEST_CASE(
     "exercises: the start fails, the answer passes, and wrong answers are told what is wrong") {
   std::vector<Exercise> exercises = all_exercises();
-  draw(exercises, 3);
+  draw(exercises, 2);
   // Before the judges would, one by one. What does not compile is left for them.
   std::vector<Copy> copies;
   for (const Exercise &exercise : exercises)

@@ -341,6 +341,25 @@ Verdict Judge::judge(const fs::path &work) {
   return judge_code();
 }
 
+std::string Judge::stale_bounds(const fs::path &step) {
+  work_ = step;
+  built_.erase("work");
+  outcomes_.clear();
+  std::string stale;
+  for (const Statement &statement : exercise_.statements) {
+    const std::size_t at = statement.words.find(" <= ");
+    if (statement.key != "demand" || at == std::string::npos ||
+        statement.message.find("the step has {right}") == std::string::npos)
+      continue;
+    const double said = evaluate(statement.words.substr(at + 4));
+    const double counted = evaluate(statement.words.substr(0, at));
+    if (counted != said)
+      stale += statement.place + ": says that the step has " + docs::count(said) + ", and it has " +
+               docs::count(counted) + "\n";
+  }
+  return stale;
+}
+
 std::map<std::string, std::string> Judge::right_answers() {
   std::map<std::string, std::string> answers;
   std::string name;

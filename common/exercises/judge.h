@@ -28,6 +28,10 @@ class Judge {
   /// The statements 'because' that do not give the number that was counted: what the tests look at.
   std::string wrong_arithmetic();
 
+  /// The demands whose message says what the step has, where the step has something else: what the tests look at.
+  /// `step` is a file with the step's source.
+  std::string stale_bounds(const std::filesystem::path &step);
+
  private:
   const Outcome &outcome(const std::string &run);
   const Build &built(const std::string &program);

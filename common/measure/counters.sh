@@ -60,10 +60,14 @@ problems="
 39 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
 42 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 42 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
-43 --causal --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 64
-43 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
-44 --window 100 --batch 1 --heads 3 --seqlen 517 --head-dim 64
-44 --window-size 30:200 --batch 2 --heads 1 --seqlen 384 --head-dim 128
+43 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
+43 --causal --batch 2 --heads 1 --seqlen 384 --head-dim 128
+44 --causal --kv-heads 1 --batch 1 --heads 3 --seqlen 640 --head-dim 64
+44 --kv-heads 2 --batch 2 --heads 4 --seqlen 384 --head-dim 128
+45 --causal --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 64
+45 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
+46 --window 100 --batch 1 --heads 3 --seqlen 517 --head-dim 64
+46 --window-size 30:200 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 51 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 51 --scale 0.05 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 52 --causal --softcap 30 --sink-logits --batch 1 --heads 3 --seqlen 640 --head-dim 64
@@ -78,10 +82,14 @@ problems="
 59 --kv-heads 2 --seqlen-k 517 --page-size 24 --batch 2 --heads 8 --seqlen 1 --head-dim 64
 65 --causal --kv-heads 1 --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 64
 65 --window-size 100:20 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
+69 --causal --kv-heads 1 --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 96
+69 --window-size 100:20 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
 66 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 66 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 67 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 67 --batch 2 --heads 1 --seqlen 384 --head-dim 128
+68 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
+68 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 40 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
 40 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 41 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128

@@ -16,7 +16,7 @@ mkdir -p build/regs
 compile() {
   local arch to=build/regs/$1
   arch=$(header "$(number_of "$1")" archs) arch=${arch%% *}
-  local -a nvcc=("$NVCC" -std=c++20 -O3 -I. '-DSTEP_NAME=""' '-DSTEP_NEEDS=""' '-DSTEP_TAKES=""')
+  local -a nvcc=("$NVCC" -std=c++20 -I. '-DSTEP_NAME=""' '-DSTEP_NEEDS=""' '-DSTEP_TAKES=""')
   if [ -n "${WHOLE-}" ]; then
     mkdir "$to"
     "${nvcc[@]}" -Xcompiler -Wall,-fPIC -Werror all-warnings -Xptxas -v --keep --keep-dir "$to" \

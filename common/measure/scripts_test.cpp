@@ -260,8 +260,9 @@ TEST_CASE("truth: all counts, with and without ncu") {
 }
 
 TEST_CASE("scripts: what measures says so where there is nothing to measure with") {
-  for (const std::string script : {"bench", "bench-models", "bench-hopper", "bench-decode",
-                                   "bench-backward", "ceilings", "cycles", "sustained"}) {
+  for (const std::string script :
+       {"bench", "bench-models", "bench-hopper", "bench-decode", "bench-dims", "bench-backward",
+        "ceilings", "cycles", "sustained"}) {
     const Finished finished = run_command("GPU= NVCC= common/measure/" + script + ".sh 00-x");
     CHECK(finished.status == 3);
     CHECK(finished.out == "");
@@ -578,6 +579,29 @@ TEST_CASE("scripts: what is not there is refused in one line") {
   CHECK(refusal("truth.sh no-such-gpu.csv").starts_with("make truth: no-such-gpu.csv: "));
 }
 
+TEST_CASE("scripts: what only moved to a header is no change") {
+  const fs::path folder = fs::temp_directory_path() / ("moved." + std::to_string(getpid()));
+  fs::create_directories(folder);
+  const auto moved = [&](const std::string &after, const std::string &held,
+                         const std::string &before) {
+    std::ofstream(folder / "after") << after;
+    std::ofstream(folder / "held") << held;
+    std::ofstream(folder / "before") << before;
+    const auto file = [&](const std::string &name) { return (folder / name).string(); };
+    return run_command("awk -f common/measure/moved.awk file=1 " + file("after") + " file=2 " +
+                       file("held") + " file=3 " + file("before") + " 2>" + file("count") +
+                       "; cat " + file("count"))
+        .out;
+  };
+  const std::string four = "int f() {\n  g();\n  return h();\n}\n";
+  CHECK(moved("int main() {}\n", "static\n" + four, "x;\n  " + four + "\ny;\n") == "x;\n\ny;\n4\n");
+  // Three lines, lines that the header has not, and lines that stand in the step still, are no move.
+  CHECK(moved("", "a;\nb;\nc;\n", "a;\nb;\nc;\n") == "a;\nb;\nc;\n0\n");
+  CHECK(moved("", "", four) == four + "0\n");
+  CHECK(moved(four, four, four) == four + "0\n");
+  fs::remove_all(folder);
+}
+
 /// As a reader types it, not as a part of the make that runs the tests.
 Finished make(const std::string &arguments) {
   return run_command("env -u MAKEFLAGS -u MAKELEVEL make " + arguments);
@@ -601,8 +625,9 @@ TEST_CASE("make: what a target lacks is said in one line, before anything is bui
   refuses("step-16-nothing", "make step-16-nothing: step 16 has no such variant. It has: ");
   refuses("variants-02", "make variants-02: step 02 has no variants");
   for (const std::string target :
-       {"bench", "bench-models", "bench-hopper", "bench-decode", "bench-backward", "ceilings",
-        "bench-library", "cycles", "sustained", "check-gpu", "check-deadlock", "racecheck"})
+       {"bench", "bench-models", "bench-hopper", "bench-decode", "bench-dims", "bench-backward",
+        "ceilings", "bench-library", "cycles", "sustained", "check-gpu", "check-deadlock",
+        "racecheck"})
     refuses("GPU= " + target, "make " + target + ": there is no GPU here");
   for (const std::string target : {"bench", "check-gpu", "regs", "sass-16"})
     refuses("GPU=x NVCC= " + target, "make " + target + ": nvcc is not on the PATH");

@@ -166,7 +166,11 @@ problems_of() {
       also_checked="--softcap 30 --alibi --sink-logits"
       measured=("--type bf16 --softcap 30" "--type bf16 --softcap 30 --head-dim 64" "--type bf16 --alibi" "--type bf16 --alibi --head-dim 64")
       ;;
-    66 | 67)
+    56)
+      checked=("--batch 1 --heads 2 --seqlen 512 --head-dim "{96,256})
+      measured=("--type bf16 --batch 4 --head-dim "{96,256,128}{,\ --causal} "--type bf16 --batch 4 --head-dim 64")
+      ;;
+    66 | 67 | 68)
       also_checked=--causal
       measured=("--type bf16 --batch 4" "--type bf16 --batch 4 --head-dim 64" "--type bf16 --batch 4 --causal")
       ;;

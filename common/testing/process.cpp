@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <random>
 #include <stdexcept>
@@ -31,18 +31,40 @@ void record_cost(const std::string &line, const rusage &used) {
   std::ofstream(file, std::ios::app) << seconds << '\t' << line << '\n';
 }
 
+/// A file without a name. No other command inherits it: a make that is started under a make takes the descriptors 3
+/// and 4 for its jobserver, and would read a byte of what another command printed.
+class TemporaryFile {
+ public:
+  TemporaryFile() {
+    std::string name = "/tmp/output-XXXXXX";
+    descriptor = mkostemp(name.data(), O_CLOEXEC);
+    if (descriptor < 0) throw std::runtime_error("no temporary file");
+    unlink(name.c_str());
+  }
+  TemporaryFile(const TemporaryFile &) = delete;
+  ~TemporaryFile() { close(descriptor); }
+
+  /// All that was written to it.
+  std::string text() const {
+    std::string all;
+    char some[1 << 16];
+    for (ssize_t n; (n = pread(descriptor, some, sizeof some, static_cast<off_t>(all.size()))) > 0;)
+      all.append(some, static_cast<std::size_t>(n));
+    return all;
+  }
+
+  int descriptor;
+};
+
 }  // namespace
 
 Finished run_command(const std::string &line) {
-  using File = std::unique_ptr<std::FILE, int (*)(std::FILE *)>;
-  const File out(std::tmpfile(), std::fclose), err(std::tmpfile(), std::fclose);
-  if (!out || !err) throw std::runtime_error("no temporary file");
-
+  const TemporaryFile out, err;
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&files, fileno(out.get()), STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&files, fileno(err.get()), STDERR_FILENO);
+  posix_spawn_file_actions_adddup2(&files, out.descriptor, STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&files, err.descriptor, STDERR_FILENO);
   std::string shell = "sh", option = "-c", command = line;
   char *arguments[] = {shell.data(), option.data(), command.data(), nullptr};
   pid_t child;
@@ -53,15 +75,7 @@ Finished run_command(const std::string &line) {
   if (error || wait4(child, &status, 0, &used) != child)
     throw std::runtime_error("cannot run " + line);
   record_cost(line, used);
-
-  const auto text = [](std::FILE *file) {
-    std::string all;
-    std::rewind(file);
-    for (int c; (c = std::fgetc(file)) != EOF;) all += static_cast<char>(c);
-    return all;
-  };
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), text(out.get()),
-          text(err.get())};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), out.text(), err.text()};
 }
 
 std::string environment(const char *name, const char *otherwise) {

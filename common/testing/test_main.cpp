@@ -79,7 +79,8 @@ int main(int argc, char **argv) {
   int counts[2];
   pid_t beside = -1;
   if (said && pipe2(counts, O_CLOEXEC) == 0) {
-    tests_seed();  // one of both
+    fcntl(fileno(said), F_SETFD, FD_CLOEXEC);  // no program that a test starts inherits it
+    tests_seed();                              // one of both
     parallel_for(2, [](std::size_t i) { compiler_for(i ? "04" : "00"); });
     std::fflush(stdout);
     beside = fork();
