@@ -315,7 +315,7 @@ void launch(const Piece &p) {
 }
 
 /// The same for any type and head dim.
-inline void launch(Type type, int d, const Piece &p) {
+static inline void launch(Type type, int d, const Piece &p) {
   const auto of_type = [&]<class T>(T) {
     if (p.O)
       d == 64 ? launch<T, 64, T>(p) : launch<T, 128, T>(p);

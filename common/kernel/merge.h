@@ -4,6 +4,8 @@
 
 #include "common/kernel/cache.h"
 
+namespace {  // of each object of its own: the emulator and a GPU have one each
+
 /// Counters of missing parts, and the parts: of each level of sums, two per block. A block may have a part of an item
 /// that began in another block, and one of an item that it begins. The counters must be 0 before the launch, and
 /// are 0 again after it.
@@ -26,6 +28,8 @@ struct Workspace {
             d + 4};
   }
 };
+
+}  // namespace
 
 /// Sums the parts that `parts` blocks, from block `first` on, have of one item. This block's is number `number` of
 /// them, and own(row, col) returns it. A group of fan_in blocks counts its parts, and the last block to count

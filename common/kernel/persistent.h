@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What steps 31 to 42 built, for the steps from 43 on: the shape of a block, whose tiles come from a counter, and
-// the products of one of its warpgroups.
+// What steps 31 to 42 built, for the steps from 43 on: the shape of a block and its rings, the turns of its
+// warpgroups, and their products.
 #pragma once
 
+#include "common/kernel/draw.h"
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
 
@@ -25,8 +26,43 @@ constexpr int producer_registers = warpgroups<d> == 3 ? 32 : 40;
 static_assert(128 * (3 * consumer_registers<64> + producer_registers<64>) <= 65536);
 static_assert(128 * (2 * consumer_registers<128> + producer_registers<128>) <= 65536);
 
+// The named barriers, two for each warpgroup that computes; 0 is that of __syncthreads.
+constexpr int first_turn = 1;
+template <int d>
+constexpr int first_stored = first_turn + warpgroups<d>;
+
+/// What a block has in shared memory: the tiles of Q of each warpgroup that computes, and the tiles of K and V of all.
+template <class T, int d>
+struct Rings {
+  Ring<TmaTile<64, d, T>, q_stages> Q[warpgroups<d>];
+  Ring<TmaTile<Bc, d, T>, stages<d>> K, V;
+};
+
+/// Initialises the rings' barriers. All threads of the block call this.
+template <class T, int d>
+__device__ __forceinline__ void init_rings(Rings<T, d> &smem) {
+  if (threadIdx.x == 0) {
+    for (auto &Q : smem.Q) ring_init(Q, 1);
+    ring_init(smem.K, warpgroups<d> * 4);  // the warps that compute
+    ring_init(smem.V, warpgroups<d> * 4);
+    mbarrier_fence_init();
+  }
+  __syncthreads();  // the barriers are initialised
+}
+
+/// Ping-pong (step 34): a warpgroup's products start when those of the one before have been started. Waits for that.
+template <int d>
+__device__ __forceinline__ void begin_turn(int warpgroup) {
+  named_barrier_sync(first_turn + warpgroup, 2 * 128);
+}
+/// Lets the next warpgroup begin its turn.
+template <int d>
+__device__ __forceinline__ void end_turn(int warpgroup) {
+  named_barrier_arrive(first_turn + (warpgroup + 1) % warpgroups<d>, 2 * 128);
+}
+
 /// Returns how many tiles of Q a launch numbers: `row_tiles` for each head. draw_tile counts them in 32 bits.
-inline int tiles_of_q(const Problem &p, int row_tiles) {
+static inline int tiles_of_q(const Problem &p, int row_tiles) {
   const std::int64_t tiles = std::int64_t{row_tiles} * p.batch * p.heads;
   if (tiles > 1 << 30)
     throw ShapeError("this step numbers tiles of Q in 32 bits, and they may be " +
@@ -34,50 +70,45 @@ inline int tiles_of_q(const Problem &p, int row_tiles) {
   return tiles;
 }
 
-/// Draws the next tile; the first gridDim.x tiles are not drawn. The counter must hold 0, or `tiles` or
-/// more. A launch draws `tiles` numbers, and leaves a 0.
-__device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
-  const unsigned drawn = atomic_dec(Matrix<unsigned>{counter, 1, 1}(0, 0), tiles - 1);
-  return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
-}
-
 /// Waits for a tile of K, and starts S = Q K^T of 64 rows.
-template <class T, int d, int Stages>
-__device__ __forceinline__ void start_scores(Accumulator<Bc> &s, const TmaTile<64, d, T> &Q,
-                                             Ring<TmaTile<Bc, d, T>, Stages> &K,
-                                             const RingPosition<Stages> &at) {
-  mbarrier_wait(K.full[at.stage], at.parity);
+template <class T, int d>
+__device__ __forceinline__ void start_scores(Accumulator<Bc> &s,
+                                             const Ring<TmaTile<64, d, T>, q_stages> &Q,
+                                             const RingPosition<q_stages> &q,
+                                             Ring<TmaTile<Bc, d, T>, stages<d>> &K,
+                                             const RingPosition<stages<d>> &k) {
+  mbarrier_wait(K.full[k.stage], k.parity);
   wgmma_fence();
 #pragma unroll
   for (int col = 0; col < d; col += 16)
-    wgmma<T>(s, k_major(Q, 0, col), k_major(K.tile[at.stage], 0, col), col > 0);
+    wgmma<T>(s, k_major(Q.tile[q.stage], 0, col), k_major(K.tile[k.stage], 0, col), col > 0);
   wgmma_commit();
 }
 
 /// Waits for a tile of V, and starts O = P V of 64 rows, or O += P V.
-template <class T, int d, int Stages>
+template <class T, int d>
 __device__ __forceinline__ void start_output(Accumulator<d> &o, const FragmentA (&p)[Bc / 16],
-                                             Ring<TmaTile<Bc, d, T>, Stages> &V,
-                                             const RingPosition<Stages> &at, bool add) {
-  mbarrier_wait(V.full[at.stage], at.parity);
+                                             Ring<TmaTile<Bc, d, T>, stages<d>> &V,
+                                             const RingPosition<stages<d>> &v, bool add) {
+  mbarrier_wait(V.full[v.stage], v.parity);
   wgmma_fence();
 #pragma unroll
   for (int key = 0; key < Bc; key += 16)
-    wgmma<T>(o, p[key / 16], mn_major(V.tile[at.stage], key, 0), add || key > 0);
+    wgmma<T>(o, p[key / 16], mn_major(V.tile[v.stage], key, 0), add || key > 0);
   wgmma_commit();
 }
 
-/// Writes a warp's 16 rows of O to its warpgroup's tile, each row times its factor.
+/// Writes the 16 rows of O of a warp of the block to its warpgroup's tile, each row times its factor.
 template <class T, int d>
-__device__ __forceinline__ void write_rows(TmaTile<64, d, T> &tile, Accumulator<d> &o,
-                                           const float (&factor)[2]) {
-  const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16;
-  const int col = threadIdx.x % 32 / 16 * 8;
-  const auto pair = [&](int i, int r) {
-    return cvt_rn_x2<T>(o(i) * factor[r], o(i + 1) * factor[r]);
-  };
+__device__ __forceinline__ void write_rows(Ring<TmaTile<64, d, T>, q_stages> &Q, int stage,
+                                           Accumulator<d> &o, const float (&l)[2], int warp,
+                                           int lane) {
+  const int row = warp % 4 * 16 + lane % 16;
 #pragma unroll
   for (int i = 0; i < o.size; i += 8)
-    stmatrix_x4(tile(row, i * 2 + col),
-                {pair(i, 0), pair(i + 2, 1), pair(i + 4, 0), pair(i + 6, 1)});
+    stmatrix_x4(
+        Q.tile[stage](row, i * 2 + lane / 16 * 8),
+        {cvt_rn_x2<T>(o(i) * l[0], o(i + 1) * l[0]), cvt_rn_x2<T>(o(i + 2) * l[1], o(i + 3) * l[1]),
+         cvt_rn_x2<T>(o(i + 4) * l[0], o(i + 5) * l[0]),
+         cvt_rn_x2<T>(o(i + 6) * l[1], o(i + 7) * l[1])});
 }

@@ -203,6 +203,21 @@ __device__ __forceinline__ unsigned atomic_read(unsigned &counter) {
   return value;
 }
 
+/// Waits until a number in global memory has a value, which another block gives it. What the thread does next comes
+/// after all that the thread had done, or knew of, that gave it by red_release_add (PTX ISA 'ld', .acquire.gpu; 'Memory
+/// Consistency Model', 'Release and Acquire Patterns').
+__device__ __forceinline__ void wait_until(unsigned &number, unsigned value) {
+  unsigned now;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(&number) : "memory");
+  while (now != value);
+}
+
+/// Adds to a number in global memory, atomically for all blocks, after all that the thread has done, or knows of
+/// (PTX ISA 'red', .release.gpu.global.add.u32).
+__device__ __forceinline__ void red_release_add(unsigned &number, unsigned x) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(&number), "r"(x) : "memory");
+}
+
 /// Adds to a number in global memory, atomically for all blocks, and returns nothing: the thread does not wait.
 /// Blocks add in the order in which they come, so the rounding of the sum differs from run to run. Subnormal
 /// numbers are 0 (PTX ISA 'red', .relaxed.gpu.global.add.f32).

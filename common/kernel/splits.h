@@ -6,14 +6,14 @@
 
 /// Returns how many tiles of `rows` rows of Q the whole problem has. The heads that share a head of K and V have
 /// their rows in the same tiles.
-inline std::int64_t row_tiles(const Problem &p, int rows) {
+static inline std::int64_t row_tiles(const Problem &p, int rows) {
   const std::int64_t rows_of_group = std::int64_t{p.seqlen_q} * (p.heads / p.kv_heads);
   return std::int64_t{p.batch} * p.kv_heads * ((rows_of_group + rows - 1) / rows);
 }
 
 /// Returns the number of splits of each of `tiles` tiles of rows: the fewest whose waves are as full as those
 /// of any number, within 5%. A wave is as many blocks as the GPU runs at once.
-inline int fewest_splits(std::int64_t tiles, int wave, int most) {
+static inline int fewest_splits(std::int64_t tiles, int wave, int most) {
   const auto filled = [=](int splits) {
     const std::int64_t blocks = tiles * splits;
     return float(blocks) / ((blocks + wave - 1) / wave * wave);

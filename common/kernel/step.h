@@ -34,6 +34,10 @@ struct GpuPart {
   // Where the step decodes, and else null: the problem of all queries and this GPU's part of the keys, as one GPU has
   // it, with its pages, its own O of all queries, workspace and stream. The four tensors above are null then.
   const Problem *own;
+  // Of a backward pass, as Problem has them. lse is [batch, heads, part_rows]; O is an input.
+  const void *dO = nullptr;
+  const float *lse = nullptr;
+  void *dQ = nullptr, *dK = nullptr, *dV = nullptr;
 };
 
 /// Who carries bytes from one GPU to another: NCCL's kernels, or the copy engines.
@@ -59,6 +63,7 @@ struct Problem {
   void *stream;        // a cudaStream_t; null, the default stream, but for a library's caller
   Strides Q_strides, K_strides, V_strides, O_strides;
   Type type;          // of the elements of Q, K, V and O
+  int head_dim_v;     // of V and O; head_dim but for a step that takes --head-dim-v
   HeadScales scales;  // where the type is fp8
   int batch, heads;
   int kv_heads;  // divides heads: query heads of one h / (heads / kv_heads) share a head of K, V
@@ -129,11 +134,11 @@ inline std::int64_t first_row_of(const Problem &problem, int gpu, int which) {
 }
 
 /// The rows of the sequence that a chunk has, or all chunks of a GPU.
-inline int rows_of(const Problem &problem, int gpu, int which) {
+static inline int rows_of(const Problem &problem, int gpu, int which) {
   const std::int64_t left = problem.seqlen_k - first_row_of(problem, gpu, which);
   return left < 0 ? 0 : left < problem.chunk_rows ? static_cast<int>(left) : problem.chunk_rows;
 }
-inline int rows_of(const Problem &problem, int gpu) {
+static inline int rows_of(const Problem &problem, int gpu) {
   return rows_of(problem, gpu, 0) + (problem.chunks == 2 ? rows_of(problem, gpu, 1) : 0);
 }
 

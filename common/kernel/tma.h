@@ -89,7 +89,7 @@ TensorMap tensor_map(const void *data, const Strides &strides, int batch, int he
                         {u32(slab), u32(tile_rows), u32(tile_slabs ? tile_slabs : d / slab), 1, 1});
 }
 
-/// Describes a tensor whose tiles end where a sequence ends (step 43). `rows`: those of the tensor, of one
+/// Describes a tensor whose tiles end where a sequence ends (step 45). `rows`: those of the tensor, of one
 /// batch element or, if the sequences are packed, of all.
 struct SequenceMap {
   TensorMap map;
@@ -187,20 +187,27 @@ __device__ __forceinline__ void tma_load(TmaTile<Rows, d, T> &tile, const Sequen
   tma_load_rows(tile, 0, map, rows, row, head, sequence, landed);
 }
 
-/// Starts the copies of a tile to the rows of a sequence from `row` on, slab by slab. They write no rows
-/// beyond the sequence's last.
-template <class T, int Rows, int d>
+/// Starts the copies of a tile's first columns to the rows of a sequence from `row` on, slab by slab. They write
+/// neither rows beyond the sequence's last nor columns beyond the tensor's.
+template <int columns, class T, int Rows, int d>
 __device__ __forceinline__ void tma_store(const SequenceMap &map, const SequenceRows &rows, int row,
                                           int head, int sequence, TmaTile<Rows, d, T> &tile) {
   constexpr int slab = Slabs<Rows, d, T>::width;
 #pragma unroll
-  for (int col = 0; col < d; col += slab)
+  for (int col = 0; col < columns; col += slab)
     asm volatile(
         "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group "
         "[%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map.map),
         "r"(col), "r"(map.rows - rows.count + row), "r"(rows.first + rows.count), "r"(head),
         "r"(map.packed ? 0 : sequence), "r"(ptx::shared_address(&tile) + col / slab * Rows * 128)
         : "memory");
+}
+
+/// The same for a whole tile.
+template <class T, int Rows, int d>
+__device__ __forceinline__ void tma_store(const SequenceMap &map, const SequenceRows &rows, int row,
+                                          int head, int sequence, TmaTile<Rows, d, T> &tile) {
+  tma_store<d>(map, rows, row, head, sequence, tile);
 }
 
 /// Starts to add N numbers that follow each other in shared memory to N numbers in global memory, atomically
@@ -242,6 +249,13 @@ __device__ __forceinline__ void tma_store_wait() {
 /// 'fence.proxy.async').
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// Orders this thread's ordinary accesses to global memory, and what they have acquired, before later accesses by TMA
+/// ('fence.proxy.async', .global). None is needed the other way round: a thread that has waited for a copy's completion
+/// sees it ('Async proxy').
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 #else

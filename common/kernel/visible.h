@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Which keys a row sees, and in which order the tiles of Q begin. Step 44 builds it, and later steps include it.
+// Which keys a row sees, and in which order the tiles of Q begin. Step 46 builds it, and later steps include it.
 #pragma once
+
+#include <algorithm>
 
 #include "common/kernel/persistent.h"
 #include "common/kernel/work.h"
@@ -17,7 +19,7 @@ struct Keys {
 
 /// The work of a tile of Q, the n-th from the sequence's end. The tiles end with a multiple of 64 rows, so a
 /// warpgroup has rows from its first on, or none.
-template <int Br>
+template <int Br, int Bc = ::Bc>
 __device__ __forceinline__ Work make_work(const Problem &p, const Rows &rows, int n) {
   const int queries = rows.q.count, end = (queries + 63) / 64 * 64 - n * Br;
   Work work;
@@ -37,12 +39,86 @@ __device__ __forceinline__ Work make_work(const Problem &p, const Rows &rows, in
 struct Order {
   int tiles, row_tiles, side;  // row_tiles: of a head
 
-  template <int Br, Given given = Given::kLengths>
+  template <int Br, Given given = Given::kLengths, int Bc = ::Bc>
   __device__ Work work(const Problem &p, int tile) const {
     const int group = p.heads / p.kv_heads, of_head = row_tiles * group;
     const int section = tile / (side * of_head) * side;  // its first head of K and V
     const int here = min(side, p.batch * p.kv_heads - section) * group;
     const int in_section = tile - section * of_head;
-    return make_work<Br>(p, Rows(p, section * group + in_section % here, given), in_section / here);
+    return make_work<Br, Bc>(p, Rows(p, section * group + in_section % here, given),
+                             in_section / here);
   }
 };
+
+/// Masks a warp's scores of the tile j of keys: those behind what its rows see, if j is all_to or more, and those before,
+/// if j is less than all_from. It reads the record of this stage again, because registers are few. Its arguments are
+/// references, as a lambda's captures are: by value nvcc 13.0 makes other code of the kernel.
+template <class View>
+__device__ __forceinline__ void mask_tile(Accumulator<Bc> &s, const Problem &problem, View &records,
+                                          const int &stage, int j, const int &all_from,
+                                          const int &all_to, const int &warpgroup, const int &warp,
+                                          const int &lane) {
+  const Work work = read_work(records, stage);
+  const int row = warpgroup * 64 + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const Keys seen(problem, work, row + r * 8);
+    if (j >= all_to)
+#pragma unroll
+      for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
+        if (i / 4 * 8 + i % 2 >= seen.end - key) s(i) = -INFINITY;
+    if (j < all_from)
+#pragma unroll
+      for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
+        if (i / 4 * 8 + i % 2 < seen.first - key) s(i) = -INFINITY;
+  }
+}
+
+/// Stores the tile of O that a warpgroup has written to the place of its Q, and gives the place back. A tile before the
+/// first row is not stored.
+template <class T, int d, class View>
+__device__ __forceinline__ void store_tile(Ring<TmaTile<64, d, T>, q_stages> &Q, int stage,
+                                           View &records, const SequenceMap &map_O,
+                                           const int &warpgroup) {
+  fence_proxy_async();
+  named_barrier_sync(first_stored<d> + warpgroup, 128);  // all four warps have written O
+  if (threadIdx.x % 128 == 0) {
+    const Work done = read_work(records, stage);
+    const int row = done.row + warpgroup * 64;
+    if (row >= 0) tma_store(map_O, done.q, row, done.q.head, done.q.sequence, Q.tile[stage]);
+    tma_store_commit();
+    tma_store_wait_read<0>();
+    mbarrier_arrive(Q.empty[stage]);
+  }
+}
+
+/// Returns the problem with its mask as a window of two sides, whichever kind it is. No limit is 2^30 keys.
+static inline Problem with_sides(Problem p) {
+  if (p.window) p.window_left = p.window - 1;
+  if (p.window || p.causal) p.window_right = 0;
+  for (int *side : {&p.window_left, &p.window_right})
+    *side = *side < 0 ? 1 << 30 : std::min(*side, 1 << 30);
+  return p;
+}
+
+/// Returns whether a row of Q sees more keys than the row before, of a problem with sides.
+static inline bool is_causal(const Problem &p) {
+  return p.window_left >= p.seqlen_k && p.window_right < p.seqlen_k;
+}
+
+/// Returns the order of tiles of Br rows of Q. kv_row_bytes: of a row of K and of V. With a causal mask, as many heads
+/// stand side by side as have 32 MB of K and V: they stay in L2 (step 20).
+template <int Br>
+static inline Order order_of(const Problem &p, int kv_row_bytes) {
+  const int row_tiles = (p.seqlen_q + Br - 1) / Br;
+  Order order{tiles_of_q(p, row_tiles), row_tiles, 1};
+  if (is_causal(p)) {
+    const std::int64_t kv_bytes = std::max<std::int64_t>(1, p.seqlen_k) * kv_row_bytes;
+    const std::int64_t heads = std::int64_t{p.batch} * p.kv_heads;
+    const std::int64_t most = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
+    const std::int64_t sections = (heads + most - 1) / most;
+    order.side =
+        (heads + sections - 1) / sections;  // alike: a small last section leaves blocks idle
+  }
+  return order;
+}

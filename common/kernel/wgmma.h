@@ -118,8 +118,14 @@ namespace ptx {
   TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", %60, %61, %62, %63"
 #define UP_TO_80 \
   TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", " TEN(6) ", " TEN(7)
+#define UP_TO_56 \
+  TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", %50, %51, %52, %53, %54, %55"
 #define UP_TO_88 UP_TO_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define UP_TO_96 UP_TO_80 ", " TEN(8) ", %90, %91, %92, %93, %94, %95"
 #define UP_TO_112 UP_TO_80 ", " TEN(8) ", " TEN(9) ", " TEN(10) ", %110, %111"
+#define UP_TO_128                                         \
+  UP_TO_80 ", " TEN(8) ", " TEN(9) ", " TEN(10) ", " TEN( \
+      11) ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define EIGHT(i)                                                                              \
   "+f"(d(i)), "+f"(d(i + 1)), "+f"(d(i + 2)), "+f"(d(i + 3)), "+f"(d(i + 4)), "+f"(d(i + 5)), \
       "+f"(d(i + 6)), "+f"(d(i + 7))
@@ -127,9 +133,12 @@ namespace ptx {
 #define FIRST_40 FIRST_32, EIGHT(32)
 #define FIRST_48 FIRST_40, EIGHT(40)
 #define FIRST_64 FIRST_48, EIGHT(48), EIGHT(56)
+#define FIRST_56 FIRST_48, EIGHT(48)
 #define FIRST_80 FIRST_64, EIGHT(64), EIGHT(72)
 #define FIRST_88 FIRST_80, EIGHT(80)
+#define FIRST_96 FIRST_88, EIGHT(88)
 #define FIRST_112 FIRST_88, EIGHT(88), EIGHT(96), EIGHT(104)
+#define FIRST_128 FIRST_112, EIGHT(112), EIGHT(120)
 
 // p: whether to add to what the accumulators hold. The two ones: A and B are not negated.
 #define WGMMA(shape, names, accumulate, operands, ...)                                      \
@@ -172,31 +181,41 @@ namespace ptx {
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
   }
 
-// Head dims and tiles of 64 and 128, step 66's tile of 80, and the tiles of variants of steps 33 and 41.
+// Head dims and tiles of 64 and 128, step 66's tile of 80, step 56's of 80 to 256, and the tiles of variants of
+// steps 33 and 41.
 WGMMA_OF(64, 32, 33, 34, 35, 36, 37)
 WGMMA_OF(80, 40, 41, 42, 43, 44, 45)
 WGMMA_OF(96, 48, 49, 50, 51, 52, 53)
+WGMMA_OF(112, 56, 57, 58, 59, 60, 61)
 WGMMA_OF(128, 64, 65, 66, 67, 68, 69)
 WGMMA_OF(160, 80, 81, 82, 83, 84, 85)
 WGMMA_OF(176, 88, 89, 90, 91, 92, 93)
+WGMMA_OF(192, 96, 97, 98, 99, 100, 101)
 WGMMA_OF(224, 112, 113, 114, 115, 116, 117)
+WGMMA_OF(256, 128, 129, 130, 131, 132, 133)
 
 #undef TEN
 #undef UP_TO_32
 #undef UP_TO_40
 #undef UP_TO_48
+#undef UP_TO_56
 #undef UP_TO_64
 #undef UP_TO_80
 #undef UP_TO_88
+#undef UP_TO_96
 #undef UP_TO_112
+#undef UP_TO_128
 #undef EIGHT
 #undef FIRST_32
 #undef FIRST_40
 #undef FIRST_48
+#undef FIRST_56
 #undef FIRST_64
 #undef FIRST_80
 #undef FIRST_88
+#undef FIRST_96
 #undef FIRST_112
+#undef FIRST_128
 #undef WGMMA
 #undef WGMMA_OF
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a block computes, and where the rows of its sequence are. Step 43 builds it, and later steps include it.
+// What a block computes, and where the rows of its sequence are. Step 45 builds it, and later steps include it.
 #pragma once
 
 #include "common/kernel/heads.h"
@@ -66,3 +66,20 @@ struct Rows {
       k.sequence = min(max(of_batch(p.cache_index, p, b, b), 0), p.caches - 1);
   }
 };
+
+/// Returns the map of Q or O, for tiles of 64 rows.
+template <class T, int d>
+static inline SequenceMap map_of_q(const Problem &p, const void *tensor, const Strides &strides) {
+  const bool packed = p.cu_seqlens_q;
+  return sequence_map<T>(tensor, strides, p.batch, p.heads, packed ? p.total_q : p.seqlen_q, packed,
+                         d, 64);
+}
+
+/// Returns the map of K or V, for tiles of Bc rows. A caller of the library may have more elements of a cache than the
+/// batch has.
+template <class T, int d, int Bc>
+static inline SequenceMap map_of_k(const Problem &p, const void *tensor, const Strides &strides) {
+  const bool packed = p.cu_seqlens_k;
+  return sequence_map<T>(tensor, strides, p.cache_index ? p.caches : p.batch, p.kv_heads,
+                         packed ? p.total_k : p.seqlen_k, packed, d, Bc);
+}

@@ -10,6 +10,7 @@
 // Prediction  Products take 1024 clocks, as many as the exponentials: 1.3 to 1.5 times step 39 at 8192.
 #include <algorithm>
 
+#include "common/kernel/draw.h"
 #include "common/kernel/heads.h"
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
@@ -57,13 +58,6 @@ struct Place {
     key_tiles = (order.causal ? min(row + order.Br + Bc - 1, order.seqlen) : order.seqlen) / Bc;
   }
 };
-
-/// Draws the next tile; the first gridDim.x tiles are not drawn. The counter must hold 0, or `tiles` or
-/// more. A launch draws `tiles` numbers, and leaves a 0.
-__device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
-  const unsigned drawn = atomic_dec(Matrix<unsigned>{counter, 1, 1}(0, 0), tiles - 1);
-  return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
-}
 
 /// Returns which of 16 keys stands at this place in V^T. A thread has the scores of keys 2t and 2t + 1,
 /// and of those 8 further on; the tensor cores read them, as A of P V, as columns 4t to 4t + 3.

@@ -13,9 +13,10 @@
 //             1024, 72 tiles of keys are multiplied instead of 96. At 512 the launch saves 4 us, 6%.
 #include <algorithm>
 
-#include "common/kernel/heads.h"
+#include "common/kernel/draw.h"
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
+#include "common/kernel/transpose.h"
 
 namespace {
 
@@ -60,39 +61,6 @@ struct Place {
     key_tiles = (order.causal ? min(row + order.Br + Bc - 1, order.seqlen) : order.seqlen) / Bc;
   }
 };
-
-/// Draws the next tile; the first gridDim.x tiles are not drawn. The counter must hold 0, or `tiles` or
-/// more. A launch draws `tiles` numbers, and leaves a 0.
-__device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
-  const unsigned drawn = atomic_dec(Matrix<unsigned>{counter, 1, 1}(0, 0), tiles - 1);
-  return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
-}
-
-/// Returns which of 16 keys stands at this place in V^T. A thread has the scores of keys 2t and 2t + 1,
-/// and of those 8 further on; the tensor cores read them, as A of P V, as columns 4t to 4t + 3.
-__device__ constexpr int key_at(int place) {
-  return place / 4 * 2 + place % 4 / 2 * 8 + place % 2;
-}
-
-/// Writes V^T tile by tile: d rows of Bc keys in the order of key_at. A thread transposes 16 keys of 4
-/// columns. 8 threads share a sector of 32 bytes of V, and 2 share one of V^T.
-__global__ void __launch_bounds__(Bc / 16 * 32)
-    transpose(const void *V, Strides strides, T *V_transposed, int heads, int seqlen) {
-  griddepcontrol_launch_dependents();  // tiles of Q may load and wait meanwhile
-  const int b = blockIdx.y / heads, head = blockIdx.y % heads, thread = threadIdx.x;
-  const auto v = head_of<const T, d>(V, strides, b, head, 0, seqlen);
-  const int col = (thread % 8 + thread / 16 % 4 * 8) * 4;
-  const int group = thread / 64 * 2 + thread / 8 % 2, key = blockIdx.x * Bc + group * 16;
-  Vector<T, 16> keys[4];  // of each column
-#pragma unroll
-  for (int place = 0; place < 16; place++) {
-    const Vector<T, 4> row = load<4>(v(key + key_at(place), col));
-    for (int i = 0; i < 4; i++) keys[i][place] = row[i];
-  }
-  const std::int64_t first = (std::int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * d * Bc;
-  const Matrix<T> out{V_transposed + first, d, Bc};
-  for (int i = 0; i < 4; i++) store(out(col + i, group * 16), keys[i]);
-}
 
 __global__ void __launch_bounds__(threads, 1)           // blocks per SM
     attention(const __grid_constant__ TensorMap map_Q,  // [batch * heads, seqlen, d], all four
@@ -257,7 +225,7 @@ void run(const Problem &p) {
     return tensor_map<T>(tensor, p.Q_strides, 1, heads, p.seqlen_q, d, tile_rows);
   };
   const auto V_transposed = static_cast<T *>(p.workspace) + before_v;  // in rows of Bc = d, as K
-  launch<void>(transpose, dim3(p.seqlen_k / Bc, heads), dim3(Bc / 16 * 32), p.V, p.V_strides,
+  launch<void>(transpose<d, Bc>, dim3(p.seqlen_k / Bc, heads), dim3(Bc / 16 * 32), p.V, p.V_strides,
                V_transposed, p.heads, p.seqlen_k);
   // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
   const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);

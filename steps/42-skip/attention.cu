@@ -13,6 +13,7 @@
 //             at 1024 and 1.03 times at 8192. No change at head dim 128 or without a mask.
 #include <algorithm>
 
+#include "common/kernel/draw.h"
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
 
@@ -58,13 +59,6 @@ struct Place {
     key_tiles = (order.causal ? min(row + order.Br + Bc - 1, order.seqlen) : order.seqlen) / Bc;
   }
 };
-
-/// Draws the next tile; the first gridDim.x tiles are not drawn. The counter must hold 0, or `tiles` or
-/// more. A launch draws `tiles` numbers, and leaves a 0.
-__device__ __forceinline__ int draw_tile(unsigned *counter, int tiles) {
-  const unsigned drawn = atomic_dec(Matrix<unsigned>{counter, 1, 1}(0, 0), tiles - 1);
-  return gridDim.x + (drawn - 1 < unsigned(tiles - 1) ? tiles - drawn : 0);
-}
 
 template <class T, int d>
 __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM

@@ -1,0 +1,340 @@
+// Step 45: ragged. Any lengths: TMA ends where a sequence ends, and the scores behind its last key are masked.
+// SPDX-License-Identifier: MIT
+// Needs       sm_90a: TMA, wgmma
+// Takes       --causal, --type, --seqlen-k, --kv-heads, --layout, --lengths, --garbage
+// Before      step 44: all sequences have one length, a multiple of 128, and as many queries as keys.
+// Bottleneck  None: no batch of texts is such a problem. Padded to the longest, a batch of lengths that are
+//             drawn evenly wastes half of its rows, and causal two thirds of its scores.
+// Change      The map of each tensor has a dimension that ends where a sequence ends, so TMA clips tiles there. A record
+//             says whose rows a tile of Q has. The consumers mask what lies behind the last key or the diagonal, in
+//             up to two tiles of keys.
+// Prediction  Sequences of one length, a multiple of 128: per tile of keys a comparison and a branch more in each
+//             warpgroup, beside another one's products. A tile comes in d / 64 requests to TMA, not one. The
+//             producer has time for both: at most 1% more clocks than step 44.
+#include <algorithm>
+
+#include "common/kernel/heads.h"
+#include "common/kernel/persistent.h"
+
+namespace {
+
+/// The rows of a head of a sequence, and which head this is.
+struct HeadRows : SequenceRows {
+  int head, sequence;
+};
+
+/// What a block computes: a tile of Q, and the tiles of keys that some of its rows see.
+struct Work {
+  int row = 0;        // its first, negative if there are fewer than Br
+  int position = 0;   // of this row: of the last query it is that of the last key
+  int to = 0;         // tiles of keys; 0: no work
+  HeadRows q{}, k{};  // the sequence
+};
+
+/// A stage's record in shared memory.
+template <class View>
+__device__ __forceinline__ void write_work(View &to, int stage, const Work &work) {
+  store(to(stage, 0), Vector<int, 4>{work.row, work.position, work.to, 0});
+  store(to(stage, 4), Vector<int, 4>{work.q.first, work.q.count, work.q.head, work.q.sequence});
+  store(to(stage, 8), Vector<int, 4>{work.k.first, work.k.count, work.k.head, work.k.sequence});
+}
+template <class View>
+__device__ __forceinline__ Work read_work(View &from, int stage) {
+  const Vector<int, 4> tile = load<4>(from(stage, 0)), q = load<4>(from(stage, 4)),
+                       k = load<4>(from(stage, 8));
+  return {tile[0], tile[1], tile[2], {{q[0], q[1]}, q[2], q[3]}, {{k[0], k[1]}, k[2], k[3]}};
+}
+
+template <class T, int d>
+struct SharedStorage : Rings<T, d> {
+  Tile<int, q_stages, 12> work;  // the record of each stage of Q
+};
+
+/// The rows of a head, whatever the arrays hold: inside the tensor, and no more than the longest. `any_head` is its
+/// number in the whole batch.
+struct Rows {
+  HeadRows q, k;
+  __device__ Rows(const Problem &p, int any_head) {
+    const int b = any_head / p.heads, head = any_head - b * p.heads;
+    const auto rows = [&](const int *cu_seqlens, const int *lengths, int seqlen, int total) {
+      const int first = cu_seqlens ? min(max(of_batch(cu_seqlens, p, b, 0), 0), total) : 0;
+      const int most = cu_seqlens ? min(seqlen, total - first) : seqlen;
+      return HeadRows{{first, min(max(of_batch(lengths, p, b, seqlen), 0), most)}, head, b};
+    };
+    q = rows(p.cu_seqlens_q, p.lengths_q, p.seqlen_q, p.total_q);
+    k = rows(p.cu_seqlens_k, p.lengths_k, p.seqlen_k, p.total_k);
+    k.head = head / (p.heads / p.kv_heads);
+  }
+};
+
+/// The end of the keys that row i of a tile of Q sees: with a causal mask up to its own position.
+__device__ __forceinline__ int keys_end(const Problem &p, const Work &work, int i) {
+  return p.causal ? min(work.k.count, work.position + i + 1) : work.k.count;
+}
+
+/// The work of a tile of Q, the n-th from the sequence's end. The tiles end with a multiple of 64 rows, so a
+/// warpgroup has rows from its first on, or none.
+template <int Br>
+__device__ __forceinline__ Work make_work(const Problem &p, const Rows &rows, int n) {
+  const int queries = rows.q.count, end = (queries + 63) / 64 * 64 - n * Br;
+  Work work;
+  work.row = end - Br;
+  work.position = work.row + rows.k.count - queries;
+  work.q = rows.q, work.k = rows.k;
+  if (end <= 0 || rows.k.count == 0) return work;  // there is no such tile, or there are no keys
+  // Rows that see nothing have a tile of keys, of which all is masked.
+  work.to = (max(1, keys_end(p, work, min(end, queries) - 1 - work.row)) + Bc - 1) / Bc;
+  return work;
+}
+
+/// The order in which the tiles of Q begin: the last rows of `side` heads of K and V, which share L2, and
+/// of the query heads that they serve. They see the most keys. Then come the rows before them, and so on;
+/// then the next `side` heads. Every sequence counts as the longest.
+struct Order {
+  int tiles, row_tiles, side;  // row_tiles: of a head
+
+  template <int Br>
+  __device__ Work work(const Problem &p, int tile) const {
+    const int group = p.heads / p.kv_heads, of_head = row_tiles * group;
+    const int section = tile / (side * of_head) * side;  // its first head of K and V
+    const int here = min(side, p.batch * p.kv_heads - section) * group;
+    const int in_section = tile - section * of_head;
+    return make_work<Br>(p, Rows(p, section * group + in_section % here), in_section / here);
+  }
+};
+
+template <class T, int d>
+__global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
+    attention(const __grid_constant__ SequenceMap map_Q,  // [batch, heads, rows, d], all four
+              const __grid_constant__ SequenceMap map_K, const __grid_constant__ SequenceMap map_V,
+              const __grid_constant__ SequenceMap map_O, const Problem problem, const Order order,
+              float scale_log2) {
+  constexpr int consumers = warpgroups<d>;
+  auto &smem = shared_storage<SharedStorage<T, d>>();
+  const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
+  init_rings<T, d>(smem);
+  RingPosition<q_stages> q;
+  RingPosition<stages<d>> k, v;
+
+  if (warpgroup == consumers) {
+    setmaxnreg_dec<producer_registers<d>>();
+    if (threadIdx.x == consumers * 128) {
+      // The consumers need each V after the K behind it, which may be the next tile's.
+      const auto tell = [&](const Work &work) {  // it becomes visible when the phase of `full` ends
+        for (auto &Q : smem.Q) mbarrier_wait(Q.empty[q.stage], q.parity ^ 1);
+        write_work(smem.work, q.stage, work);
+      };
+      // A tile of keys of the work that a stage tells of, read again: registers are few.
+      const auto load_k = [&](int stage, int j) {
+        const HeadRows keys = read_work(smem.work, stage).k;
+        ring_load(smem.K, k, map_K, keys, j * Bc, keys.head, keys.sequence);
+      };
+      const auto load_v = [&](int stage, int j) {
+        const HeadRows keys = read_work(smem.work, stage).k;
+        ring_load(smem.V, v, map_V, keys, j * Bc, keys.head, keys.sequence);
+      };
+      bool more = false;  // than one tile has begun
+      for (int tile = blockIdx.x; tile < order.tiles;
+           tile = draw_tile(static_cast<unsigned *>(problem.workspace), order.tiles)) {
+        const Work at = order.template work<Br<d>>(problem, tile);
+        if (at.to == 0) continue;
+        tell(at);
+        for (int i = 0; i < consumers; i++) {
+          RingPosition<q_stages> same = q;
+          // A warpgroup without rows gets the first ones. They are not stored.
+          ring_load(smem.Q[i], same, map_Q, at.q, max(0, at.row + i * 64), at.q.head,
+                    at.q.sequence);
+        }
+        const int stage = q.stage, before = stage ^ 1;  // where the tile before is, for a while
+        q.next();
+        load_k(stage, at.to - 1);
+        if (more) load_v(before, 0);
+        for (int j = at.to - 1; j > 0; j--) {
+          load_k(stage, j - 1);
+          load_v(stage, j);
+        }
+        more = true;
+      }
+      tell({});  // the end: no Q comes with it
+      for (auto &Q : smem.Q) mbarrier_arrive(Q.full[q.stage]);
+      if (more) load_v(q.stage ^ 1, 0);
+    } else if (warp == consumers * 4 + 1) {
+      // Of a sequence without keys O is 0. It has no work, because a tile of keys must have a row.
+      for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
+        const Rows rows(problem, head);
+        if (rows.k.count > 0) continue;
+        const auto O = head_of<T, d>(problem.O, problem.O_strides, rows.q.sequence, rows.q.head,
+                                     rows.q.first, rows.q.count);
+        for (int i = lane * 8; i < rows.q.count * d; i += 32 * 8)
+          store(O(i / d, i % d), Vector<T, 8>{});
+      }
+    }
+  } else {
+    setmaxnreg_inc<consumer_registers<d>>();
+    auto &Q = smem.Q[warpgroup];
+    Accumulator<Bc> s;
+    Accumulator<d> o;
+    FragmentA p[Bc / 16];
+    const auto start_qk = [&] { start_scores<T, d>(s, Q, q, smem.K, k); };
+    const auto start_pv = [&](bool add) { start_output<T, d>(o, p, smem.V, v, add); };
+    const auto my_turn = [&] { begin_turn<d>(warpgroup); };
+    const auto next_turn = [&] { end_turn<d>(warpgroup); };
+    if (warpgroup == consumers - 1) next_turn();
+
+    const auto invert = [](float(&l)[2]) {  // l becomes 1 / l; four lanes share a row
+      for (int r = 0; r < 2; r++) {
+        for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
+        l[r] = l[r] == 0 ? 1 : 1 / l[r];  // 0: the row sees no key, and O is 0
+      }
+    };
+    // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
+    const auto store_o = [&](const float(&l)[2], int stage) {
+      // Warp and lane anew: with those from above nvcc 13.0 spills in step 52.
+      write_rows<T, d>(Q, stage, o, l, threadIdx.x / 32, threadIdx.x % 32);
+      fence_proxy_async();
+      named_barrier_sync(first_stored<d> + warpgroup, 128);  // all four warps have written O
+      if (threadIdx.x % 128 == 0) {
+        const Work done = read_work(smem.work, stage);
+        const int row = done.row + warpgroup * 64;
+        if (row >= 0) tma_store(map_O, done.q, row, done.q.head, done.q.sequence, Q.tile[stage]);
+        tma_store_commit();
+        tma_store_wait_read<0>();
+        mbarrier_arrive(Q.empty[stage]);
+      }
+    };
+
+    const auto wait_for_q = [&] {
+      mbarrier_wait(Q.full[q.stage], q.parity);
+      return read_work(smem.work, q.stage);
+    };
+    // Whether none of the warpgroup's rows sees the last tile of keys (step 42). Of two tiles of keys one stays.
+    const auto skips = [&](const Work &work) {
+      const int end = keys_end(problem, work, warpgroup * 64 + 63);
+      return consumers == 3 && work.to > 1 && uniform(end <= (work.to - 1) * Bc);
+    };
+    const auto start_first_qk = [&](const Work &work) {  // step 42 says why nothing waits here
+      if (skips(work)) ring_release(smem.K, k);
+      start_qk();
+    };
+    Work at = wait_for_q();
+    if (at.to == 0) return;  // there are fewer tiles than blocks
+    my_turn();
+    start_first_qk(at);
+    next_turn();
+    wgmma_wait<0>(s);
+    while (at.to > 0) {
+      const bool skip = skips(at);
+      int last = uniform(at.to) - 1 - skip;  // the last tile of keys that these 64 rows see
+      if (skip) {
+        my_turn();  // a turn without products: the others multiply the tile's V
+        next_turn();
+        ring_release(smem.V, v);
+      }
+      float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
+      ring_release(smem.K, k);
+      // Of the tiles of keys before all_to, all 64 rows see all keys.
+      const int all_to = uniform(keys_end(problem, at, warpgroup * 64) / Bc);
+      const auto mask_keys = [&](int j) {  // scores of the tile j of keys
+        if (j < all_to) return;
+        const Work work = read_work(smem.work, q.stage);  // read again: registers are few
+        const int row = warpgroup * 64 + warp % 4 * 16 + lane / 4;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const int end = keys_end(problem, work, row + r * 8) - j * Bc - lane % 4 * 2;
+#pragma unroll
+          for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
+            if (i / 4 * 8 + i % 2 >= end) s(i) = -INFINITY;
+        }
+      };
+      mask_keys(last);
+      softmax(s, m, l, alpha, scale_log2);
+      to_fragments<T>(p, s);
+
+      // A warpgroup without rows multiplies one tile of keys, and passes on the others as one that it skips.
+      for (; last > 0 && at.row + warpgroup * 64 < 0; last--) {
+        my_turn();
+        next_turn();
+        ring_release(smem.K, k);
+        ring_release(smem.V, v);
+      }
+      for (int j = last; j > 0; j--) {
+        my_turn();
+        start_qk();
+        start_pv(j < last);  // of the tile before
+        next_turn();
+        wgmma_wait<1>(s);
+        ring_release(smem.K, k);
+        mask_keys(j - 1);  // the diagonal may cross two tiles of keys
+        const bool must_rescale = softmax(s, m, l, alpha, scale_log2);
+        wgmma_wait<0>(o);
+        ring_release(smem.V, v);
+        to_fragments<T>(p, s);
+        if (must_rescale) rescale(o, alpha);
+      }
+
+      const int used = q.stage;
+      q.next();
+      at = wait_for_q();
+      if (at.to > 0) {
+        my_turn();
+        start_pv(last > 0);
+        start_first_qk(at);  // of the next tile
+        next_turn();
+        invert(l);
+        wgmma_wait<1>(o);
+        ring_release(smem.V, v);
+        store_o(l, used);
+        wgmma_wait<0>(s);
+      } else {  // a branch of its own: with `if` around start_qk alone, nvcc 13.0 serialises all wgmma
+        my_turn();
+        start_pv(last > 0);
+        next_turn();
+        invert(l);
+        wgmma_wait<0>(o);
+        store_o(l, used);
+      }
+    }
+  }
+}
+
+template <class T, int d>
+void run(const Problem &p) {
+  const auto map = [&](const void *tensor, const Strides &strides, bool of_q, int tile_rows) {
+    const bool packed = of_q ? p.cu_seqlens_q : p.cu_seqlens_k;
+    const int rows = of_q ? (packed ? p.total_q : p.seqlen_q) : (packed ? p.total_k : p.seqlen_k);
+    return sequence_map<T>(tensor, strides, p.batch, of_q ? p.heads : p.kv_heads, rows, packed, d,
+                           tile_rows);
+  };
+  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
+  const std::int64_t kv_bytes = std::max<std::int64_t>(1, p.seqlen_k) * d * 2 * sizeof(T);
+  const int row_tiles = (p.seqlen_q + Br<d> - 1) / Br<d>;
+  Order order{tiles_of_q(p, row_tiles), row_tiles, 1};
+  if (p.causal) {
+    const std::int64_t heads = std::int64_t{p.batch} * p.kv_heads;
+    const std::int64_t most = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
+    const std::int64_t sections = (heads + most - 1) / most;
+    order.side =
+        (heads + sections - 1) / sections;  // alike: a small last section leaves blocks idle
+  }
+  const auto kernel = attention<T, d>;
+  const int blocks =
+      std::min(std::max(1, order.tiles), resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
+  launch<SharedStorage<T, d>>(kernel, dim3(blocks), dim3(threads<d>),
+                              map(p.Q, p.Q_strides, true, 64), map(p.K, p.K_strides, false, Bc),
+                              map(p.V, p.V_strides, false, Bc), map(p.O, p.O_strides, true, 64), p,
+                              order, log2_e / sqrtf(d));
+}
+
+template <class T>
+void run(const Problem &p) {
+  p.head_dim == 64 ? run<T, 64>(p) : run<T, 128>(p);
+}
+
+}  // namespace
+
+EXPORT_STEP({
+    .tile = 1,
+    .default_batch = 16,
+    .launch = [](const Problem &p) { p.type == Type::kBf16 ? run<bf16>(p) : run<half>(p); },
+    .workspace_bytes = [](const Problem &) { return sizeof(unsigned); },
+});
