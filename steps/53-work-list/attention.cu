@@ -13,11 +13,10 @@
 //             1,000 tiles of Q. A tile that does not exist took a block 1,500 clocks, and takes none.
 #include <algorithm>
 
+#include "common/kernel/scores.h"
 #include "common/kernel/visible.h"
 
 namespace {
-
-constexpr float ln_2 = 0.693147181f;  // of log2: ln x is log2(x) ln_2
 
 constexpr int plan_threads = 1024;
 
@@ -125,19 +124,9 @@ __global__ void __launch_bounds__(plan_threads)
   }
 }
 
-/// What becomes of a score before the softmax.
-struct Scores {
-  float scale_log2;          // what the function returns times this is a power of two
-  float to_cap;              // the product q . k times this is a score in units of the soft cap
-  const float *slopes;       // of ALiBi, [heads of a sequence]
-  const float *sink_logits;  // [heads of a sequence]; null: no sinks
-};
-
 template <class T, int d>
-struct SharedStorage {
-  Ring<TmaTile<64, d, T>, q_stages> Q[warpgroups<d>];
-  Ring<TmaTile<Bc, d, T>, stages<d>> K, V;
-  Tile<int, q_stages, work_ints> work;  // what each stage of Q is of
+struct SharedStorage : Rings<T, d> {
+  Tile<int, q_stages, work_ints> work;  // the record of each stage of Q
 };
 
 template <class T, int d, bool softcap, bool alibi, bool sinks>
@@ -147,17 +136,9 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
               const __grid_constant__ SequenceMap map_O, const Problem problem, const Order order,
               const Plan plan, bool planned, const Scores scores) {
   constexpr int consumers = warpgroups<d>;
-  // The named barriers, one for each warpgroup; 0 is that of __syncthreads.
-  constexpr int first_turn = 1, first_stored = first_turn + consumers;
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    for (auto &Q : smem.Q) ring_init(Q, 1);
-    ring_init(smem.K, consumers * 4);  // the warps that compute
-    ring_init(smem.V, consumers * 4);
-    mbarrier_fence_init();
-  }
-  __syncthreads();  // the barriers are initialised
+  init_rings<T, d>(smem);
   RingPosition<q_stages> q;
   RingPosition<stages<d>> k, v;
   const Matrix<float> lse{problem.lse, problem.batch * problem.heads, problem.seqlen_q};
@@ -230,13 +211,10 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     Accumulator<Bc> s;
     Accumulator<d> o;
     FragmentA p[Bc / 16];
-    const auto start_qk = [&] { start_scores<T, d>(s, Q.tile[q.stage], smem.K, k); };
+    const auto start_qk = [&] { start_scores<T, d>(s, Q, q, smem.K, k); };
     const auto start_pv = [&](bool add) { start_output<T, d>(o, p, smem.V, v, add); };
-    // Ping-pong (step 34): a warpgroup's products start when those of the one before have been started.
-    const auto my_turn = [&] { named_barrier_sync(first_turn + warpgroup, 2 * 128); };
-    const auto next_turn = [&] {
-      named_barrier_arrive(first_turn + (warpgroup + 1) % consumers, 2 * 128);
-    };
+    const auto my_turn = [&] { begin_turn<d>(warpgroup); };
+    const auto next_turn = [&] { end_turn<d>(warpgroup); };
     if (warpgroup == consumers - 1) next_turn();
 
     // Four lanes share a row: they add their parts of l, and the first stores the row's log-sum-exp. Then l
@@ -254,17 +232,9 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     };
     // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
     const auto store_o = [&](const float(&l)[2], int stage) {
-      write_rows<T, d>(Q.tile[stage], o, l);
-      fence_proxy_async();
-      named_barrier_sync(first_stored + warpgroup, 128);  // all four warps have written O
-      if (threadIdx.x % 128 == 0) {
-        const Work done = read_work(smem.work, stage);
-        const int row = done.row + warpgroup * 64;
-        if (row >= 0) tma_store(map_O, done.q, row, done.q.head, done.q.sequence, Q.tile[stage]);
-        tma_store_commit();
-        tma_store_wait_read<0>();
-        mbarrier_arrive(Q.empty[stage]);
-      }
+      // Warp and lane anew: with those from above nvcc 13.0 spills in step 52.
+      write_rows<T, d>(Q, stage, o, l, threadIdx.x / 32, threadIdx.x % 32);
+      store_tile<T, d>(Q, stage, smem.work, map_O, warpgroup);
     };
 
     const auto wait_for_q = [&] {
@@ -322,20 +292,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       const auto mask_keys = [&](int j) {  // after change_scores: a soft cap would show them again
         // With a soft cap alone nvcc 13.0 had no register left for this branch, and spilled.
         if ((!softcap || alibi) && j < all_to && j >= all_from) return;
-        const Work work = read_work(smem.work, q.stage);  // read again: registers are few
-        const int row = warpgroup * 64 + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-          const Keys seen(problem, work, row + r * 8);
-          if (j >= all_to)
-#pragma unroll
-            for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
-              if (i / 4 * 8 + i % 2 >= seen.end - key) s(i) = -INFINITY;
-          if (j < all_from)
-#pragma unroll
-            for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
-              if (i / 4 * 8 + i % 2 < seen.first - key) s(i) = -INFINITY;
-        }
+        mask_tile(s, problem, smem.work, q.stage, j, all_from, all_to, warpgroup, warp, lane);
       };
       change_scores(last);
       mask_keys(last);
@@ -392,41 +349,20 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
 
 template <class T, int d, bool softcap, bool alibi, bool sinks>
 void run(const Problem &p) {
-  const auto map = [&](const void *tensor, const Strides &strides, bool of_q, int tile_rows) {
-    const bool packed = of_q ? p.cu_seqlens_q : p.cu_seqlens_k;
-    const int rows = of_q ? (packed ? p.total_q : p.seqlen_q) : (packed ? p.total_k : p.seqlen_k);
-    const int blocks = !of_q && p.cache_index ? p.caches : p.batch;
-    return sequence_map<T>(tensor, strides, blocks, of_q ? p.heads : p.kv_heads, rows, packed, d,
-                           tile_rows);
-  };
-  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  const std::int64_t kv_bytes = std::max<std::int64_t>(1, p.seqlen_k) * d * 2 * sizeof(T);
-  const int row_tiles = (p.seqlen_q + Br<d> - 1) / Br<d>;
-  const bool causal = p.window_left >= p.seqlen_k && p.window_right < p.seqlen_k;
-  const int l2_tiles = causal ? (32 << 20) / (Bc * d * 2 * int(sizeof(T))) : 0;
-  Order order{tiles_of_q(p, row_tiles), row_tiles, 1};
-  if (causal) {
-    const std::int64_t heads = std::int64_t{p.batch} * p.kv_heads;
-    const std::int64_t most = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
-    const std::int64_t sections = (heads + most - 1) / most;
-    order.side =
-        (heads + sections - 1) / sections;  // alike: a small last section leaves blocks idle
-  }
+  const Order order = order_of<Br<d>>(p, d * 2 * int(sizeof(T)));
+  const int l2_tiles = is_causal(p) ? (32 << 20) / (Bc * d * 2 * int(sizeof(T))) : 0;
   const Plan plan(p, Br<d>);
   const bool planned =
       p.lengths_q || p.lengths_k || p.cu_seqlens_q || p.cu_seqlens_k || p.starts_k || p.cache_index;
   if (planned)
     launch_on<void>(p.stream, make_plan<Br<d>>, dim3(1), dim3(plan_threads), p, plan, l2_tiles);
-  // With a scale of 0 a masked score would be -inf * 0 = NaN. No score shows 1e-20 of itself.
-  Scores scores{std::max(log2_e * p.scale, 1e-20f), 0, p.slopes, p.sink_logits};
-  if (softcap) scores.scale_log2 = log2_e * p.softcap, scores.to_cap = p.scale / p.softcap;
   const auto kernel = attention<T, d, softcap, alibi, sinks>;
   const int blocks =
       std::min(std::max(1, order.tiles), resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
   launch_beside_on<SharedStorage<T, d>>(
-      p.stream, kernel, dim3(blocks), dim3(threads<d>), map(p.Q, p.Q_strides, true, 64),
-      map(p.K, p.K_strides, false, Bc), map(p.V, p.V_strides, false, Bc),
-      map(p.O, p.O_strides, true, 64), p, order, plan, planned, scores);
+      p.stream, kernel, dim3(blocks), dim3(threads<d>), map_of_q<T, d>(p, p.Q, p.Q_strides),
+      map_of_k<T, d, Bc>(p, p.K, p.K_strides), map_of_k<T, d, Bc>(p, p.V, p.V_strides),
+      map_of_q<T, d>(p, p.O, p.O_strides), p, order, plan, planned, scores_of(p));
 }
 
 template <class T, int d>
@@ -441,12 +377,8 @@ void run(const Problem &p) {
 }
 
 template <class T>
-void run(Problem p) {
-  // Both kinds of windows, and a causal mask, are a window with two sides. No limit is 2^30 keys.
-  if (p.window) p.window_left = p.window - 1;
-  if (p.window || p.causal) p.window_right = 0;
-  for (int *side : {&p.window_left, &p.window_right})
-    *side = *side < 0 ? 1 << 30 : std::min(*side, 1 << 30);
+void run(const Problem &given) {
+  const Problem p = with_sides(given);
   p.head_dim == 64 ? run<T, 64>(p) : run<T, 128>(p);
 }
 

@@ -7,7 +7,7 @@
 // Bottleneck  None: a cache in pages must be copied into one piece before step 53 may read it.
 // Change      A box has as many rows as divide a page's and a tile's. Lane i of a warp copies box i. One warp loads K
 //             and another V. Each looks up its boxes' pages a tile ahead, and divides once for each tile of Q. The
-//             map of step 43 serves with pages for sequences.
+//             map of step 45 serves with pages for sequences.
 // Prediction  At head dim 128 a tile of keys in pages of 16 is 32 requests to TMA, and a warp has 16 of them. At 55
 //             clocks for a request and 8 for each of 70 other instructions it takes 1,440 clocks, beside the 2,316
 //             of a tile in step 42: hidden, at least 0.95 of the speed without pages. Pages of 256 are 2 requests
@@ -16,13 +16,10 @@
 #include <climits>
 #include <numeric>
 
-#include "common/kernel/visible.h"
+#include "common/kernel/plan.h"
+#include "common/kernel/scores.h"
 
 namespace {
-
-constexpr float ln_2 = 0.693147181f;  // of log2: ln x is log2(x) ln_2
-
-constexpr int plan_threads = 1024;
 
 /// Where keys lie: row i of a sequence is row i % size of page table(sequence, i / size). Without pages a sequence
 /// is one page, and its number is the sequence's.
@@ -47,121 +44,9 @@ struct Pages {
   }
 };
 
-/// The plan, in the workspace behind the counter: a list of tiles of Q, and what it is made from.
-struct Plan {
-  Matrix<int> tiles;  // how many tiles of Q
-  Matrix<int> list;   // [tiles, work_ints]
-  Matrix<int>
-      lengths;  // [batch, 4]: tiles of Q and of keys; in units of Br, by how much the keys are more
-  Matrix<int>
-      sequence;  // [batch, 8]: longest first: section, row tiles before and its own, the same
-                 // difference, number, heads side by side, row tiles up to here
-  static std::int64_t most_tiles(const Problem &p, int Br) {
-    std::int64_t of_head = std::int64_t{p.batch} * ((p.seqlen_q + Br - 1) / Br);
-    if (p.cu_seqlens_q) of_head = std::min(of_head, p.total_q / Br + std::int64_t{p.batch});
-    return of_head * p.heads;
-  }
-  static std::int64_t ints(const Problem &p, int Br) {
-    return 32 + work_ints * most_tiles(p, Br) + 12 * std::int64_t{p.batch};
-  }
-  Plan(const Problem &p, int Br) {
-    const int most = most_tiles(p, Br);
-    int *const first = static_cast<int *>(p.workspace);
-    tiles = {first + 1, 1, 1};
-    list = {first + 32, most, work_ints};
-    lengths = {list.data + std::int64_t{most} * work_ints, p.batch, 4};
-    sequence = {lengths.data + std::int64_t{p.batch} * 4, p.batch, 8};
-  }
-};
-
-/// Plans the list, in one block. l2_tiles: tiles of K and V that L2 holds; 0 if a row of Q sees no more keys than
-/// the row before. The list has sections, one after the other: some sequences, or some heads of one, as
-/// many as L2 holds. In a section the tiles of Q that stand at the last keys come first. A place in the list is
-/// the number of the tiles that come before it, so that no thread waits for another's.
-template <int Br>
-__global__ void __launch_bounds__(plan_threads)
-    make_plan(const Problem p, const Plan plan, int l2_tiles) {
-  griddepcontrol_launch_dependents();  // the blocks' prologues may run meanwhile
-  for (int b = threadIdx.x; b < p.batch; b += plan_threads) {
-    const Rows rows(p, b * p.heads, Given::kAll);
-    const int queries = rows.q.count, keys = rows.k.count;
-    const int row_tiles = keys > 0 ? (queries + Br - 1) / Br : 0;
-    const int ahead = l2_tiles ? (keys + Br - 1) / Br - row_tiles : 0;
-    store(plan.lengths(b, 0), Vector<int, 4>{row_tiles, max(1, (keys + Bc - 1) / Bc), ahead, 0});
-  }
-  __syncthreads();  // all sequences' lengths are there
-  for (int b = threadIdx.x; b < p.batch; b += plan_threads) {
-    const Vector<int, 4> own = load<4>(plan.lengths(b, 0));
-    int before = 0, rows_before = 0, keys_before = 0, all = 0;
-    for (int other = 0; other < p.batch; other++) {
-      const Vector<int, 4> its = load<4>(plan.lengths(other, 0));
-      all += its[1] * p.kv_heads;
-      if (its[1] < own[1] || (its[1] == own[1] && other >= b)) continue;
-      before++;
-      rows_before += its[0];
-      keys_before += its[1] * p.kv_heads;
-    }
-    // Sections of the same size, of which none is larger than L2: a small last one would leave blocks idle.
-    const int sections = l2_tiles ? (all + l2_tiles - 1) / l2_tiles : all;
-    const int in_section = (all + sections - 1) / sections;
-    const int parts = (own[1] * p.kv_heads + in_section - 1) / in_section;  // of this sequence
-    store(plan.sequence(before, 0),
-          Vector<int, 4>{keys_before / in_section, rows_before, own[0], own[2]});
-    store(plan.sequence(before, 4),
-          Vector<int, 4>{b, (p.kv_heads + parts - 1) / parts, rows_before + own[0], 0});
-    if (before == p.batch - 1)
-      plan.tiles(0, 0) = min((rows_before + own[0]) * p.heads, plan.list.rows);
-  }
-  __syncthreads();  // the sequences are sorted
-
-  const int lane = threadIdx.x % 32, group = p.heads / p.kv_heads;
-  const int all_rows = plan.sequence(p.batch - 1, 6);
-  int i = 0;  // the sequence, in their order
-  for (int row_tile = threadIdx.x / 32; row_tile < all_rows; row_tile += plan_threads / 32) {
-    while (plan.sequence(i, 6) <= row_tile) i++;
-    const Vector<int, 4> own = load<4>(plan.sequence(i, 0));
-    const int tile = row_tile - own[1], stands_at = tile + own[3];
-    // Per head: the tiles of the sections before, and of this section those that stand behind this tile or beside
-    // it, in a sequence before.
-    int earlier = 0, longer = 0;
-    for (int other = lane; other < p.batch; other += 32) {
-      const Vector<int, 4> its = load<4>(plan.sequence(other, 0));
-      const int behind = its[2] + its[3] - 1 - stands_at;
-      if (its[0] < own[0]) earlier += its[2];
-      if (its[0] != own[0]) continue;
-      longer += min(max(behind, 0), its[2]);
-      if (other < i && behind >= 0 && stands_at >= its[3]) longer++;
-    }
-    for (int mask = 1; mask < 32; mask *= 2) {
-      earlier += __shfl_xor_sync(kAllLanes, earlier, mask);
-      longer += __shfl_xor_sync(kAllLanes, longer, mask);
-    }
-    const int b = plan.sequence(i, 4), side = plan.sequence(i, 5);
-    for (int head = lane; head < p.heads; head += 32) {
-      const int first = head / group / side * side;  // of the heads of K and V in the section
-      const int here = min(side, p.kv_heads - first) * group;
-      const int place =
-          earlier * p.heads + first * group * own[2] + longer * here + head - first * group;
-      if (place < plan.list.rows)  // more are there only if packed sequences overlap
-        write_work(plan.list, place,
-                   make_work<Br>(p, Rows(p, b * p.heads + head, Given::kAll), own[2] - 1 - tile));
-    }
-  }
-}
-
-/// What becomes of a score before the softmax.
-struct Scores {
-  float scale_log2;          // what the function returns times this is a power of two
-  float to_cap;              // the product q . k times this is a score in units of the soft cap
-  const float *slopes;       // of ALiBi, [heads of a sequence]
-  const float *sink_logits;  // [heads of a sequence]; null: no sinks
-};
-
 template <class T, int d>
-struct SharedStorage {
-  Ring<TmaTile<64, d, T>, q_stages> Q[warpgroups<d>];
-  Ring<TmaTile<Bc, d, T>, stages<d>> K, V;
-  Tile<int, q_stages, work_ints> work;  // what each stage of Q is of
+struct SharedStorage : Rings<T, d> {
+  Tile<int, q_stages, work_ints> work;  // the record of each stage of Q
 };
 
 template <class T, int d, bool softcap, bool alibi, bool sinks>
@@ -171,17 +56,9 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
               const __grid_constant__ SequenceMap map_O, const Problem problem, const Order order,
               const Plan plan, const Pages pages, bool planned, const Scores scores) {
   constexpr int consumers = warpgroups<d>;
-  // The named barriers, one for each warpgroup; 0 is that of __syncthreads.
-  constexpr int first_turn = 1, first_stored = first_turn + consumers;
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    for (auto &Q : smem.Q) ring_init(Q, 1);
-    ring_init(smem.K, consumers * 4);  // the warps that compute
-    ring_init(smem.V, consumers * 4);
-    mbarrier_fence_init();
-  }
-  __syncthreads();  // the barriers are initialised
+  init_rings<T, d>(smem);
   RingPosition<q_stages> q;
   RingPosition<stages<d>> k, v;
   const Matrix<float> lse{problem.lse, problem.batch * problem.heads, problem.seqlen_q};
@@ -286,13 +163,10 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     Accumulator<Bc> s;
     Accumulator<d> o;
     FragmentA p[Bc / 16];
-    const auto start_qk = [&] { start_scores<T, d>(s, Q.tile[q.stage], smem.K, k); };
+    const auto start_qk = [&] { start_scores<T, d>(s, Q, q, smem.K, k); };
     const auto start_pv = [&](bool add) { start_output<T, d>(o, p, smem.V, v, add); };
-    // Ping-pong (step 34): a warpgroup's products start when those of the one before have been started.
-    const auto my_turn = [&] { named_barrier_sync(first_turn + warpgroup, 2 * 128); };
-    const auto next_turn = [&] {
-      named_barrier_arrive(first_turn + (warpgroup + 1) % consumers, 2 * 128);
-    };
+    const auto my_turn = [&] { begin_turn<d>(warpgroup); };
+    const auto next_turn = [&] { end_turn<d>(warpgroup); };
     if (warpgroup == consumers - 1) next_turn();
 
     // Four lanes share a row: they add their parts of l, and the first stores the row's log-sum-exp. Then l
@@ -310,17 +184,9 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     };
     // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
     const auto store_o = [&](const float(&l)[2], int stage) {
-      write_rows<T, d>(Q.tile[stage], o, l);
-      fence_proxy_async();
-      named_barrier_sync(first_stored + warpgroup, 128);  // all four warps have written O
-      if (threadIdx.x % 128 == 0) {
-        const Work done = read_work(smem.work, stage);
-        const int row = done.row + warpgroup * 64;
-        if (row >= 0) tma_store(map_O, done.q, row, done.q.head, done.q.sequence, Q.tile[stage]);
-        tma_store_commit();
-        tma_store_wait_read<0>();
-        mbarrier_arrive(Q.empty[stage]);
-      }
+      // Warp and lane anew: with those from above nvcc 13.0 spills in step 52.
+      write_rows<T, d>(Q, stage, o, l, threadIdx.x / 32, threadIdx.x % 32);
+      store_tile<T, d>(Q, stage, smem.work, map_O, warpgroup);
     };
 
     const auto wait_for_q = [&] {
@@ -378,20 +244,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       const auto mask_keys = [&](int j) {  // after change_scores: a soft cap would show them again
         // With a soft cap alone nvcc 13.0 had no register left for this branch, and spilled.
         if ((!softcap || alibi) && j < all_to && j >= all_from) return;
-        const Work work = read_work(smem.work, q.stage);  // read again: registers are few
-        const int row = warpgroup * 64 + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-          const Keys seen(problem, work, row + r * 8);
-          if (j >= all_to)
-#pragma unroll
-            for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
-              if (i / 4 * 8 + i % 2 >= seen.end - key) s(i) = -INFINITY;
-          if (j < all_from)
-#pragma unroll
-            for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
-              if (i / 4 * 8 + i % 2 < seen.first - key) s(i) = -INFINITY;
-        }
+        mask_tile(s, problem, smem.work, q.stage, j, all_from, all_to, warpgroup, warp, lane);
       };
       change_scores(last);
       mask_keys(last);
@@ -449,45 +302,26 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
 template <class T, int d, bool softcap, bool alibi, bool sinks>
 void run(const Problem &p) {
   const Pages pages(p);
-  const auto map_q = [&](const void *tensor, const Strides &strides) {
-    const bool packed = p.cu_seqlens_q;
-    return sequence_map<T>(tensor, strides, p.batch, p.heads, packed ? p.total_q : p.seqlen_q,
-                           packed, d, 64);
-  };
   const auto map_k = [&](const void *tensor, const Strides &strides) {
     const bool packed = p.cu_seqlens_k;
     const int rows = p.page_table ? p.page_size : packed ? p.total_k : p.seqlen_k;
     return sequence_map<T>(tensor, strides, pages.count, p.kv_heads, rows, packed, d,
                            pages.box_rows);
   };
-  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  const std::int64_t kv_bytes = std::max<std::int64_t>(1, p.seqlen_k) * d * 2 * sizeof(T);
-  const int row_tiles = (p.seqlen_q + Br<d> - 1) / Br<d>;
-  const bool causal = p.window_left >= p.seqlen_k && p.window_right < p.seqlen_k;
-  const int l2_tiles = causal ? (32 << 20) / (Bc * d * 2 * int(sizeof(T))) : 0;
-  Order order{tiles_of_q(p, row_tiles), row_tiles, 1};
-  if (causal) {
-    const std::int64_t heads = std::int64_t{p.batch} * p.kv_heads;
-    const std::int64_t most = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
-    const std::int64_t sections = (heads + most - 1) / most;
-    order.side =
-        (heads + sections - 1) / sections;  // alike: a small last section leaves blocks idle
-  }
+  const Order order = order_of<Br<d>>(p, d * 2 * int(sizeof(T)));
+  const int l2_tiles = is_causal(p) ? (32 << 20) / (Bc * d * 2 * int(sizeof(T))) : 0;
   const Plan plan(p, Br<d>);
   const bool planned =
       p.lengths_q || p.lengths_k || p.cu_seqlens_q || p.cu_seqlens_k || p.starts_k || p.cache_index;
   if (planned)
     launch_on<void>(p.stream, make_plan<Br<d>>, dim3(1), dim3(plan_threads), p, plan, l2_tiles);
-  // With a scale of 0 a masked score would be -inf * 0 = NaN. No score shows 1e-20 of itself.
-  Scores scores{std::max(log2_e * p.scale, 1e-20f), 0, p.slopes, p.sink_logits};
-  if (softcap) scores.scale_log2 = log2_e * p.softcap, scores.to_cap = p.scale / p.softcap;
   const auto kernel = attention<T, d, softcap, alibi, sinks>;
   const int blocks =
       std::min(std::max(1, order.tiles), resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
-  launch_beside_on<SharedStorage<T, d>>(p.stream, kernel, dim3(blocks), dim3(threads<d>),
-                                        map_q(p.Q, p.Q_strides), map_k(p.K, p.K_strides),
-                                        map_k(p.V, p.V_strides), map_q(p.O, p.O_strides), p, order,
-                                        plan, pages, planned, scores);
+  launch_beside_on<SharedStorage<T, d>>(
+      p.stream, kernel, dim3(blocks), dim3(threads<d>), map_of_q<T, d>(p, p.Q, p.Q_strides),
+      map_k(p.K, p.K_strides), map_k(p.V, p.V_strides), map_of_q<T, d>(p, p.O, p.O_strides), p,
+      order, plan, pages, planned, scores_of(p));
 }
 
 template <class T, int d>
@@ -502,12 +336,8 @@ void run(const Problem &p) {
 }
 
 template <class T>
-void run(Problem p) {
-  // Both kinds of windows, and a causal mask, are a window with two sides. No limit is 2^30 keys.
-  if (p.window) p.window_left = p.window - 1;
-  if (p.window || p.causal) p.window_right = 0;
-  for (int *side : {&p.window_left, &p.window_right})
-    *side = *side < 0 ? 1 << 30 : std::min(*side, 1 << 30);
+void run(const Problem &given) {
+  const Problem p = with_sides(given);
   p.head_dim == 64 ? run<T, 64>(p) : run<T, 128>(p);
 }
 

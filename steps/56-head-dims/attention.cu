@@ -1,0 +1,374 @@
+// Step 56: head dims. Any multiple of 8 up to 256, and V's own: tiles and registers as a budget.
+// SPDX-License-Identifier: MIT
+// Needs       sm_90a: TMA, wgmma
+// Takes       --causal, --type, --seqlen-k, --kv-heads, --layout, --lengths, --window, --window-size, --garbage,
+//             --scale, --head-dim-v
+// Before      step 51: head dims 64 and 128, and V has Q's.
+// Bottleneck  The other head dims. With tiles of 128 rows head dim 256 would need 384 KB of shared memory, and 224
+//             registers for S, P and O alone.
+// Change      Kernels for 64, 96, 128, 192 and 256 columns, each with its own tiles, and one for 192 with 128 of V. Other
+//             multiples of 8 use the next one: TMA fills its tiles with zeros, and does not store what lies beyond. Where
+//             shared memory has room for one stage of Q alone, the next Q waits until O is stored. Step 53's list.
+// Prediction  A tile of keys needs the tensor cores for 64 Bc (d + dv) / 2048 clocks per warpgroup, and shared memory for
+//             62 to 70% of that. One stage of Q adds 4,000 clocks to a tile of Q: at head dim 256 and 8192 keys 1.5%.
+#include <algorithm>
+
+#include "common/kernel/plan.h"
+
+namespace {
+
+constexpr float ln_2 = 0.693147181f;  // of log2: ln x is log2(x) ln_2
+
+/// The tiles for Q and K of up to d columns and V and O of up to dv. The chapter has the budget.
+template <int d, int dv>
+struct Tiles {
+  static constexpr int warpgroups = d <= 96 ? 3 : 2;  // that compute, with 64 rows of Q each
+  static constexpr int Br = warpgroups * 64;
+  static constexpr int Bc = d == 96 ? 96 : dv == 192 ? 112 : d == 256 ? 80 : 128;
+  static constexpr int q_stages = d <= 128 ? 2 : 1;
+  static constexpr int stages = d == 64 ? 3 : 2;  // of K and of V
+  static constexpr int threads = (warpgroups + 1) * 128;
+  // Registers of a thread after setmaxnreg: together what the launch gives, 128 of 512 threads or 168 of 384.
+  static constexpr int consumer_registers = warpgroups == 3 ? 160 : 232;
+  static constexpr int producer_registers = warpgroups == 3 ? 32 : 40;
+};
+
+/// Columns that a tile has for d of a tensor: whole slabs of 128 bytes. The engine fills the rest with zeros.
+constexpr int padded(int d) {
+  return (d + 63) / 64 * 64;
+}
+
+/// Returns the smallest d of a kernel that has room for these columns.
+constexpr int instance(int columns) {
+  return columns <= 64 ? 64 : columns <= 96 ? 96 : (columns + 63) / 64 * 64;
+}
+
+template <class T, int d, int dv>
+struct SharedStorage {
+  using Sizes = Tiles<d, dv>;
+  TmaTile<64, padded(d), T> Q[Sizes::warpgroups][Sizes::q_stages];
+  TmaTile<Sizes::Bc, padded(d), T> K[Sizes::stages];
+  TmaTile<Sizes::Bc, padded(dv), T> V[Sizes::stages];
+  // All barriers follow all tiles: behind each ring of its own they would take 1,024 bytes, a tile's alignment.
+  RingBarriers<Sizes::q_stages> Q_barriers[Sizes::warpgroups];
+  RingBarriers<Sizes::stages> K_barriers, V_barriers;
+  Tile<int, Sizes::q_stages, work_ints> work;  // what each stage of Q is of
+};
+
+template <class T, int d, int dv>
+__global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
+    attention(const __grid_constant__ SequenceMap map_Q,     // [batch, heads, rows, d], as K
+              const __grid_constant__ SequenceMap map_K,
+              const __grid_constant__ SequenceMap map_V,  // [batch, heads, rows, dv], as O
+              const __grid_constant__ SequenceMap map_O, const Problem problem, const Order order,
+              const Plan plan, bool planned, float scale_log2) {
+  using Sizes = Tiles<d, dv>;
+  constexpr int consumers = Sizes::warpgroups, Bc = Sizes::Bc, q_stages = Sizes::q_stages;
+  constexpr int stored = first_turn + consumers;  // the named barriers behind those of the turns
+  auto &smem = shared_storage<SharedStorage<T, d, dv>>();
+  const auto Q_of = [&](int i) { return ring_of(smem.Q[i], smem.Q_barriers[i]); };
+  const auto K = ring_of(smem.K, smem.K_barriers);
+  const auto V = ring_of(smem.V, smem.V_barriers);
+  const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    for (auto &Q : smem.Q_barriers) ring_init(Q, 1);
+    ring_init(smem.K_barriers, consumers * 4);  // the warps that compute
+    ring_init(smem.V_barriers, consumers * 4);
+    mbarrier_fence_init();
+  }
+  __syncthreads();  // the barriers are initialised
+  RingPosition<q_stages> q;
+  RingPosition<Sizes::stages> k, v;
+  const Matrix<float> lse{problem.lse, problem.batch * problem.heads, problem.seqlen_q};
+
+  if (warpgroup == consumers) {
+    setmaxnreg_dec<Sizes::producer_registers>();
+    if (threadIdx.x == consumers * 128) {
+      const auto tell = [&](const Work &work) {  // it becomes visible when the phase of `full` ends
+        for (auto &Q : smem.Q_barriers) mbarrier_wait(Q.empty[q.stage], q.parity ^ 1);
+        write_work(smem.work, q.stage, work);
+      };
+      // A tile of keys of the work that a stage tells of, read again: registers are few.
+      const auto load_k = [&](int stage, int j) {
+        const HeadRows keys = read_work(smem.work, stage).k;
+        ring_load(K, k, map_K, keys, j * Bc, keys.head, keys.sequence);
+      };
+      const auto load_v = [&](int stage, int j) {
+        const HeadRows keys = read_work(smem.work, stage).k;
+        ring_load(V, v, map_V, keys, j * Bc, keys.head, keys.sequence);
+      };
+      griddepcontrol_wait();  // the list is complete
+      const int tiles = planned ? plan.tiles(0, 0) : order.tiles;
+      for (int tile = blockIdx.x; tile < tiles;
+           tile = draw_tile(static_cast<unsigned *>(problem.workspace), tiles)) {
+        const Work at = planned
+                            ? read_work(plan.list, tile)
+                            : order.template work<Sizes::Br, Given::kNothing, Bc>(problem, tile);
+        if (at.to == 0) continue;
+        tell(at);
+        for (int i = 0; i < consumers; i++) {
+          RingPosition<q_stages> same = q;
+          // A warpgroup without rows gets the first ones. They are not stored.
+          ring_load(Q_of(i), same, map_Q, at.q, max(0, at.row + i * 64), at.q.head, at.q.sequence);
+        }
+        const int stage = q.stage;
+        q.next();
+        load_k(stage, at.to - 1);
+        for (int j = at.to - 1; j > read_work(smem.work, stage).from; j--) {
+          load_k(stage, j - 1);
+          load_v(stage, j);
+        }
+        // Before the next Q: where Q has one stage, the consumers release it when this V is multiplied.
+        load_v(stage, read_work(smem.work, stage).from);
+      }
+      tell({});  // the end: no Q comes with it
+      for (auto &Q : smem.Q_barriers) mbarrier_arrive(Q.full[q.stage]);
+    } else if (warp == consumers * 4 + 1) {
+      // Of a sequence without keys O is 0 and the log-sum-exp -inf. It has no work: a tile of keys must have a row.
+      griddepcontrol_wait();  // what came before this launch may still use O
+      for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
+        const Rows rows(problem, head, Given::kAll);
+        if (rows.k.count > 0) continue;
+        const auto O = head_of<T, dv>(problem.O, problem.O_strides, rows.q.sequence, rows.q.head,
+                                      rows.q.first, rows.q.count);
+        for (int row = lane; row < rows.q.count; row += 32) {
+          for (int col = 0; col < problem.head_dim_v; col += 8) store(O(row, col), Vector<T, 8>{});
+          if (lse.data) lse(head, row) = -INFINITY;
+        }
+      }
+    }
+  } else {
+    setmaxnreg_inc<Sizes::consumer_registers>();
+    const auto Q = Q_of(warpgroup);
+    Accumulator<Bc> s;
+    Accumulator<dv> o;
+    FragmentA p[Bc / 16];
+    const auto start_qk = [&] {
+      mbarrier_wait(K.full[k.stage], k.parity);
+      wgmma_fence();
+#pragma unroll
+      for (int col = 0; col < d; col += 16)  // not over all that the tile has
+        wgmma<T>(s, k_major(Q.tile[q.stage], 0, col), k_major(K.tile[k.stage], 0, col), col > 0);
+      wgmma_commit();
+    };
+    const auto start_pv = [&](bool add) {
+      mbarrier_wait(V.full[v.stage], v.parity);
+      wgmma_fence();
+#pragma unroll
+      for (int key = 0; key < Bc; key += 16)
+        wgmma<T>(o, p[key / 16], mn_major(V.tile[v.stage], key, 0), add || key > 0);
+      wgmma_commit();
+    };
+    // Ping-pong (step 34): a warpgroup's products start when those of the one before have been started.
+    const auto my_turn = [&] { named_barrier_sync(first_turn + warpgroup, 2 * 128); };
+    const auto next_turn = [&] {
+      named_barrier_arrive(first_turn + (warpgroup + 1) % consumers, 2 * 128);
+    };
+    if (warpgroup == consumers - 1) next_turn();
+
+    // Four lanes share a row: they add their parts of l, and the first stores the row's log-sum-exp. Then l
+    // becomes 1 / l.
+    const auto finish_rows = [&](const float(&m)[2], float(&l)[2], int stage) {
+      const Work done = read_work(smem.work, stage);
+      const int row = done.row + warpgroup * 64 + warp % 4 * 16 + lane / 4;
+      for (int r = 0; r < 2; r++) {
+        for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
+        if (lse.data && lane % 4 == 0 && row >= 0 && row + r * 8 < done.q.count)
+          lse(done.q.sequence * problem.heads + done.q.head, row + r * 8) =
+              (m[r] + lg2(l[r])) * ln_2;
+        l[r] = l[r] == 0 ? 1 : 1 / l[r];  // 0: the row sees no key, and O is 0
+      }
+    };
+    // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
+    const auto store_o = [&](const float(&l)[2], int stage) {
+      const int to = warp % 4 * 16 + lane % 16;
+#pragma unroll
+      for (int i = 0; i < o.size; i += 8)
+        stmatrix_x4(Q.tile[stage](to, i * 2 + lane / 16 * 8),
+                    {cvt_rn_x2<T>(o(i) * l[0], o(i + 1) * l[0]),
+                     cvt_rn_x2<T>(o(i + 2) * l[1], o(i + 3) * l[1]),
+                     cvt_rn_x2<T>(o(i + 4) * l[0], o(i + 5) * l[0]),
+                     cvt_rn_x2<T>(o(i + 6) * l[1], o(i + 7) * l[1])});
+      fence_proxy_async();
+      named_barrier_sync(stored + warpgroup, 128);  // all four warps have written O
+      if (threadIdx.x % 128 == 0) {
+        const Work done = read_work(smem.work, stage);
+        const int row = done.row + warpgroup * 64;
+        if (row >= 0)
+          tma_store<dv>(map_O, done.q, row, done.q.head, done.q.sequence, Q.tile[stage]);
+        tma_store_commit();
+        tma_store_wait_read<0>();
+        mbarrier_arrive(Q.empty[stage]);
+      }
+    };
+
+    const auto wait_for_q = [&] {
+      mbarrier_wait(Q.full[q.stage], q.parity);
+      return read_work(smem.work, q.stage);
+    };
+    // Whether none of the warpgroup's rows sees the last tile of keys (step 42). Of two tiles of keys one stays.
+    const auto skips = [&](const Work &work) {
+      const int end = Keys(problem, work, warpgroup * 64 + 63).end;
+      return consumers == 3 && work.to - work.from > 1 && uniform(end <= (work.to - 1) * Bc);
+    };
+    const auto start_first_qk = [&](const Work &work) {  // step 42 says why nothing waits here
+      if (skips(work)) ring_release(K, k);
+      start_qk();
+    };
+    const auto start_tile = [&](const Work &work) {
+      my_turn();
+      start_first_qk(work);
+      next_turn();
+      wgmma_wait<0>(s);
+    };
+    Work at = wait_for_q();
+    if (at.to == 0) return;  // there are fewer tiles than blocks
+    if constexpr (q_stages == 2) start_tile(at);
+    while (at.to > 0) {
+      if constexpr (q_stages == 1) start_tile(at);
+      const bool skip = skips(at);
+      const int first = uniform(at.from);
+      int last = uniform(at.to) - 1 - skip;
+      if (skip) {
+        my_turn();  // a turn without products: the others multiply the tile's V
+        next_turn();
+        ring_release(V, v);
+      }
+      float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
+      ring_release(K, k);
+      // Of the tiles of keys from all_from to before all_to, all 64 rows see all keys.
+      const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
+      const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
+      const auto mask_keys = [&](int j) {  // scores of the tile j of keys
+        if (j < all_to && j >= all_from) return;
+        const Work work = read_work(smem.work, q.stage);  // read again: registers are few
+        const int row = warpgroup * 64 + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const Keys seen(problem, work, row + r * 8);
+          if (j >= all_to)
+#pragma unroll
+            for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
+              if (i / 4 * 8 + i % 2 >= seen.end - key) s(i) = -INFINITY;
+          if (j < all_from)
+#pragma unroll
+            for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
+              if (i / 4 * 8 + i % 2 < seen.first - key) s(i) = -INFINITY;
+        }
+      };
+      mask_keys(last);
+      softmax(s, m, l, alpha, scale_log2);
+      to_fragments<T>(p, s);
+
+      // A warpgroup without rows multiplies one tile of keys, and passes on the others as one that it skips.
+      for (; last > first && at.row + warpgroup * 64 < 0; last--) {
+        my_turn();
+        next_turn();
+        ring_release(K, k);
+        ring_release(V, v);
+      }
+      for (int j = last; j > first; j--) {
+        my_turn();
+        start_qk();
+        start_pv(j < last);  // of the tile before
+        next_turn();
+        wgmma_wait<1>(s);
+        ring_release(K, k);
+        mask_keys(j - 1);
+        const bool must_rescale = softmax(s, m, l, alpha, scale_log2);
+        wgmma_wait<0>(o);
+        ring_release(V, v);
+        to_fragments<T>(p, s);
+        if (must_rescale) rescale(o, alpha);
+      }
+
+      const int used = q.stage;
+      q.next();
+      if constexpr (q_stages == 2) at = wait_for_q();
+      if (q_stages == 2 && at.to > 0) {
+        my_turn();
+        start_pv(last > first);
+        start_first_qk(at);  // of the next tile
+        next_turn();
+        finish_rows(m, l, used);
+        wgmma_wait<1>(o);
+        ring_release(V, v);
+        store_o(l, used);
+        wgmma_wait<0>(s);
+      } else {  // a branch of its own: with `if` around start_qk alone, nvcc 13.0 serialises all wgmma
+        my_turn();
+        start_pv(last > first);
+        next_turn();
+        finish_rows(m, l, used);
+        wgmma_wait<0>(o);
+        ring_release(V, v);
+        store_o(l, used);
+        if constexpr (q_stages == 1) at = wait_for_q();  // O is stored, and Q's place is free
+      }
+    }
+  }
+}
+
+template <class T, int d, int dv>
+void run(const Problem &p) {
+  using Sizes = Tiles<d, dv>;
+  const auto map = [&](const void *tensor, const Strides &strides, bool of_q, int columns,
+                       int tile_rows) {
+    const bool packed = of_q ? p.cu_seqlens_q : p.cu_seqlens_k;
+    const int rows = of_q ? (packed ? p.total_q : p.seqlen_q) : (packed ? p.total_k : p.seqlen_k);
+    const int blocks = !of_q && p.cache_index ? p.caches : p.batch;
+    return sequence_map<T>(tensor, strides, blocks, of_q ? p.heads : p.kv_heads, rows, packed,
+                           columns, tile_rows);
+  };
+  constexpr int kv_row_bytes = (d + dv) * sizeof(T);
+  const Order order = order_of<Sizes::Br>(p, kv_row_bytes);
+  const int l2_tiles = is_causal(p) ? (32 << 20) / (Sizes::Bc * kv_row_bytes) : 0;
+  const Plan plan(p, Sizes::Br);
+  const bool planned =
+      p.lengths_q || p.lengths_k || p.cu_seqlens_q || p.cu_seqlens_k || p.starts_k || p.cache_index;
+  if (planned)
+    launch_on<void>(p.stream, make_plan<Sizes::Br, Sizes::Bc>, dim3(1), dim3(plan_threads), p, plan,
+                    l2_tiles);
+  // With a scale of 0 a masked score would be -inf * 0 = NaN. No score shows 1e-20 of itself.
+  const float scale_log2 = std::max(log2_e * p.scale, 1e-20f);
+  const auto kernel = attention<T, d, dv>;
+  using Storage = SharedStorage<T, d, dv>;
+  const int blocks =
+      std::min(std::max(1, order.tiles), resident_blocks<Storage>(kernel, Sizes::threads));
+  launch_beside_on<Storage>(p.stream, kernel, dim3(blocks), dim3(Sizes::threads),
+                            map(p.Q, p.Q_strides, true, p.head_dim, 64),
+                            map(p.K, p.K_strides, false, p.head_dim, Sizes::Bc),
+                            map(p.V, p.V_strides, false, p.head_dim_v, Sizes::Bc),
+                            map(p.O, p.O_strides, true, p.head_dim_v, 64), p, order, plan, planned,
+                            scale_log2);
+}
+
+template <class T>
+void run(const Problem &given) {
+  const Problem p = with_sides(given);
+  const int d = instance(p.head_dim), dv = instance(p.head_dim_v);
+  if (d == 192 && dv == 128) return run<T, 192, 128>(p);
+  if (d != dv)
+    throw ShapeError("head dims " + std::to_string(p.head_dim) + " and " +
+                     std::to_string(p.head_dim_v) + " of V: this step has tiles of " +
+                     std::to_string(d) + " columns for V, too, and of 128 beside 192");
+  d == 64    ? run<T, 64, 64>(p)
+  : d == 96  ? run<T, 96, 96>(p)
+  : d == 128 ? run<T, 128, 128>(p)
+  : d == 192 ? run<T, 192, 192>(p)
+             : run<T, 256, 256>(p);
+}
+
+}  // namespace
+
+EXPORT_STEP({
+    .tile = 1,
+    .default_batch = 8,
+    .launch = [](const Problem &p) { p.type == Type::kBf16 ? run<bf16>(p) : run<half>(p); },
+    .workspace_bytes =
+        [](const Problem &p) {
+          return std::size_t(Plan::ints(p, p.head_dim <= 96 ? 192 : 128)) * sizeof(int);
+        },
+    .head_dims = {64, 72, 80, 96, 104, 128, 136, 160, 192, 200, 256},
+    .writes_lse = true,
+});
