@@ -10,49 +10,15 @@
 //             global memory in the order of the registers, so that a reduction fills its sectors.
 // Prediction  3332 wavefronts, not 3456, and 1024 sectors of reductions, not 2048. If the sectors are what
 //             takes 3900 of step 61's 8600 clocks, 1950 of them go: 6700 clocks, 1.3 times the speed.
-#include "common/kernel/kernel.h"
-#include "common/kernel/swizzle.h"
+#include "common/kernel/backward.h"
 
 namespace {
 
 constexpr int Br = 64;  // rows of Q in a tile
 constexpr int Bc = 64;  // rows of K and V in a tile
 constexpr int num_warps = 4;
+constexpr int m_tiles = Bc / num_warps / 16;  // a warp's keys, in units of mma's 16: one
 constexpr int threads = num_warps * 32;
-
-/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration.
-template <class T, int Rows, int d>
-__device__ void load_tile(SharedTile<Rows, d, T> &tile, const Matrix<const T> &matrix,
-                          int first_row) {
-  const int row = threadIdx.x / (d / 8), col = threadIdx.x % (d / 8) * 8;
-#pragma unroll
-  for (int i = 0; i < Rows; i += threads / (d / 8))
-    cp_async_16(tile(row + i, col), matrix(first_row + row + i, col));
-}
-
-__device__ float warp_sum(float x) {
-  for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(kAllLanes, x, mask);
-  return x;
-}
-
-/// D = dO . o of each query, and dQ's sums begin at 0. A warp takes one row.
-template <class T, int d>
-__global__ void __launch_bounds__(threads)
-    begin(const T *O, const T *dO,  // [batch * heads * seqlen, d]
-          float *D,                 // [batch * heads * seqlen]
-          float *dQ_sum) {          // [batch * heads * seqlen, d], in any order
-  const int lane = threadIdx.x % 32;
-  const std::int64_t row = std::int64_t{blockIdx.x} * num_warps + threadIdx.x / 32;
-  const Matrix<const T> o{O + row * d, 1, d}, dO_row{dO + row * d, 1, d};
-  const Matrix<float> sums{dQ_sum + row * d, 1, d};
-  float sum = 0;
-  for (int k = lane; k < d; k += 32) {
-    sum += to_float<T>(dO_row(0, k)) * to_float<T>(o(0, k));
-    sums(0, k) = 0.0f;
-  }
-  sum = warp_sum(sum);
-  if (lane == 0) Matrix<float>{D + row, 1, 1}(0, 0) = sum;
-}
 
 template <class T, int d>
 struct SharedStorage {
@@ -62,42 +28,12 @@ struct SharedStorage {
   Tile<float, 1, Br> lse, D;
 };
 
-/// A B^T of 16 rows of A and the tile B: K Q^T = S^T, or V dO^T = dP^T.
-template <class T, int d>
-__device__ void multiply_rows(FragmentC (&c)[Br / 8], SharedTile<Bc, d, T> &A,
-                              SharedTile<Br, d, T> &B) {
-  const int warp = warp_index(), lane = threadIdx.x % 32;
-#pragma unroll 4  // unrolled further, it takes more registers than there are
-  for (int col = 0; col < d; col += 16) {
-    const FragmentA a = ldmatrix_x4(A(warp * 16 + lane % 16, col + lane / 16 * 8));
-    for (int row = 0; row < Br; row += 16) {
-      const auto b = ldmatrix_x4(B(row + lane % 8 + lane / 16 * 8, col + lane / 8 % 2 * 8));
-      mma<T>(c[row / 8], a, {b[0], b[1]});
-      mma<T>(c[row / 8 + 1], a, {b[2], b[3]});
-    }
-  }
-}
-
 /// A warp's 16 rows of P^T or dS^T, rounded: two neighbouring blocks of 8 queries become A of one product.
 template <class T>
 __device__ void to_fragments(FragmentA (&a)[Br / 16], const FragmentC (&c)[Br / 8]) {
   for (int n = 0; n < Br / 8; n++)
     for (int r = 0; r < 2; r++)
       a[n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(c[n][2 * r], c[n][2 * r + 1]);
-}
-
-/// C += A B of a warp's 16 keys and the tile B: P^T dO, or dS^T Q.
-template <class T, int d>
-__device__ void add_product(FragmentC (&c)[d / 8], const FragmentA (&a)[Br / 16],
-                            SharedTile<Br, d, T> &B) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int row = 0; row < Br; row += 16)
-    for (int col = 0; col < d; col += 16) {
-      const auto b = ldmatrix_x4_trans(B(row + lane % 16, col + lane / 16 * 8));
-      mma<T>(c[col / 8], a[row / 16], {b[0], b[1]});
-      mma<T>(c[col / 8 + 1], a[row / 16], {b[2], b[3]});
-    }
 }
 
 /// The sums of dQ of 16 queries, in the order in which a warp has them in registers: number i of all lanes is
@@ -125,18 +61,21 @@ __global__ void __launch_bounds__(threads, 2)                   // threads per b
   };
   const auto gQ = of_head(Q), gdO = of_head(dO);
   const Matrix<const float> glse{lse + head_rows, 1, seqlen}, gD{D + head_rows, 1, seqlen};
-  load_tile(smem.K, of_head(K), first_key);
-  load_tile(smem.V, of_head(V), first_key);
-
-  FragmentC dk[d / 8] = {}, dv[d / 8] = {};
-  for (int i = 0; i < seqlen; i += Br) {
-    load_tile(smem.Q, gQ, i);
-    load_tile(smem.dO, gdO, i);
+  const auto load_queries = [&](int first_row) {
+    load_tile<threads>(smem.Q, gQ, first_row);
+    load_tile<threads>(smem.dO, gdO, first_row);
     if (threadIdx.x < Br / 4) {
       const int row = threadIdx.x * 4;
-      cp_async_16(smem.lse(0, row), glse(0, i + row));
-      cp_async_16(smem.D(0, row), gD(0, i + row));
+      cp_async_16(smem.lse(0, row), glse(0, first_row + row));
+      cp_async_16(smem.D(0, row), gD(0, first_row + row));
     }
+  };
+  load_tile<threads>(smem.K, of_head(K), first_key);
+  load_tile<threads>(smem.V, of_head(V), first_key);
+
+  FragmentC dk[m_tiles][d / 8] = {}, dv[m_tiles][d / 8] = {};
+  for (int i = 0; i < seqlen; i += Br) {
+    load_queries(i);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();  // K, V, Q, dO, lse and D are there, and the previous dS has been read by all
@@ -144,33 +83,34 @@ __global__ void __launch_bounds__(threads, 2)                   // threads per b
     // A warp has 16 keys and all 64 queries. In each 8 queries a lane has two keys, `key_row` and 8 further,
     // and two queries, `query` and `query` + 1. P^T = e^(S^T - lse), and dV += P^T dO.
     const int key_row = threadIdx.x / 32 * 16 + lane / 4, query = lane % 4 * 2;
-    FragmentC p[Br / 8] = {};
-    FragmentA a[Br / 16];
-    multiply_rows<T, d>(p, smem.K, smem.Q);
+    FragmentC p[m_tiles][Br / 8] = {};
+    FragmentA a[m_tiles][Br / 16];
+    multiply_rows<T, 4>(p, smem.K, smem.Q, warp_index() * 16);
     for (int n = 0; n < Br / 8; n++) {
       const auto two = load<2>(smem.lse(0, query + 8 * n));
-      for (int e = 0; e < 4; e++) p[n][e] = ex2(fmaf(p[n][e], scale_log2, -two[e % 2] * log2_e));
+      for (int e = 0; e < 4; e++)
+        p[0][n][e] = ex2(fmaf(p[0][n][e], scale_log2, -two[e % 2] * log2_e));
     }
-    to_fragments<T>(a, p);
-    add_product<T, d>(dv, a, smem.dO);
+    to_fragments<T>(a[0], p[0]);
+    add_product<T>(dv, a, smem.dO);
 
     // dS^T = P^T o (V dO^T - D), and dK += dS^T Q.
-    FragmentC ds[Br / 8] = {};
-    multiply_rows<T, d>(ds, smem.V, smem.dO);
+    FragmentC ds[m_tiles][Br / 8] = {};
+    multiply_rows<T, 4>(ds, smem.V, smem.dO, warp_index() * 16);
     for (int n = 0; n < Br / 8; n++) {
       const auto two = load<2>(smem.D(0, query + 8 * n));
-      for (int e = 0; e < 4; e++) ds[n][e] = p[n][e] * (ds[n][e] - two[e % 2]);
+      for (int e = 0; e < 4; e++) ds[0][n][e] = p[0][n][e] * (ds[0][n][e] - two[e % 2]);
     }
-    to_fragments<T>(a, ds);
+    to_fragments<T>(a[0], ds[0]);
     for (int n = 0; n < Br / 8; n++)
       for (int r = 0; r < 2; r++)
-        store<2>(smem.dS(key_row + 8 * r, query + 8 * n), unpack_x2<T>(a[n / 2][n % 2 * 2 + r]));
-    add_product<T, d>(dk, a, smem.Q);
+        store<2>(smem.dS(key_row + 8 * r, query + 8 * n), unpack_x2<T>(a[0][n / 2][n % 2 * 2 + r]));
+    add_product<T>(dk, a, smem.Q);
     __syncthreads();  // dS of all keys is there, and Q, dO, lse and D have been read by all
 
     // 16 queries, and what the block's keys add to dQ: dS K.
     for (int key = 0; key < Bc; key += 16)
-      a[key / 16] =
+      a[0][key / 16] =
           ldmatrix_x4_trans(smem.dS(key + lane % 8 + lane / 16 * 8, warp * 16 + lane / 8 % 2 * 8));
     const Matrix<float> sums = sums_of<d>(dQ_sum, head_rows + i + warp * 16);
 #pragma unroll 1  // unrolled, it takes more registers than there are
@@ -178,8 +118,8 @@ __global__ void __launch_bounds__(threads, 2)                   // threads per b
       FragmentC dq[2] = {};
       for (int key = 0; key < Bc; key += 16) {
         const auto k = ldmatrix_x4_trans(smem.K(key + lane % 16, col + lane / 16 * 8));
-        mma<T>(dq[0], a[key / 16], {k[0], k[1]});
-        mma<T>(dq[1], a[key / 16], {k[2], k[3]});
+        mma<T>(dq[0], a[0][key / 16], {k[0], k[1]});
+        mma<T>(dq[1], a[0][key / 16], {k[2], k[3]});
       }
       for (int e = 0; e < 8; e++) red_add(sums(col / 2 + e, lane), dq[e / 4][e % 4]);
     }
@@ -189,7 +129,7 @@ __global__ void __launch_bounds__(threads, 2)                   // threads per b
   const int first = first_key + threadIdx.x / 32 * 16 + lane / 4;
   for (int col = 0; col < d; col += 8)
     for (int r = 0; r < 2; r++) {
-      const float *const k = &dk[col / 8][2 * r], *const v = &dv[col / 8][2 * r];
+      const float *const k = &dk[0][col / 8][2 * r], *const v = &dv[0][col / 8][2 * r];
       store<2>(gdK(first + 8 * r, col + lane % 4 * 2),
                Vector<T, 2>{from_float<T>(k[0] * scale), from_float<T>(k[1] * scale)});
       store<2>(gdV(first + 8 * r, col + lane % 4 * 2),
@@ -224,7 +164,7 @@ void run(const Problem &p) {
   float *const dQ_sum = static_cast<float *>(p.workspace);
   float *const D = dQ_sum + rows * d;
   const float scale = 1 / sqrtf(d);
-  launch<void>(begin<T, d>, dim3(rows / num_warps), block, O, dO, D, dQ_sum);
+  launch<void>(begin<T, d, num_warps>, dim3(rows / num_warps), block, O, dO, D, dQ_sum);
   launch<SharedStorage<T, d>>(gradients<T, d>, dim3(p.seqlen_q / Bc, heads), block, Q, K, V, dO,
                               p.lse, D, dQ_sum, static_cast<T *>(p.dK), static_cast<T *>(p.dV),
                               p.seqlen_q, scale);

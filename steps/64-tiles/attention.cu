@@ -11,9 +11,8 @@
 // Prediction  64 queries and 128 keys: 4356 wavefronts, 3840 clocks of products, 1024 sectors of reductions,
 //             as many as half of the keys had. The phases add up to 4600 clocks; with the waits between them
 //             5500, 450 TFLOP/s at 1.80 GHz.
-#include "common/kernel/kernel.h"
+#include "common/kernel/backward.h"
 #include "common/kernel/mbarrier.h"
-#include "common/kernel/swizzle.h"
 
 namespace {
 
@@ -25,40 +24,6 @@ constexpr int num_warps = 8;
 constexpr int m_tiles = Bc / (num_warps / 2) / 16;  // a warp's keys, in units of mma's 16
 constexpr int threads = num_warps * 32;
 
-/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration.
-template <class T, int Rows, int d>
-__device__ void load_tile(SharedTile<Rows, d, T> &tile, const Matrix<const T> &matrix,
-                          int first_row) {
-  const int row = threadIdx.x / (d / 8), col = threadIdx.x % (d / 8) * 8;
-#pragma unroll
-  for (int i = 0; i < Rows; i += threads / (d / 8))
-    cp_async_16(tile(row + i, col), matrix(first_row + row + i, col));
-}
-
-__device__ float warp_sum(float x) {
-  for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(kAllLanes, x, mask);
-  return x;
-}
-
-/// D = dO . o of each query, and dQ's sums begin at 0. A warp takes one row.
-template <class T, int d>
-__global__ void __launch_bounds__(threads)
-    begin(const T *O, const T *dO,  // [batch * heads * seqlen, d]
-          float *D,                 // [batch * heads * seqlen]
-          float *dQ_sum) {          // [batch * heads * seqlen, d], in any order
-  const int lane = threadIdx.x % 32;
-  const std::int64_t row = std::int64_t{blockIdx.x} * num_warps + threadIdx.x / 32;
-  const Matrix<const T> o{O + row * d, 1, d}, dO_row{dO + row * d, 1, d};
-  const Matrix<float> sums{dQ_sum + row * d, 1, d};
-  float sum = 0;
-  for (int k = lane; k < d; k += 32) {
-    sum += to_float<T>(dO_row(0, k)) * to_float<T>(o(0, k));
-    sums(0, k) = 0.0f;
-  }
-  sum = warp_sum(sum);
-  if (lane == 0) Matrix<float>{D + row, 1, 1}(0, 0) = sum;
-}
-
 template <class T, int d>
 struct SharedStorage {
   SharedTile<Bc, d, T> K, V;
@@ -66,51 +31,6 @@ struct SharedStorage {
   SharedTile<Bc, query_rows<d>, T> P_dS[2];  // P^T, then dS^T in its place: a row for each key
   Tile<float, 1, query_rows<d>> lse[2], D[2];
 };
-
-/// A B^T of a warp's 32 rows of A and the tile B: K Q^T = S^T, or V dO^T = dP^T.
-template <class T, int d>
-__device__ void multiply_rows(FragmentC (&c)[m_tiles][query_rows<d> / 8], SharedTile<Bc, d, T> &A,
-                              SharedTile<query_rows<d>, d, T> &B, int first_key) {
-  const int lane = threadIdx.x % 32;
-  // Unrolled further at head dim 64, it takes more registers than there are.
-#pragma unroll(d == 64 ? 2 : 8)
-  for (int col = 0; col < d; col += 16) {
-    FragmentA a[m_tiles];
-    for (int mt = 0; mt < m_tiles; mt++)
-      a[mt] = ldmatrix_x4(A(first_key + mt * 16 + lane % 16, col + lane / 16 * 8));
-    for (int row = 0; row < query_rows<d>; row += 16) {
-      const auto b = ldmatrix_x4(B(row + lane % 8 + lane / 16 * 8, col + lane / 8 % 2 * 8));
-      for (int mt = 0; mt < m_tiles; mt++) {
-        mma<T>(c[mt][row / 8], a[mt], {b[0], b[1]});
-        mma<T>(c[mt][row / 8 + 1], a[mt], {b[2], b[3]});
-      }
-    }
-  }
-}
-
-/// C += A B of a warp's 32 keys and the tile B: P^T dO, or dS^T Q.
-template <class T, int d>
-__device__ void add_product(FragmentC (&c)[m_tiles][d / 8],
-                            const FragmentA (&a)[m_tiles][query_rows<d> / 16],
-                            SharedTile<query_rows<d>, d, T> &B) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int row = 0; row < query_rows<d>; row += 16)
-    for (int col = 0; col < d; col += 16) {
-      const auto b = ldmatrix_x4_trans(B(row + lane % 16, col + lane / 16 * 8));
-      for (int mt = 0; mt < m_tiles; mt++) {
-        mma<T>(c[mt][col / 8], a[mt][row / 16], {b[0], b[1]});
-        mma<T>(c[mt][col / 8 + 1], a[mt][row / 16], {b[2], b[3]});
-      }
-    }
-}
-
-/// The sums of dQ of 16 queries from a column on, in the order in which a warp has them in registers: number
-/// i of all lanes is a row.
-template <int d, class U>
-__device__ Matrix<U> sums_of(U *dQ_sum, std::int64_t first_row, int first_col = 0) {
-  return {dQ_sum + first_row * d + first_col * 16, (d - first_col) / 2, 32};
-}
 
 /// dK and dV of 128 keys, and what these keys add to dQ.
 template <class T, int d>
@@ -132,16 +52,16 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
   };
   const Matrix<const float> glse{lse + head_rows, 1, seqlen}, gD{D + head_rows, 1, seqlen};
   const auto load_queries = [&](int stage, int first_row) {
-    load_tile(smem.Q[stage], of_head(Q), first_row);
-    load_tile(smem.dO[stage], of_head(dO), first_row);
+    load_tile<threads>(smem.Q[stage], of_head(Q), first_row);
+    load_tile<threads>(smem.dO[stage], of_head(dO), first_row);
     if (threadIdx.x < Br / 4) {
       const int row = threadIdx.x * 4;
       cp_async_16(smem.lse[stage](0, row), glse(0, first_row + row));
       cp_async_16(smem.D[stage](0, row), gD(0, first_row + row));
     }
   };
-  load_tile(smem.K, of_head(K), first_key);
-  load_tile(smem.V, of_head(V), first_key);
+  load_tile<threads>(smem.K, of_head(K), first_key);
+  load_tile<threads>(smem.V, of_head(V), first_key);
   load_queries(0, 0);
   cp_async_commit();
   cp_async_wait<0>();
@@ -156,15 +76,16 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
   FragmentC sum[m_tiles][d / 8] = {};
   // Adds dS K of a tile's queries, from `i` on: each warp has 32 of them and 32 columns.
   const auto add_to_dQ = [&](int i, auto &dS) {
-    const int warp_row = warp / (d / 32) * 32, warp_col = warp % (d / 32) * 32;
-    FragmentC dq[2][4] = {};
+    constexpr int cols = 32;
+    const int warp_row = warp / (d / cols) * 32, warp_col = warp % (d / cols) * cols;
+    FragmentC dq[2][cols / 8] = {};
 #pragma unroll 4  // unrolled further, it takes more registers than there are
     for (int key = 0; key < Bc; key += 16) {
       FragmentA ds[2];
       for (int mt = 0; mt < 2; mt++)
         ds[mt] = ldmatrix_x4_trans(
             dS(key + lane % 8 + lane / 16 * 8, warp_row + mt * 16 + lane / 8 % 2 * 8));
-      for (int n = 0; n < 4; n += 2) {
+      for (int n = 0; n < cols / 8; n += 2) {
         const auto k = ldmatrix_x4_trans(smem.K(key + lane % 16, warp_col + n * 8 + lane / 16 * 8));
         for (int mt = 0; mt < 2; mt++) {
           mma<T>(dq[mt][n], ds[mt], {k[0], k[1]});
@@ -175,7 +96,7 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
 #pragma unroll
     for (int mt = 0; mt < 2; mt++) {
       const Matrix<float> sums = sums_of<d>(dQ_sum, head_rows + i + warp_row + mt * 16, warp_col);
-      for (int n = 0; n < 4; n++)
+      for (int n = 0; n < cols / 8; n++)
         for (int e = 0; e < 4; e++) red_add(sums(n * 4 + e, lane), dq[mt][n][e]);
     }
   };
@@ -191,8 +112,8 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
     if (!keeps_dV) add_tile_before();
     FragmentC x[m_tiles][Br / 8] = {};
     FragmentA a[m_tiles][Br / 16];
-    multiply_rows<T, d>(x, keeps_dV ? smem.K : smem.V, keeps_dV ? smem.Q[stage] : smem.dO[stage],
-                        warp_key);
+    multiply_rows<T, d == 64 ? 2 : 8>(x, keeps_dV ? smem.K : smem.V,
+                                      keeps_dV ? smem.Q[stage] : smem.dO[stage], warp_key);
     auto &tile = smem.P_dS[stage];
     // The compiler moves no load in front of a store that may be to the same place. So lse, and D and P^T, are
     // loaded before anything is stored, of `part` times 8 queries at once.
@@ -241,7 +162,7 @@ __global__ void __launch_bounds__(threads, 1)                   // threads per b
       }
     }
     // dV += P^T dO, or dK += dS^T Q.
-    add_product<T, d>(sum, a, keeps_dV ? smem.dO[stage] : smem.Q[stage]);
+    add_product<T>(sum, a, keeps_dV ? smem.dO[stage] : smem.Q[stage]);
     if (keeps_dV) add_tile_before();
 
     cp_async_wait<0>();
@@ -288,7 +209,7 @@ void run(const Problem &p) {
   float *const dQ_sum = static_cast<float *>(p.workspace);
   float *const D = dQ_sum + rows * d;
   const float scale = 1 / sqrtf(d);
-  launch<void>(begin<T, d>, dim3(rows / num_warps), block, O, dO, D, dQ_sum);
+  launch<void>(begin<T, d, num_warps>, dim3(rows / num_warps), block, O, dO, D, dQ_sum);
   launch<SharedStorage<T, d>>(gradients<T, d>, dim3(p.seqlen_q / Bc, heads), block, Q, K, V, dO,
                               p.lse, D, dQ_sum, static_cast<T *>(p.dK), static_cast<T *>(p.dV),
                               p.seqlen_q, scale);

@@ -13,10 +13,8 @@
 #include <algorithm>
 
 #include "common/kernel/backward.h"
-#include "common/kernel/heads.h"
-#include "common/kernel/kernel.h"
 #include "common/kernel/mbarrier.h"
-#include "common/kernel/swizzle.h"
+#include "steps/65-as-models-use-it/rows.h"
 
 namespace {
 
@@ -25,34 +23,6 @@ constexpr int Bc = 128;  // rows of K and V in a tile
 constexpr int num_warps = 8;
 constexpr int m_tiles = Bc / (num_warps / 2) / 16;  // a warp's keys, in units of mma's 16
 constexpr int threads = num_warps * 32;
-
-/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Rows that do not exist become zeros.
-template <class T, int Rows, int d>
-__device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
-                          int first_row) {
-  const int row = threadIdx.x / (d / 8), col = threadIdx.x % (d / 8) * 8;
-  const auto part = matrix.from(first_row + row, col);
-#pragma unroll
-  for (int i = 0; i < Rows; i += threads / (d / 8))
-    cp_async_16_or_zeros(tile(row + i, col), part(i, 0), i < part.rows);
-}
-
-/// The rows of one head of a sequence: `rows` of them, from row `start` of the tensor on.
-struct alignas(16) Sequence {
-  int b, head, start, rows;
-};
-__device__ Sequence queries_of(const Problem &p, int b, int head) {
-  return {b, head, uniform(of_batch(p.cu_seqlens_q, p, b, 0)),
-          uniform(of_batch(p.lengths_q, p, b, p.seqlen_q))};
-}
-__device__ Sequence keys_of(const Problem &p, int b, int head) {
-  return {b, head, uniform(of_batch(p.cu_seqlens_k, p, b, 0)),
-          uniform(of_batch(p.lengths_k, p, b, p.seqlen_k))};
-}
-template <class T, int d, class Void>
-__device__ StridedMatrix<T> matrix_of(Void *tensor, const Strides &strides, const Sequence &of) {
-  return head_of<T, d>(tensor, strides, of.b, of.head, of.start, of.rows);
-}
 
 /// What the keys need of each query, and dQ's sums begin at 0. A warp takes one row. A query that does not exist, or
 /// sees no key, gets an infinite log-sum-exp: its weights are 0 then.
@@ -110,6 +80,7 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
               const float *D,  // [batch * heads, rows]
               float *dQ_sum,   // [batch * heads, rows / 16, d / 2, 32]
               int rows, float scale) {
+  constexpr int part = 1;  // of 8 queries. Of more nvcc spills a register at head dim 128
   const float scale_log2 = scale * log2_e;
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
@@ -152,8 +123,10 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
     if (visit.row == plan.end) visit.row = plan.first_row, visit.head++;
     Sequence of = smem.queries(0, 0);
     of.head = visit.head - of.b * problem.heads;
-    load_tile(smem.Q[stage], matrix_of<const T, d>(problem.Q, problem.Q_strides, of), visit.row);
-    load_tile(smem.dO[stage], matrix_of<const T, d>(problem.dO, problem.O_strides, of), visit.row);
+    load_tile<threads>(smem.Q[stage], matrix_of<const T, d>(problem.Q, problem.Q_strides, of),
+                       visit.row);
+    load_tile<threads>(smem.dO[stage], matrix_of<const T, d>(problem.dO, problem.O_strides, of),
+                       visit.row);
     if (threadIdx.x < Br / 4) {
       const int heads = problem.batch * problem.heads, col = threadIdx.x * 4;
       const Matrix<const float> all_lse{lse_log2, heads, rows}, all_D{D, heads, rows};
@@ -164,8 +137,8 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
       smem.visit[t % 4](0, 0) = {visit.head, visit.row, plan.lowest + visit.row,
                                  plan.highest + visit.row};
   };
-  load_tile(smem.K, matrix_of<const T, d>(problem.K, problem.K_strides, keys), first_key);
-  load_tile(smem.V, matrix_of<const T, d>(problem.V, problem.V_strides, keys), first_key);
+  load_tile<threads>(smem.K, matrix_of<const T, d>(problem.K, problem.K_strides, keys), first_key);
+  load_tile<threads>(smem.V, matrix_of<const T, d>(problem.V, problem.V_strides, keys), first_key);
   if (visits > 0) load_queries(0, 0);
   cp_async_commit();
   cp_async_wait<0>();
@@ -238,17 +211,20 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
       }
       // P^T = e^(S^T - lse), rounded.
 #pragma unroll
-      for (int n = 0; n < Br / 8; n++) {
-        const auto row_lse = load<2>(smem.lse[stage](0, query + 8 * n));
-        for (int mt = 0; mt < m_tiles; mt++)
-          for (int r = 0; r < 2; r++) {
-            float p[2];
-            for (int e = 0; e < 2; e++)
-              p[e] = ex2(fmaf(x[mt][n][2 * r + e], scale_log2, -row_lse[e]));
-            a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(p[0], p[1]);
-            store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
-                     unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
-          }
+      for (int first = 0; first < Br / 8; first += part) {
+        Vector<float, 2> row_lse[part];
+        for (int n = 0; n < part; n++)
+          row_lse[n] = load<2>(smem.lse[stage](0, query + 8 * (first + n)));
+        for (int n = first; n < first + part; n++)
+          for (int mt = 0; mt < m_tiles; mt++)
+            for (int r = 0; r < 2; r++) {
+              float p[2];
+              for (int e = 0; e < 2; e++)
+                p[e] = ex2(fmaf(x[mt][n][2 * r + e], scale_log2, -row_lse[n - first][e]));
+              a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(p[0], p[1]);
+              store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
+                       unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
+            }
       }
       named_barrier_arrive(1 + warp % 4, 64);  // P^T of these keys is there for the other warp
     } else {
@@ -259,17 +235,21 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
           a[mt][row / 16] = ldmatrix_x4(tile(warp_key + mt * 16 + lane % 16, row + lane / 16 * 8));
       __syncwarp();  // all lanes have P^T, and dS^T takes its place
 #pragma unroll
-      for (int n = 0; n < Br / 8; n++) {
-        const auto row_D = load<2>(smem.D[stage](0, query + 8 * n));
-        for (int mt = 0; mt < m_tiles; mt++)
-          for (int r = 0; r < 2; r++) {
-            const auto p = to_floats<T>(a[mt][n / 2][n % 2 * 2 + r]);
-            float ds[2];
-            for (int e = 0; e < 2; e++) ds[e] = p[e] * (x[mt][n][2 * r + e] - row_D[e]);
-            a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(ds[0], ds[1]);
-            store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
-                     unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
-          }
+      for (int first = 0; first < Br / 8; first += part) {
+        Vector<float, 2> row_D[part];
+        for (int n = 0; n < part; n++)
+          row_D[n] = load<2>(smem.D[stage](0, query + 8 * (first + n)));
+        for (int n = first; n < first + part; n++)
+          for (int mt = 0; mt < m_tiles; mt++)
+            for (int r = 0; r < 2; r++) {
+              const auto p = to_floats<T>(a[mt][n / 2][n % 2 * 2 + r]);
+              float ds[2];
+              for (int e = 0; e < 2; e++)
+                ds[e] = p[e] * (x[mt][n][2 * r + e] - row_D[n - first][e]);
+              a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(ds[0], ds[1]);
+              store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
+                       unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
+            }
       }
     }
     // dV += P^T dO, or dK += dS^T Q.
