@@ -25,67 +25,6 @@
 
 namespace {
 
-using Bits = std::uint16_t;
-
-/// What a call is drawn from.
-class Draw {
- public:
-  explicit Draw(std::uint64_t seed) : state_(seed) {}
-
-  int from(int least, int most) {
-    return least + static_cast<int>(next_random(state_) % (most - least + 1));
-  }
-  bool one_in(int n) { return from(1, n) == 1; }
-  float normal() {
-    const double u = (static_cast<double>(next_random(state_) >> 11) + 0.5) * 0x1p-53;
-    const double angle = static_cast<double>(next_random(state_) >> 11) * 0x1p-53 * 2 * M_PI;
-    return static_cast<float>(std::sqrt(-2 * std::log(u)) * std::cos(angle));
-  }
-
- private:
-  std::uint64_t state_;
-};
-
-/// A tensor in the memory of the device: poison but for what the test writes.
-struct Tensor {
-  attention_tensor view{};
-  std::vector<Bits> expected;  // what all of its memory must hold after the call
-
-  void lay(Draw &draw, int blocks, int heads, int rows, int d) {
-    const int gap = 8 * draw.from(0, 2);
-    const bool heads_first = draw.one_in(2);
-    view.row_stride = (heads_first ? d : heads * d) + gap;
-    view.head_stride = heads_first ? rows * view.row_stride : d;
-    view.batch_stride = (heads_first ? heads : 1) * rows * view.row_stride + gap;
-    expected.assign(blocks * view.batch_stride, 0xffff);
-    view.data = allocate<Bits>(expected.size());
-  }
-  std::size_t place(int block, int head, int row) const {
-    return block * view.batch_stride + head * view.head_stride + row * view.row_stride;
-  }
-  void fill() const { std::memcpy(view.data, expected.data(), expected.size() * sizeof(Bits)); }
-  bool is_as_expected() const {
-    return std::memcmp(view.data, expected.data(), expected.size() * sizeof(Bits)) == 0;
-  }
-};
-
-/// The sequences of Q, of K and V, or of new keys.
-struct Lengths {
-  std::vector<int> count, start, cu_seqlens;
-  int longest, total = 0;
-  bool packed = false;
-
-  int row(int b, int i) const { return i + (packed ? cu_seqlens[b] : start[b]); }
-  /// Lays the rows of the sequences one after the other; with lengths there may be room between them.
-  void pack(Draw &draw, bool with_lengths) {
-    packed = true;
-    cu_seqlens = {0};
-    for (const int n : count)
-      cu_seqlens.push_back(cu_seqlens.back() + n + (with_lengths ? draw.from(0, 2) : 0));
-    total = std::max(1, cu_seqlens.back() + draw.from(0, 2));
-  }
-};
-
 /// A call of the library, and what must come of it.
 class Call {
  public:
@@ -109,16 +48,17 @@ class Call {
   std::string complaint() {
     if (!K_.is_as_expected() || !V_.is_as_expected()) return "the cache holds something else";
     // 4096 of the kernel for new tokens, and one of Hopper's.
-    if (!std::all_of(workspace_,
-                     workspace_ + std::min<std::size_t>(problem.workspace_bytes, 4 * 4097),
-                     [](char c) { return c == 0; }))
+    const std::size_t counters = std::min<std::size_t>(problem.workspace_bytes, 4 * 4097);
+    if (from_device(workspace_, counters) != std::vector<char>(counters))
       return "the counters are not 0";
     for (int b = 0; b < problem.batch; b++)
       if (const std::string wrong = complaint_of(b); !wrong.empty())
         return "sequence " + std::to_string(b) + ": " + wrong;
     if (!O_.is_as_expected()) return "O is written where no row is";
-    for (std::size_t i = 0; problem.lse && i < lse_written_.size(); i++)
-      if (!lse_written_[i] && !std::isnan(problem.lse[i])) return "lse is written where no row is";
+    if (!problem.lse) return "";
+    const std::vector<float> lse = from_device(problem.lse, lse_written_.size());
+    for (std::size_t i = 0; i < lse.size(); i++)
+      if (!lse_written_[i] && !std::isnan(lse[i])) return "lse is written where no row is";
     return "";
   }
 
@@ -130,14 +70,15 @@ class Call {
           &p.cache_index, &p.lengths_new, &p.cu_seqlens_new})
       array->host = nullptr;
     const int any[] = {INT_MIN, INT_MAX, -1, 0, 1, 7, 100, 1 << 20};
-    for (const auto &[device, values] : arrays_)
-      for (std::size_t i = 0; i < values->size(); i++) device[i] = any[draw_.from(0, 7)];
+    for (const auto &[device, values] : arrays_) {
+      for (int &value : *values) value = any[draw_.from(0, 7)];
+      to_device(device, *values);
+    }
   }
 
   /// Whether O holds poison wherever no query may have its row.
   bool o_in_its_rows() const {
-    std::vector<Bits> left(O_.expected.size());
-    std::memcpy(left.data(), O_.view.data, left.size() * sizeof(Bits));
+    std::vector<Bits> left = O_.now();
     for (int b = 0; b < (q_.packed ? 1 : problem.batch); b++)
       for (int h = 0; h < problem.heads; h++)
         for (int i = 0; i < (q_.packed ? q_.total : problem.seqlen_q); i++)
@@ -261,6 +202,8 @@ class Call {
 
   void draw_rope() {
     attention_problem &p = problem;
+    // nvcc fuses a rotation's product with its sum, so that a last bit may differ: step 57 checks that with its bound.
+    rope_ = rope_ && environment("ATTENTION_LIBRARY", "").empty();
     if (!rope_) return;
     p.rope = draw_.from(1, 2);
     p.rope_positions = p.seqlen_k + draw_.from(0, 3);
@@ -333,11 +276,12 @@ class Call {
     if (p.seqlen_q > 0 && !draw_.one_in(4)) {
       lse_written_.resize(static_cast<std::size_t>(q_.packed ? 1 : p.batch) * p.heads * rows_q);
       p.lse = memory<float>(lse_written_.size());
+      to_device(p.lse, std::vector<float>(lse_written_.size(), NAN));
     }
     REQUIRE_MESSAGE(LIBRARY(attention_workspace_bytes)(&p, &p.workspace_bytes) == ATTENTION_OK,
                     LIBRARY(attention_message)());
     workspace_ = memory<char>(p.workspace_bytes + 1);
-    std::memset(workspace_, 0, p.workspace_bytes);
+    to_device(workspace_, std::vector<char>(p.workspace_bytes));
     p.workspace = workspace_;
   }
 
@@ -368,21 +312,23 @@ class Call {
     if (shape.alibi)
       inputs.slopes.assign(&slopes_[b * p.alibi_stride], &slopes_[b * p.alibi_stride] + p.heads);
     inputs.sink_logits = sink_logits_;
-    const Bits *const O = static_cast<const Bits *>(O_.view.data);
+    const std::vector<Bits> O = O_.now();
+    const std::vector<float> all_lse =
+        p.lse ? from_device(p.lse, lse_written_.size()) : std::vector<float>{};
     reference::Elements output;
     std::vector<float> lse;
     std::vector<reference::Place> places;
     for (int h = 0; h < p.heads; h++)
       for (int i = 0; i < queries; i++) {
         const std::size_t at = O_.place(q_.packed ? 0 : b, h, q_.row(b, i));
-        output.insert(output.end(), O + at, O + at + d);
-        std::copy_n(O + at, d, &O_.expected[at]);
+        output.insert(output.end(), &O[at], &O[at] + d);
+        std::copy_n(&O[at], d, &O_.expected[at]);
         places.push_back({0, h, i});
         if (!p.lse) continue;
         const std::size_t row = ((q_.packed ? 0 : static_cast<std::size_t>(b) * p.heads) + h) *
                                     (q_.packed ? q_.total : q_.longest) +
                                 q_.row(b, i);
-        lse.push_back(p.lse[row]);
+        lse.push_back(all_lse[row]);
         lse_written_[row] = true;
       }
     const reference::Verdict verdict = reference::judge(inputs, output, places, lse);
@@ -433,13 +379,13 @@ class Call {
   /// An array on the device, whose numbers the host knows, too, or not.
   attention_array array(const std::vector<int> &values) {
     int *const device = memory<int>(values.size());
-    std::copy(values.begin(), values.end(), device);
+    to_device(device, values);
     arrays_.emplace_back(device, std::make_unique<std::vector<int>>(values));
     return {device, draw_.one_in(2) ? nullptr : arrays_.back().second->data()};
   }
   const float *numbers(const std::vector<float> &values) {
     float *const device = memory<float>(values.size());
-    std::copy(values.begin(), values.end(), device);
+    to_device(device, values);
     return device;
   }
 
@@ -470,7 +416,8 @@ TEST_SUITE_BEGIN("library");
 TEST_CASE("calls that nobody chose have the reference's answers") {
   std::uint64_t state = tests_seed();
   std::map<std::string, int> calls;  // of each kernel
-  for (int i = 0; i < 60; i++) {
+  const auto all_kernels = [&] { return calls["tokens"] && calls["hopper"] && calls["prompts"]; };
+  for (int i = 0; i < (some_are_enough() && all_kernels() ? 20 : 60); i++) {
     const std::uint64_t seed = next_random(state);
     CAPTURE(seed);
     Call call(seed);
@@ -479,14 +426,14 @@ TEST_CASE("calls that nobody chose have the reference's answers") {
     CHECK_MESSAGE(status == ATTENTION_OK, LIBRARY(attention_message)());
     if (status == ATTENTION_OK) CHECK(call.complaint() == "");
   }
-  for (const char *kernel : {"tokens", "hopper", "prompts"}) CHECK(calls[kernel] > 0);
+  CHECK(all_kernels());
 }
 
 TEST_CASE(
     "whatever hostile arrays on the device hold, nothing outside of the tensors is read or "
     "written") {
   std::uint64_t state = tests_seed();
-  for (int i = 0; i < 60; i++) {
+  for (int i = 0; i < (some_are_enough() ? 20 : 60); i++) {
     const std::uint64_t seed = next_random(state);
     CAPTURE(seed);
     Call call(seed);

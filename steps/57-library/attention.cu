@@ -157,14 +157,6 @@ auto with_kernel(const Call &p, F f, std::integer_sequence<int, d, larger...>) {
 }
 constexpr std::integer_sequence<int, 32, 64, 80, 96, 128, 192, 256> head_dims;
 
-/// A call whose windows, and causal mask, are one window with two sides.
-Call with_one_window(Call call) {
-  if (call.window) call.window_left = call.window - 1;
-  if (call.window || call.causal) call.window_right = 0;
-  call.causal = call.window_right >= 0;  // for the order of the blocks
-  return call;
-}
-
 void forward(const Call &call, const Hopper *hopper) {
   const Call p = with_one_window(call);
   with_kernel(
@@ -193,7 +185,7 @@ const char *kernel(const Call &call, const Hopper *hopper) {
 
 }  // namespace
 
-const Backend BACKEND = {forward, workspace_bytes, kernel};
+const Backend BACKEND = {forward, workspace_bytes, kernel, counters_bytes};
 
 EXPORT_STEP({
     .tile = 1,

@@ -37,7 +37,8 @@ enum attention_status {
   ATTENTION_DEVICE = 16,    /* no GPU, or one that the library was not compiled for */
   ATTENTION_FAILED = 17,    /* a launch or a copy failed; on the emulator: the kernel, too */
   ATTENTION_SCORES = 18,    /* a scale, a soft cap or a stride of slopes that is no such number */
-  ATTENTION_CACHE = 19      /* a sequence of the cache that K and V do not have */
+  ATTENTION_CACHE = 19,     /* a sequence of the cache that K and V do not have */
+  ATTENTION_BACKWARD = 20   /* what attention_forward takes, and attention_backward does not */
 };
 
 enum attention_type { ATTENTION_FP16 = 0, ATTENTION_BF16 = 1 };
@@ -180,6 +181,28 @@ int attention_workspace_bytes(const struct attention_problem *problem, size_t *b
  * that any replay has, and the memory and the workspace must live as long as the graph. What `host`
  * points to is read by the call alone. */
 int attention_forward(const struct attention_problem *problem);
+
+/* What the backward pass reads and writes beside a problem's tensors. Set all of it to 0 first. */
+struct attention_gradients {
+  size_t struct_bytes;            /* sizeof(struct attention_gradients) */
+  struct attention_tensor dO;     /* as Q: the derivative of the loss with respect to O */
+  struct attention_tensor dQ;     /* as Q. Here, too, rows beyond the lengths are not written */
+  struct attention_tensor dK, dV; /* as K and V */
+  int deterministic; /* must be 0: blocks add to dQ in any order, so its last bits may differ */
+};
+
+/* Queues the backward pass of a problem: dQ, dK and dV from dO. The problem is that of attention_forward,
+ * with the O and the lse that it wrote; they are read here, and lse must be given. The backward pass takes
+ * head dims up to 128, at most 65535 * 128 keys and 2^30 packed queries. It takes no softcap,
+ * alibi_slopes, sink_logits, sinks, rope, pages, cache_index and K_new: they are ATTENTION_BACKWARD.
+ *
+ * The workspace may be the one that the calls of this stream share. Its bytes grow as those of the
+ * forward pass do; with cu_seqlens_q by batch and total_q, and not by seqlen_q. What is said above
+ * of threads, streams, graphs and arrays on the device holds here, too. */
+int attention_backward(const struct attention_problem *problem,
+                       const struct attention_gradients *gradients);
+int attention_backward_workspace_bytes(const struct attention_problem *problem,
+                                       const struct attention_gradients *gradients, size_t *bytes);
 
 /* Which kernel attention_forward launches for the queries of this problem on the current GPU, as
  * text. A kernel does not change an answer but by rounding; its speed may be another.

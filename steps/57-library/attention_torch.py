@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""libattention.so for PyTorch, attention(), and for HuggingFace transformers: register() makes it the implementation
-"libattention". Tensors are on the GPU, or, with a library for the emulator, on the CPU. LIBATTENTION names the
-library; default: ./libattention.so."""
+"""libattention.so for PyTorch: attention(), attention_backward(), and trainable_attention(), whose gradients autograd
+finds. And for HuggingFace transformers: register() makes it the implementation "libattention". Tensors are on the GPU,
+or, with a library for the emulator, on the CPU. LIBATTENTION names the library; default: ./libattention.so."""
 
 import ctypes
 import functools
@@ -29,6 +29,11 @@ FIELDS = """size struct_bytes; int type head_dim batch heads kv_heads seqlen_q s
 
 class Problem(ctypes.Structure):  # struct attention_problem
     _fields_ = [(name, KINDS[kind]) for kind, *names in map(str.split, FIELDS.split(";")) for name in names]
+
+
+class Gradients(ctypes.Structure):  # struct attention_gradients
+    _fields_ = [("struct_bytes", ctypes.c_size_t), *((name, Tensor) for name in ("dO", "dQ", "dK", "dV")),
+                ("deterministic", ctypes.c_int)]
 
 
 @functools.cache
@@ -77,20 +82,10 @@ def fits(x):
     return x if right else x.contiguous()
 
 
-def attention(q, k, v, *, k_new=None, v_new=None, scale=0, causal=False, window=None, softcap=0, alibi_slopes=None,
-              sink_logits=None, rope=None, arrays={}, return_lse=False, **sizes):
-    """Attention of q, [batch, seqlen, heads, head_dim], on k and v. With cu_seqlens a tensor is packed, [rows, heads,
-    head_dim]; with a page_table k and v are [pages, page_size, kv_heads, head_dim]. `arrays` are int32 tensors and
-    `sizes` numbers, named as in attention.h; window is (left, right) and rope (cos, sin, enum attention_rope). k_new and
-    v_new are stored in k and v. Rows of O behind a sequence's length are 0."""
-    q, k_new, v_new = (x if x is None else fits(x) for x in (q, k_new, v_new))
-    if k_new is None:
-        k, v = fits(k), fits(v)
+def problem_of(memory, q, k, v, o, lse, *, k_new=None, v_new=None, scale=0, causal=False, window=None, softcap=0,
+               alibi_slopes=None, sink_logits=None, rope=None, arrays={}, **sizes):
+    """The struct of a call; `memory` finds its tensors."""
     packed, paged, rows_k = "cu_seqlens_q" in arrays, "page_table" in arrays, k.shape[-3]
-    o, lse, memory = torch.zeros_like(q, memory_format=torch.contiguous_format), None, Memory()
-    if return_lse:
-        lse = torch.full_like(o[..., 0].transpose(-1, -2), -torch.inf, dtype=torch.float32,
-                              memory_format=torch.contiguous_format)
     p = Problem(struct_bytes=ctypes.sizeof(Problem), type=int(q.dtype == torch.bfloat16), head_dim=q.shape[-1],
                 batch=arrays["cu_seqlens_q"].numel() - 1 if packed else q.shape[0], heads=q.shape[-2],
                 kv_heads=k.shape[-2], seqlen_q=q.shape[-3], total_q=q.shape[0], total_k=k.shape[0], caches=k.shape[0],
@@ -113,17 +108,72 @@ def attention(q, k, v, *, k_new=None, v_new=None, scale=0, causal=False, window=
         p.page_table_stride = arrays["page_table"].stride(0)
     for name, value in {**sizes, "stream": torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0}.items():
         setattr(p, name, value)
-    needed = ctypes.c_size_t()
-    call("attention_workspace_bytes", ctypes.byref(p), ctypes.byref(needed))
+    return p
+
+
+def run(function, workspace_bytes, memory, device, written, p, *more):
+    """Calls a function of the library, with as much workspace as it wants."""
+    arguments, needed = [ctypes.byref(x) for x in (p, *more)], ctypes.c_size_t()
+    call(workspace_bytes, *arguments, ctypes.byref(needed))
     if needed.value > 0:
-        space = workspaces.get((q.device, p.stream))
-        if space is None or space.numel() < needed.value or not q.is_cuda:
-            space = workspaces[q.device, p.stream] = torch.zeros(needed.value, dtype=torch.uint8, device=q.device)
+        space = workspaces.get((device, p.stream))
+        if space is None or space.numel() < needed.value or device.type != "cuda":
+            space = workspaces[device, p.stream] = torch.zeros(needed.value, dtype=torch.uint8, device=device)
         p.workspace, p.workspace_bytes = memory.address(space), needed.value
     try:
-        call("attention_forward", ctypes.byref(p))
+        call(function, *arguments)
     finally:
-        memory.release([o, lse, k, v] if k_new is not None else [o, lse])
+        memory.release(written)
+
+
+def attention(q, k, v, *, k_new=None, v_new=None, return_lse=False, **options):
+    """Attention of q, [batch, seqlen, heads, head_dim], on k and v. With cu_seqlens a tensor is packed, [rows, heads,
+    head_dim]; with a page_table k and v are [pages, page_size, kv_heads, head_dim]. Options are those of problem_of:
+    `arrays` are int32 tensors and `sizes` numbers, named as in attention.h; window is (left, right) and rope (cos, sin,
+    enum attention_rope). k_new and v_new are stored in k and v. Rows of O behind a sequence's length are 0."""
+    q, k_new, v_new = (x if x is None else fits(x) for x in (q, k_new, v_new))
+    if k_new is None:
+        k, v = fits(k), fits(v)
+    o, lse, memory = torch.zeros_like(q, memory_format=torch.contiguous_format), None, Memory()
+    if return_lse:
+        lse = torch.full_like(o[..., 0].transpose(-1, -2), -torch.inf, dtype=torch.float32,
+                              memory_format=torch.contiguous_format)
+    p = problem_of(memory, q, k, v, o, lse, k_new=k_new, v_new=v_new, **options)
+    run("attention_forward", "attention_workspace_bytes", memory, q.device,
+        [o, lse, k, v] if k_new is not None else [o, lse], p)
+    return (o, lse) if return_lse else o
+
+
+def attention_backward(q, k, v, o, lse, dO, **options):
+    """dq, dk and dv of what attention(..., return_lse=True) returned. Rows behind a sequence's length are 0."""
+    # Copies that fits() makes must live until the call: their memory would be the workspace's otherwise.
+    memory, dO, tensors = Memory(), fits(dO), [fits(x) for x in (q, k, v, o)]
+    dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in tensors[:3])
+    p = problem_of(memory, *tensors, lse, **options)
+    g = Gradients(ctypes.sizeof(Gradients), *map(memory.tensor, (dO, dq, dk, dv)))
+    run("attention_backward", "attention_backward_workspace_bytes", memory, q.device, [dq, dk, dv], p, g)
+    return dq, dk, dv
+
+
+class TrainableAttention(torch.autograd.Function):
+    """Keeps q, k, v, o and the log-sum-exp until the backward pass."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, options):
+        o, lse = attention(q, k, v, return_lse=True, **options)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.options = options
+        ctx.mark_non_differentiable(lse)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, dO, _):
+        return *attention_backward(*ctx.saved_tensors, dO, **ctx.options), None
+
+
+def trainable_attention(q, k, v, *, return_lse=False, **options):
+    """As attention(), and autograd finds the gradients of q, k and v."""
+    o, lse = TrainableAttention.apply(q, k, v, options)
     return (o, lse) if return_lse else o
 
 

@@ -28,6 +28,7 @@ struct Backend {
   void (*forward)(const Call &, const Hopper *hopper);  // all kernels of a call
   std::size_t (*workspace_bytes)(const Call &, const Hopper *hopper);
   const char *(*kernel)(const Call &, const Hopper *hopper);  // the name of the one for the queries
+  std::size_t counters_bytes;  // at the beginning of the workspace; they are 0 between two calls
 };
 #ifdef __CUDACC__
 #define BACKEND gpu_calls
@@ -50,6 +51,15 @@ static inline Call call_of(const Problem &problem) {
   call.caches = problem.batch;
   call.rope_dim = problem.head_dim;
   call.rope_positions = problem.seqlen_k;
+  return call;
+}
+
+/// The call with its windows, and its causal mask, as one window with two sides.
+template <class SomeCall>
+static inline SomeCall with_one_window(SomeCall call) {
+  if (call.window) call.window_left = call.window - 1;
+  if (call.window || call.causal) call.window_right = 0;
+  call.causal = call.window_right >= 0;  // for the order of the blocks
   return call;
 }
 

@@ -19,6 +19,9 @@ constexpr int kMostBlocks = 65535;               // of a grid in y and in z
 constexpr int kMostQueries = kMostBlocks * 128;  // a block of the kernel for prompts has 128
 // The kernel that stores keys numbers its blocks of 128 threads with an int, and a key has up to 32 threads.
 constexpr int kMostKeys = 1 << 27;
+// Of the backward pass: a block has 128 keys, and its workspace has room behind each packed sequence.
+constexpr int kMostHeadDimBackward = 128, kMostKeysBackward = kMostBlocks * 128;
+constexpr int kMostPackedBackward = 1 << 30;
 
 std::string number(std::int64_t value) {
   return std::to_string(value);
@@ -331,7 +334,40 @@ void check_sizes(const attention_problem &p) {
     if (is_given(of.cu_seqlens)) check_at_least(ATTENTION_LENGTH, of.total_name, of.total, 1);
 }
 
-void check_tensors(const attention_problem &p, std::size_t workspace_bytes) {
+void check_sizes(const attention_problem &p, const attention_gradients &g) {
+  check_sizes(p);
+  if (g.struct_bytes != sizeof g)
+    refuse(ATTENTION_STRUCT_SIZE, "gradients->struct_bytes",
+           static_cast<std::int64_t>(g.struct_bytes),
+           "must be " + number(sizeof g) + ", as this library's header has it");
+  const std::string where = " in attention_backward";
+  if (p.head_dim > kMostHeadDimBackward)
+    refuse(ATTENTION_HEAD_DIM, "head_dim", p.head_dim,
+           "must be " + number(kMostHeadDimBackward) + " or less" + where);
+  const std::tuple<const char *, int, int> sizes[] = {{"seqlen_k", p.seqlen_k, kMostKeysBackward},
+                                                      {"total_q", p.total_q, kMostPackedBackward}};
+  for (const auto &[name, value, most] : sizes)
+    if (value > most)
+      refuse(ATTENTION_SIZE, name, value, "must be " + number(most) + " or less" + where);
+  const std::pair<const char *, int> zeros[] = {
+      {"sinks", p.sinks}, {"rope", p.rope}, {"deterministic", g.deterministic}};
+  for (const auto &[name, value] : zeros)
+    if (value) refuse(ATTENTION_BACKWARD, name, value, "must be 0" + where);
+  if (p.softcap > 0) {
+    char text[64];
+    std::snprintf(text, sizeof text, "softcap %g", double{p.softcap});
+    refuse(ATTENTION_BACKWARD, text, "must be 0" + where);
+  }
+  const std::pair<const char *, bool> nulls[] = {
+      {"alibi_slopes", p.alibi_slopes},       {"sink_logits", p.sink_logits},
+      {"page_table", is_given(p.page_table)}, {"cache_index", is_given(p.cache_index)},
+      {"K_new.data", p.K_new.data},           {"V_new.data", p.V_new.data}};
+  for (const auto &[name, is] : nulls)
+    if (is) refuse(ATTENTION_BACKWARD, name, "must be NULL" + where);
+}
+
+void check_tensors(const attention_problem &p, std::size_t workspace_bytes,
+                   const attention_gradients *g) {
   const std::int64_t table = p.page_table_stride      ? p.page_table_stride
                              : is_given(p.page_table) ? pages_of_sequence(p)
                                                       : 0;
@@ -363,6 +399,7 @@ void check_tensors(const attention_problem &p, std::size_t workspace_bytes) {
   const std::pair<const char *, const float *> numbers[] = {
       {"lse", p.lse}, {"alibi_slopes", p.alibi_slopes}, {"sink_logits", p.sink_logits}};
   for (const auto &[name, values] : numbers) check_aligned(name, values, sizeof(float));
+  if (g) need("lse", p.lse);
 
   const Sequences queries = queries_of(p), keys = keys_of(p), added = new_keys_of(p);
   check_lengths(p, queries);
@@ -407,10 +444,17 @@ void check_tensors(const attention_problem &p, std::size_t workspace_bytes) {
   std::vector<Bytes> read, written;
   if (p.seqlen_q > 0) {
     read.push_back(bytes_of("Q", p.Q, queries, p.heads));
-    written.push_back(bytes_of("O", p.O, queries, p.heads));
+    std::vector<Bytes> &of_forward = g ? read : written;
+    of_forward.push_back(bytes_of("O", p.O, queries, p.heads));
     const std::int64_t rows =
         is_given(p.cu_seqlens_q) ? p.total_q : std::int64_t{p.batch} * p.seqlen_q;
-    if (p.lse) written.push_back(whole("lse", p.lse, rows * p.heads * sizeof(float)));
+    if (p.lse) of_forward.push_back(whole("lse", p.lse, rows * p.heads * sizeof(float)));
+  }
+  if (g) {
+    read.push_back(bytes_of("dO", g->dO, queries, p.heads));
+    written.push_back(bytes_of("dQ", g->dQ, queries, p.heads));
+    written.push_back(bytes_of("dK", g->dK, keys, p.kv_heads));
+    written.push_back(bytes_of("dV", g->dV, keys, p.kv_heads));
   }
   std::vector<Bytes> &cache = appends(p) ? written : read;
   cache.push_back(bytes_of("K", p.K, keys, p.kv_heads));

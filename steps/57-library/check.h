@@ -18,6 +18,10 @@ struct Failure : std::runtime_error {
 /// Throws Failure unless the sizes make a problem. Of the pointers it asks only which are NULL.
 void check_sizes(const attention_problem &problem);
 
+/// The same for the backward pass.
+void check_sizes(const attention_problem &problem, const attention_gradients &gradients);
+
 /// Throws Failure unless the tensors, the workspace, and what is known of the arrays on the host, are what a
-/// problem of these sizes needs.
-void check_tensors(const attention_problem &problem, std::size_t workspace_bytes);
+/// problem of these sizes needs: for the forward pass, or with gradients for the backward pass.
+void check_tensors(const attention_problem &problem, std::size_t workspace_bytes,
+                   const attention_gradients *gradients = nullptr);

@@ -3,9 +3,11 @@
 --hopper hopper/test_flash_attn.py. `flash_attn` is this file then: its functions call the library.
 
 Each test function gets as many cases of its grid as --cases says, drawn from the seed. What the library does not
-have is left out, and counted: dropout, the backward pass, and in Hopper's tests qv, fp8 and merging. Hopper's run
-without windows, because one switch of theirs leaves out windows and chunks. The tests ask for gradients before they
-judge O: they get those of the textbook's formula in fp32, and what they say of gradients says nothing of the library.
+have is left out, and counted: dropout, a deterministic backward pass, and in Hopper's tests gradients, qv, fp8 and
+merging. Hopper's run without windows, because one switch of theirs leaves out windows and chunks. Gradients are the
+library's where attention_backward takes the call. The tests ask for others before they judge O: deterministic ones, and
+those of soft caps, ALiBi and more than 128 columns. These are the textbook's formula's in fp32, and say nothing of the
+library.
 A V of more than 256 columns is the formula's, too, because a case has it beside what is tested. --emulator runs on the
 CPU, with a library built for the emulator.
 """
@@ -29,10 +31,10 @@ except ImportError as error:
     sys.exit(0)
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from attention_torch import attention  # noqa: E402
+from attention_torch import attention, trainable_attention  # noqa: E402
 
 by_formula = collections.Counter()  # calls that the library does not answer, by reason
-by_library = 0
+by_library = gradients_by_library = 0
 
 
 def formula(q, k, v, scale, causal=False, window=(-1, -1), softcap=0, slopes=None, chunk=0):
@@ -71,7 +73,7 @@ class WithGradient(torch.autograd.Function):
 
 
 def differentiable(out, q, k, v, arrays, alike):
-    if "page_table" in arrays or not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
+    if "page_table" in arrays or not trains(q, k, v):
         return out
     if "cu_seqlens_q" not in arrays:
         return WithGradient.apply(out, formula(q, k, v, **alike))
@@ -85,14 +87,18 @@ def differentiable(out, q, k, v, arrays, alike):
     return WithGradient.apply(out, shadow)
 
 
+def trains(*tensors):
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
 def padded(x, columns):
     return x if x is None or x.shape[-1] == columns else torch.nn.functional.pad(x, (0, columns - x.shape[-1]))
 
 
 def run(q, k, v, *, scale, causal, window, softcap, slopes=None, arrays={}, k_new=None, v_new=None, rope=None, chunk=0,
-        **sizes):
+        deterministic=False, **sizes):
     """A call of the library, of any head dims that its kernels may be padded to. Returns O and the log-sum-exp."""
-    global by_library
+    global by_library, gradients_by_library
     window = tuple(int(side) for side in window)
     scale = scale or q.shape[-1] ** -0.5
     alike = dict(scale=scale, causal=causal, window=window, softcap=softcap, slopes=slopes, chunk=chunk)
@@ -104,6 +110,13 @@ def run(q, k, v, *, scale, causal, window, softcap, slopes=None, arrays={}, k_ne
         return formula(q, k, v, **alike), None
     by_library += 1
     columns = -(-max(q.shape[-1], v.shape[-1]) // 8) * 8
+    others = (k_new, slopes, rope, arrays.get("page_table"), arrays.get("cache_index"))
+    is_taken = columns <= 128 and not softcap and not deterministic and all(x is None for x in others)
+    if trains(q, k, v) and is_taken:
+        gradients_by_library += 1
+        out, lse = trainable_attention(*(padded(x, columns) for x in (q, k, v)), scale=scale, causal=causal,
+                                       window=window, arrays=arrays, return_lse=True, **sizes)
+        return out[..., :v.shape[-1]], lse
     with torch.no_grad():
         Q, K, V, K_new, V_new = (padded(x, columns) for x in (q, k, v, k_new, v_new))
         out, lse = attention(Q, K, V, k_new=K_new, v_new=V_new, scale=scale, causal=causal, window=window,
@@ -127,7 +140,7 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
                     alibi_slopes=None, deterministic=False, return_attn_probs=False, attention_chunk=0, **other):
     refuse(dropout_p, **other)
     out, lse = run(q, k, v, scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
-                   slopes=alibi_slopes, chunk=attention_chunk)
+                   slopes=alibi_slopes, chunk=attention_chunk, deterministic=deterministic)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -151,7 +164,8 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
         arrays["cu_seqlens_k"], arrays["page_table"] = None, block_table
     out, lse = run(q, k, v, scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
                    slopes=alibi_slopes, arrays={n: a for n, a in arrays.items() if a is not None},
-                   chunk=attention_chunk, seqlen_q=max_seqlen_q, seqlen_k=max_seqlen_k)
+                   chunk=attention_chunk, deterministic=deterministic, seqlen_q=max_seqlen_q,
+                   seqlen_k=max_seqlen_k)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -264,8 +278,8 @@ def why_left_out(test, parameters):
         return "dropout"
     if parameters.get("has_qv"):
         return "qv"
-    if "bwd" in test or test.endswith("_deterministic"):
-        return "the backward pass"
+    if test.endswith("_deterministic"):
+        return "a deterministic backward pass"
     if "race_condition" in test and not torch.cuda.is_available():
         return "70 GB of memory"
     return "merging of results, and entry points of their C++" if re.search("combine|bw_compat", test) else None
@@ -352,7 +366,7 @@ def main():
                               "--disable-warnings", tests], plugins=[sample])
     for what, count in sorted(sample.count.items()):
         print(f"{count:6} {what}")
-    print(f"{by_library:6} calls answered by the library; by the formula: "
+    print(f"{by_library:6} calls answered by the library, {gradients_by_library} with its gradients; by the formula: "
           + (", ".join(f"{n} of {why}" for why, n in by_formula.items()) or "none"))
     print(f"{sample.count['passed']} passed, {sample.count['failed']} failed")
     return 0 if status == pytest.ExitCode.OK else 1

@@ -2,96 +2,20 @@
 // A program that calls the library as a model would: the attention of a transformer's block, with
 // prompts of several lengths first and then a token at a time, from a cache in pages. What is not
 // attention is computed here, on the CPU. Each query's output is compared with the reference.
-#include <dlfcn.h>
-#include <getopt.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "reference/inputs.h"
 #include "reference/random.h"
 #include "reference/verdict.h"
-#include "steps/57-library/attention.h"
+#include "steps/57-library/client.h"
 
 namespace {
-
-enum ExitStatus { kPassed = 0, kWrongAnswer = 1, kBadArguments = 2, kNoDevice = 3 };
-
-struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-struct DeviceError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-/// The library's functions, found by their names.
-class Library {
- public:
-  explicit Library(const std::string &file) : handle_(dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-    if (!handle_) throw UsageError("--library " + file + ": " + dlerror());
-  }
-  Library(const Library &) = delete;
-  ~Library() { dlclose(handle_); }
-
-  /// Calls a function of the header; throws what the library says if it fails.
-  template <class... Parameters, class... Arguments>
-  void operator()(const char *name, int (*)(Parameters...), Arguments... arguments) const {
-    const auto function = reinterpret_cast<int (*)(Parameters...)>(find(name));
-    const int status = function(arguments...);
-    if (status == ATTENTION_OK) return;
-    const auto message = reinterpret_cast<decltype(&attention_message)>(find("attention_message"));
-    const std::string what = std::string(name) + ": " + message();
-    if (status == ATTENTION_DEVICE || status == ATTENTION_MEMORY) throw DeviceError(what);
-    throw std::runtime_error(what);
-  }
-
- private:
-  void *find(const char *name) const {
-    void *function = dlsym(handle_, name);
-    if (!function) throw std::runtime_error(std::string("the library has no ") + name);
-    return function;
-  }
-
-  void *handle_;
-};
-#define CALL(library, function, ...) \
-  library(#function, static_cast<decltype(&function)>(nullptr), __VA_ARGS__)
-
-/// A vector in the memory of the device.
-template <class T>
-class DeviceVector {
- public:
-  DeviceVector(const Library &library, std::size_t size) : library_(library), size_(size) {
-    CALL(library_, attention_allocate, &data_, size * sizeof(T));
-  }
-  DeviceVector(const Library &library, const std::vector<T> &values)
-      : DeviceVector(library, values.size()) {
-    upload(values);
-  }
-  DeviceVector(const DeviceVector &) = delete;
-  ~DeviceVector() { CALL(library_, attention_release, data_); }
-
-  void upload(const std::vector<T> &values) {
-    CALL(library_, attention_upload, data_, values.data(), values.size() * sizeof(T));
-  }
-  std::vector<T> download() const {
-    std::vector<T> values(size_);
-    CALL(library_, attention_download, values.data(), data_, size_ * sizeof(T));
-    return values;
-  }
-  T *data() const { return static_cast<T *>(data_); }
-
- private:
-  const Library &library_;
-  std::size_t size_;
-  void *data_ = nullptr;
-};
 
 struct Options {
   std::string library = "./libattention.so";
@@ -386,15 +310,6 @@ ExitStatus run(const Options &options) {
   return prefill.passed && decode.passed ? kPassed : kWrongAnswer;
 }
 
-int whole_number(const std::string &option, const std::string &text, int least) {
-  char *end;
-  const long value = std::strtol(text.c_str(), &end, 10);
-  if (text.empty() || *end || value < least || value > 1000000)
-    throw UsageError(option + " " + text + ": a whole number from " + std::to_string(least) +
-                     " to 1000000 is allowed");
-  return static_cast<int>(value);
-}
-
 const char *const kHelp =
     "usage: ./client [options]\n"
     "\n"
@@ -417,67 +332,31 @@ const char *const kHelp =
     "device,\n"
     "or out of memory.\n";
 
-/// The options, or a UsageError. `help` says whether only the help is wanted.
-Options parse(int argc, char **argv, bool &help) {
-  Options options;
-  const std::vector<std::string> names = {"library",  "prompts", "tokens", "heads", "kv-heads",
-                                          "head-dim", "window",  "type",   "seed",  "help"};
-  std::vector<option> table;
-  for (const std::string &name : names)
-    table.push_back({name.c_str(), name == "help" ? no_argument : required_argument, nullptr,
-                     1000 + static_cast<int>(table.size())});
-  table.push_back({});
-  opterr = 0;
-  for (;;) {
-    const std::string word = optind < argc ? argv[optind] : "";
-    const int key = getopt_long(argc, argv, "+:", table.data(), nullptr);
-    if (key == -1) break;
-    if (key == ':') throw UsageError(word + ": a value is missing; --help lists the options");
-    if (key < 1000) throw UsageError(word + ": no such option; --help lists the options");
-    const std::string &name = names[key - 1000], option = "--" + name;
-    const std::string text = optarg ? optarg : "";
-    if (name == "help") help = true;
-    if (name == "library") options.library = text;
-    if (name == "tokens") options.tokens = whole_number(option, text, 0);
-    if (name == "heads") options.heads = whole_number(option, text, 1);
-    if (name == "kv-heads") options.kv_heads = whole_number(option, text, 1);
-    if (name == "head-dim") options.head_dim = whole_number(option, text, 1);
-    if (name == "window") options.window = whole_number(option, text, 1);
-    if (name == "seed") options.seed = whole_number(option, text, 0);
-    if (name == "type" && text != "fp16" && text != "bf16")
-      throw UsageError(option + " " + text + ": allowed are fp16, bf16");
-    if (name == "type") options.type = text == "bf16" ? Type::kBf16 : Type::kFp16;
-    if (name == "prompts") {
-      options.prompts.clear();
-      for (std::size_t from = 0, comma; from <= text.size(); from = comma + 1) {
-        comma = std::min(text.find(',', from), text.size());
-        options.prompts.push_back(whole_number(option, text.substr(from, comma - from), 1));
-      }
-    }
+void take(Options &options, const std::string &name, const std::string &text) {
+  const std::string option = "--" + name;
+  if (name == "library") options.library = text;
+  if (name == "tokens") options.tokens = whole_number(option, text, 0);
+  if (name == "heads") options.heads = whole_number(option, text, 1);
+  if (name == "kv-heads") options.kv_heads = whole_number(option, text, 1);
+  if (name == "head-dim") options.head_dim = whole_number(option, text, 1);
+  if (name == "window") options.window = whole_number(option, text, 1);
+  if (name == "seed") options.seed = whole_number(option, text, 0);
+  if (name == "type") options.type = type_of(option, text);
+  if (name != "prompts") return;
+  options.prompts.clear();
+  for (std::size_t from = 0, comma; from <= text.size(); from = comma + 1) {
+    comma = std::min(text.find(',', from), text.size());
+    options.prompts.push_back(whole_number(option, text.substr(from, comma - from), 1));
   }
-  if (optind < argc)
-    throw UsageError(std::string(argv[optind]) + ": not an option; --help lists the options");
-  return options;
 }
 
 }  // namespace
 
 int main(int argc, char **argv) {
-  const auto complain = [](const char *message) { std::fprintf(stderr, "client: %s\n", message); };
-  try {
-    bool help = false;
-    const Options options = parse(argc, argv, help);
-    if (!help) return run(options);
-    std::fputs(kHelp, stdout);
-    return kPassed;
-  } catch (const UsageError &error) {
-    complain(error.what());
-    return kBadArguments;
-  } catch (const DeviceError &error) {
-    complain(error.what());
-    return kNoDevice;
-  } catch (const std::exception &error) {
-    complain(error.what());
-    return kWrongAnswer;
-  }
+  Options options;
+  return run_program(
+      "client", kHelp, argc, argv,
+      {"library", "prompts", "tokens", "heads", "kv-heads", "head-dim", "window", "type", "seed"},
+      [&](const std::string &name, const std::string &text) { take(options, name, text); },
+      [&] { return run(options); });
 }

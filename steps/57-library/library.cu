@@ -10,6 +10,7 @@
 #include "common/kernel/kernel.h"
 #include "steps/57-library/call.h"
 #include "steps/57-library/check.h"
+#include "steps/69-training/backward.h"
 
 #ifndef __CUDACC__
 #include "common/emulator/memory.h"
@@ -60,6 +61,10 @@ const attention_problem &given(const attention_problem *problem) {
   if (!problem) throw Failure(ATTENTION_NULL_POINTER, "problem: it is NULL");
   return *problem;
 }
+const attention_gradients &given(const attention_gradients *gradients) {
+  if (!gradients) throw Failure(ATTENTION_NULL_POINTER, "gradients: it is NULL");
+  return *gradients;
+}
 
 /// Whether there is anything to copy.
 bool is_copy(const void *device, const void *host, std::size_t bytes) {
@@ -69,11 +74,11 @@ bool is_copy(const void *device, const void *host, std::size_t bytes) {
   return true;
 }
 
+Strides strides(const attention_tensor &tensor, const attention_array &cu_seqlens) {
+  return {cu_seqlens.device ? 0 : tensor.batch_stride, tensor.head_stride, tensor.row_stride};
+}
+
 Call call_of(const attention_problem &p) {
-  const auto strides = [](const attention_tensor &tensor, const attention_array &cu_seqlens) {
-    return Strides{cu_seqlens.device ? 0 : tensor.batch_stride, tensor.head_stride,
-                   tensor.row_stride};
-  };
   const auto total = [](const attention_array &cu_seqlens, int rows) {
     return cu_seqlens.device ? rows : 0;
   };
@@ -143,6 +148,18 @@ Call call_of(const attention_problem &p) {
   return call;
 }
 
+/// Behind the counters of the forward pass, so that both may have the same workspace.
+Backward backward_of(const attention_problem &p, const attention_gradients &g) {
+  Backward call{call_of(p), strides(g.dO, p.cu_seqlens_q), strides(g.dQ, p.cu_seqlens_q),
+                strides(g.dK, p.cu_seqlens_k), strides(g.dV, p.cu_seqlens_k)};
+  call.dO = g.dO.data;
+  call.dQ = g.dQ.data;
+  call.dK = g.dK.data;
+  call.dV = g.dV.data;
+  call.workspace = static_cast<char *>(p.workspace) + BACKEND.counters_bytes;
+  return call;
+}
+
 #ifdef __CUDACC__
 
 /// Whether the current GPU runs what was compiled for sm_90a.
@@ -179,6 +196,10 @@ void release(void *memory) {
 void launch(const Call &call, const Hopper *hopper, std::size_t) {
   const std::lock_guard lock(one_call);
   BACKEND.forward(call, hopper);
+}
+void launch(const Backward &call) {
+  const std::lock_guard lock(one_call);
+  BACKWARD.backward(call);
 }
 
 __global__ void nothing() {}
@@ -238,6 +259,9 @@ void launch(const Call &call, const Hopper *hopper, std::size_t workspace_bytes)
     throw;
   }
 }
+void launch(const Backward &call) {
+  BACKWARD.backward(call);
+}
 std::string device_name() {
   return "emulator";
 }
@@ -252,6 +276,10 @@ const Hopper *hopper_for(const attention_problem &p) {
 std::size_t workspace_bytes(const attention_problem &p) {
   check_sizes(p);
   return BACKEND.workspace_bytes(call_of(p), hopper_for(p));
+}
+std::size_t workspace_bytes(const attention_problem &p, const attention_gradients &g) {
+  check_sizes(p, g);
+  return BACKEND.counters_bytes + BACKWARD.workspace_bytes(backward_of(p, g));
 }
 
 }  // namespace
@@ -269,6 +297,23 @@ int attention_forward(const attention_problem *problem) {
     const std::size_t needed = workspace_bytes(p);
     check_tensors(p, needed);
     launch(call_of(p), hopper_for(p), needed);
+  });
+}
+
+int attention_backward_workspace_bytes(const attention_problem *problem,
+                                       const attention_gradients *gradients, std::size_t *bytes) {
+  return call([&] {
+    if (!bytes) throw Failure(ATTENTION_NULL_POINTER, "bytes: it is NULL");
+    *bytes = workspace_bytes(given(problem), given(gradients));
+  });
+}
+
+int attention_backward(const attention_problem *problem, const attention_gradients *gradients) {
+  return call([&] {
+    const attention_problem &p = given(problem);
+    const attention_gradients &g = given(gradients);
+    check_tensors(p, workspace_bytes(p, g), &g);
+    launch(backward_of(p, g));
   });
 }
 

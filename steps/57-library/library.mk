@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: MIT
 # Step 57 as a library, and what calls it; the Makefile includes this. The library is built for the
-# emulator, which the tests call, and with nvcc for the GPU. (The object is the program's, too. Without
-# optimisation its 60 kernels compile in a fifth of the time, and run as fast but for a tenth.)
-.PHONY: libattention.so client check-flash-attn check-transformers
+# emulator, which the tests call, and with nvcc for the GPU. (The object is the program's, too.)
+.PHONY: libattention.so client train check-flash-attn check-transformers \
+	train-quoted training bench-training
 LIBRARY := steps/57-library
 MAP = --version-script=$(LIBRARY)/exports.map
-of_library = $(addprefix $(1)/$(LIBRARY)/,attention.o library.o)
+of_library = $(addprefix $(1)/$(LIBRARY)/,attention.o library.o gradients.o)
 of_hopper = $(addprefix $(1)/$(LIBRARY)/,hopper.o hopper_pages.o)
-$(call of_library,build/host) $(call of_hopper,build/host) build/host/$(LIBRARY)/check.o: private HOST += -O0 -g0
 build/host/%.o: %.cu build/host/flags
-	$(call says,$<) $(call compile,$(HOST) -x c++ -c $<)
+	$(call says,$<) $(call compile,$(quickly) -x c++ -c $<)
 build/host/bin/libattention.so: $(call of_library,build/host) $(call of_hopper,build/host) build/host/$(LIBRARY)/check.o \
 		$(EMULATOR)
 	$(call says,libattention.so for the emulator) $(call link,$(CXX) -shared -pthread -Wl$(comma)$(MAP) $^)
@@ -24,12 +23,22 @@ libattention.so: $(if $(FOR_GPU),$(if $(filter step-57,$(EMULATED)),build/host,$
 	@ln -sf $< $@
 build/host/bin/client: $(call objects,$(LIBRARY)/client.cpp) $(REFERENCE)
 	$(call says,$@) $(call link,$(CXX) -pthread $^ -ldl)
-client: build/host/bin/client libattention.so
+build/host/bin/train: $(call objects,steps/69-training/train.cpp) $(REFERENCE)
+	$(call says,$@) $(call link,$(CXX) -pthread $^ -ldl)
+# Chapter 69 quotes it with the emulator's library, whatever GPU is here.
+train-quoted: build/host/bin/train build/host/bin/libattention.so
+	@ln -sf $< train
+client train: %: build/host/bin/% libattention.so
 	@ln -sf $< $@
 # Their tests draw from their grids; CASES="--cases 200 --seed 7" others. HOPPER=--hopper: those of FlashAttention-3.
 check-flash-attn: $(call on_gpu,libattention.so)
 	$(if $(wildcard $(FLASH_ATTENTION)/tests),,$(error make check-flash-attn: FLASH_ATTENTION=PATH must be a checkout \
 		of github.com/Dao-AILab/flash-attention))
 	@$(PYTHON) $(LIBRARY)/check_flash_attn.py $(FLASH_ATTENTION) $(HOPPER) $(CASES)
+# Step 69's curves: of ./train on the emulator, and of a GPT on this GPU.
+training: train
+	@for type in bf16 fp16; do ./train --steps 100 --type $$type --csv plots/results/emulator-training-$$type.csv || exit 1; done
+bench-training: $(call on_gpu,libattention.so)
+	@$(PYTHON) steps/69-training/train.py $(if $(GPU),--csv plots/results/$(GPU)-training.csv)
 check-transformers: $(call on_gpu,libattention.so)
 	@$(PYTHON) $(LIBRARY)/check_transformers.py

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""The loss of chapter 69's small GPT on the emulator and of its larger one on a GPU, and how far runs are apart."""
+
+import csv
+
+import style
+from style import pyplot
+
+
+def main():
+    arguments = style.parser(__doc__).parse_args()
+    figure, panels = pyplot.subplots(2, 2, figsize=(15, 7.5), sharex="col", height_ratios=(3, 2))
+    (above, gpu_above), (below, gpu_below) = panels
+    for name, colour in (("bf16", style.BLUE), ("fp16", style.RED)):
+        with open(f"plots/results/emulator-training-{name}.csv") as file:
+            rows = [(int(row["step"]), float(row["library"]), float(row["double"])) for row in csv.DictReader(file)]
+        steps, ours, exact = zip(*rows)
+        if name == "bf16":
+            above.plot(steps, exact, color=style.GREY, linewidth=5, alpha=0.5, label="all in double")
+        above.plot(steps, ours, color=colour, linewidth=1.5, linestyle="-" if name == "bf16" else ":",
+                   label=f"attention by the library, in {name}")
+        below.plot(steps, [abs(a - b) for a, b in zip(ours, exact)], color=colour, label=name)
+    above.set_ylabel("loss")
+    above.legend(frameon=False)
+    below.set_yscale("log")
+    below.set_ylabel("distance from double")
+    below.set_xlabel("step")
+    below.legend(frameon=False)
+    above.set_title("The small GPT, on the emulator")
+
+    with open("plots/results/h200-training.csv") as file:
+        rows = list(csv.DictReader(file))
+    losses = {run: [float(row["loss"]) for row in rows if row["run"] == run]
+              for run in ("sdpa", "sdpa-again", "libattention")}
+    gpu_above.plot(losses["sdpa"], color=style.GREY, linewidth=5, alpha=0.5, label="sdpa")
+    gpu_above.plot(losses["libattention"], color=style.BLUE, linewidth=1.5, label="attention by the library")
+    for run, name, colour in (("sdpa-again", "sdpa again", style.GREY), ("libattention", "the library", style.BLUE)):
+        gpu_below.plot([abs(a - b) for a, b in zip(losses[run], losses["sdpa"])], color=colour, label=name)
+    gpu_above.set_title("The larger GPT, on an H200")
+    gpu_above.legend(frameon=False)
+    gpu_below.set_yscale("log")
+    gpu_below.set_ylabel("distance from sdpa")
+    gpu_below.set_xlabel("step")
+    gpu_below.legend(frameon=False)
+    style.save(figure, arguments.out, "training")
+
+
+main()

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT
+// What attention_backward asks for: a Call, whose O and lse the forward pass has left, and where each gradient lies.
+#pragma once
+
+#include "steps/57-library/call.h"
+
+struct Backward : Call {  // dO, dQ, dK and dV are a Problem's
+  Strides dO_strides, dQ_strides, dK_strides, dV_strides;
+};
+
+/// What the library calls, and the program of this step.
+struct BackwardKernels {
+  void (*backward)(const Backward &);
+  std::size_t (*workspace_bytes)(const Backward &);
+};
+#ifdef __CUDACC__
+#define BACKWARD gpu_backward
+#else
+#define BACKWARD cpu_backward
+#endif
+extern const BackwardKernels BACKWARD;
+
+/// The call that a program's problem is: dO and dQ lie as O does, dK as K and dV as V.
+static inline Backward backward_of(const Problem &problem) {
+  const Call call = call_of(problem);
+  return {call, call.O_strides, call.O_strides, call.K_strides, call.V_strides};
+}
