@@ -38,13 +38,18 @@ inline void wait(cudaStream_t on, cudaEvent_t event,
 #endif
 }
 
+namespace {  // of each object of its own: the emulator and a GPU have one each
+
 /// A GPU's second stream, on which K and V arrive, and moments for which streams wait.
 struct Traffic {
   cudaStream_t stream;
   cudaEvent_t begun;  // the launch
   std::vector<cudaEvent_t> arrived,
       computed;  // of each hop: its K and V are complete, and have been read
+  // (Step 74 has two hops more, in which nothing is computed: the last gradients come home.)
 };
+
+}  // namespace
 
 /// That of each of the first so many GPUs, with as many hops. They are made once. (static, as
 /// communicators() is: the emulator's are linked into the same program, and of two inline functions
@@ -61,7 +66,7 @@ static inline const std::vector<Traffic> &traffic(int gpus) {
     cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
     Traffic of{{}, new_event(), {}, {}};
     cuda_check(cudaStreamCreateWithFlags(&of.stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    for (int hop = 0; hop < gpus; hop++) {
+    for (int hop = 0; hop < gpus + 2; hop++) {
       of.arrived.push_back(new_event());
       of.computed.push_back(new_event());
     }
@@ -77,7 +82,9 @@ inline void nccl_check(ncclResult_t result, const char *what) {
 }
 
 template <class T>
-constexpr ncclDataType_t nccl_type = std::is_same_v<T, bf16> ? ncclBfloat16 : ncclFloat16;
+constexpr ncclDataType_t nccl_type = std::is_same_v<T, float>  ? ncclFloat32
+                                     : std::is_same_v<T, bf16> ? ncclBfloat16
+                                                               : ncclFloat16;
 
 /// The communicators of the first so many GPUs, by rank. They are made once: it takes a second.
 static inline const std::vector<ncclComm_t> &communicators(int gpus) {

@@ -14,7 +14,9 @@ for length in ${LENGTHS-8192 16384 32768 65536}; do
   step 71 $at --seqlen "$length" --link copies
   [ "$length" -gt 32768 ] || step 71 $at --seqlen "$length" --leave-sms 16
   for link in nccl copies; do step 72 $at --seqlen "$length" --causal --link $link; done
+  step 74 $at --seqlen "$length" --causal --link copies
   [ "$length" = 8192 ] || [ "$length" = 32768 ] || continue
+  step 74 $at --seqlen "$length" --causal
   step 70 $at --seqlen "$length" --causal
   step 71 $at --seqlen "$length" --causal
   step 71 $at --seqlen "$length" --causal --link copies

@@ -12,6 +12,7 @@
 //             keys. With the 85 us that NCCL took for 1 MB through PyTorch it is 41%.
 #include "common/kernel/cache.h"
 #include "common/kernel/gpus.h"
+#include "common/kernel/splits.h"
 
 namespace {
 
@@ -201,12 +202,6 @@ __global__ void merge_gpus(Problem p,
       O);
 }
 
-/// Tiles of Q's rows in the whole problem.
-std::int64_t row_tiles(const Problem &p) {
-  const int rows_of_group = p.seqlen_q * (p.heads / p.kv_heads);
-  return std::int64_t{p.batch} * p.kv_heads * ((rows_of_group + rows - 1) / rows);
-}
-
 /// How many blocks the GPU runs at once: of 8 warps, or of half as many until one fits it.
 template <int d, int num_warps = 8>
 int wave() {
@@ -216,23 +211,9 @@ int wave() {
   return resident_blocks<Storage>(attention<d, num_warps>, num_warps * 32);
 }
 
-/// Returns the number of splits of each of `tiles` tiles of rows: the fewest whose waves are as full as those
-/// of any number, within 5%. A wave is as many blocks as the GPU runs at once.
-int fewest_splits(std::int64_t tiles, int wave, int most) {
-  const auto filled = [=](int splits) {
-    const std::int64_t blocks = tiles * splits;
-    return float(blocks) / ((blocks + wave - 1) / wave * wave);
-  };
-  float best = 0;
-  for (int splits = 1; splits <= min(most, 128); splits++) best = fmaxf(best, filled(splits));
-  int fewest = 1;
-  while (filled(fewest) * 1.05f < best) fewest++;
-  return fewest;
-}
-
 int num_splits(const Problem &p) {
   const int blocks = p.head_dim == 64 ? wave<64>() : wave<128>();
-  return p.splits ? p.splits : fewest_splits(row_tiles(p), blocks, p.seqlen_k / (8 * keys));
+  return p.splits ? p.splits : fewest_splits(row_tiles(p, rows), blocks, p.seqlen_k / (8 * keys));
 }
 
 /// The floats of a GPU's message: O, m and l of each row.
@@ -241,7 +222,7 @@ std::size_t message_of(const Problem &p) {
 }
 /// Where it lies in the workspace, between those of all GPUs; the parts of the splits come before.
 std::size_t parts_of_splits(const Problem &p) {
-  return row_tiles(p) * (num_splits(p) * rows + 1) * (p.head_dim + 4);
+  return row_tiles(p, rows) * (num_splits(p) * rows + 1) * (p.head_dim + 4);
 }
 
 /// Launches blocks of 8 warps, or of half as many where two share an SM and until one fits this GPU: at head
@@ -252,7 +233,7 @@ void attend(const Problem &p, int first_k, int all_k, float *message, bool share
   if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
     if (share_SMs || !fits_a_block<Storage>())
       return attend<d, num_warps / 2>(p, first_k, all_k, message, false);
-  const int splits = num_splits(p), of_head = row_tiles(p) / (p.kv_heads * p.batch);
+  const int splits = num_splits(p), of_head = row_tiles(p, rows) / (p.kv_heads * p.batch);
   launch_on<Storage>(p.stream, attention<d, num_warps>, dim3(of_head * splits, p.kv_heads, p.batch),
                      dim3(num_warps * 32), p, splits, first_k, all_k, message, log2_e / sqrtf(d));
 }
@@ -269,7 +250,7 @@ void run(const Problem &p) {
     cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
     // At head dim 128 a block of 8 warps has an SM for itself. If not all run at once, two of
     // 4 warps share it: one reads while the other begins or ends.
-    const bool share_SMs = d == 128 && row_tiles(own) * num_splits(own) > wave<128>();
+    const bool share_SMs = d == 128 && row_tiles(own, rows) * num_splits(own) > wave<128>();
     attend<d>(own, gpu * p.part_rows, p.seqlen_k, messages(gpu) + gpu * count, share_SMs);
   }
   nccl_check(ncclGroupStart(), "ncclGroupStart");
