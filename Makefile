@@ -72,7 +72,7 @@ $(foreach g,$(filter-out $(NUMBERS:%=step-%) $(VARIANTS),$(call goals,step-%)),$
 	$(or $(call variants_of,$(word 2,$(subst -, ,$(g)))),none)))
 $(foreach g,$(call goals,variants-%),$(if $(call variants_of,$(g:variants-%=%)),,\
 	$(call refuse,$(g),step $(g:variants-%=%) has no variants)))
-on_a_gpu := $(call goals,check-gpu check-gpus check-deadlock bench bench-models bench-hopper bench-decode bench-backward bench-gpus bench-library ceilings cycles \
+on_a_gpu := $(call goals,check-gpu check-gpus check-deadlock bench bench-models bench-hopper bench-decode bench-dims bench-backward bench-gpus bench-library ceilings cycles \
 	sustained racecheck)
 $(if $(GPU),,$(foreach g,$(on_a_gpu),$(call refuse,$(g),there is no GPU here (nvidia-smi finds none))))
 $(if $(NVCC),,$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),\
@@ -92,6 +92,7 @@ $(call needs,plot,matplotlib: sudo apt-get install python3-matplotlib,$(PYTHON) 
 #?   make diff-02                shows what step 02 changes in the step that it builds on
 #?   make libattention.so        builds the library: steps/57-library/attention.h
 #?   make client && ./client     builds a program that calls the library, and runs it: a model's block, token by token
+#?   make train && ./train       builds a program that trains a small GPT with the library's gradients, and runs it
 #?   make clean                  removes everything that was built
 #?
 #? Exercises
@@ -119,10 +120,8 @@ HOST := $(CXX) -std=c++20 -fPIC -fno-semantic-interposition -Wall -Wextra -Wshad
 	$(if $(findstring clang,$(CXX)),,-Wno-restrict -fpeel-loops -fno-tree-tail-merge \
 	-fno-crossjumping) $(if $(WERROR),-Werror) -I. -Ibuild/host $(CXXFLAGS)
 CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-warnings) -I. $(NVCCFLAGS)
-# With these passes of -O2 the emulator runs as fast, and compiles in three quarters of the time.
-PASSES := -O1 -finline-functions -finline-small-functions -fstrict-aliasing -foptimize-sibling-calls \
-	-freorder-blocks-and-partition -freorder-blocks-algorithm=stc -fschedule-insns2 -fpeephole2 \
-	-fexpensive-optimizations -fipa-ra -ftree-vrp
+# With these passes of -O2 the emulator runs as fast, but for 2%, and compiles in two thirds of the time.
+PASSES := -O1 -finline-small-functions -fstrict-aliasing -foptimize-sibling-calls
 QUICK := $(if $(findstring clang,$(CXX)),$(HOST),$(HOST:-O2=$(PASSES)))
 # A GPU may be newer than ARCH: PTX goes along (not for sm_90a and its like, which are one chip's). sm_86 and sm_89 are
 # assembled from sm_80's PTX, which is made once: the machine code is the same.
@@ -154,7 +153,7 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(BUILD)
 .SECONDARY:
 .SECONDEXPANSION:
 .PHONY: all help clean tests test test-all check-gpu check-gpus check-deadlock check-bound check-docs truth bench \
-	bench-models bench-hopper bench-decode bench-backward bench-gpus bench-library counters ceilings racecheck cycles sustained regs bench-emulator docs plot \
+	bench-models bench-hopper bench-decode bench-dims bench-backward bench-gpus bench-library counters ceilings racecheck cycles sustained regs bench-emulator docs plot \
 	format FORCE \
 	$(PROGRAMS) $(EMULATED) $(VARIANTS)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
@@ -193,9 +192,12 @@ build/host/%.o: %.cpp build/host/flags | build/host/ladder.inc
 	$(call says,$<) $(call compile,$(QUICK) -c $<)
 $(EMULATOR): $(call sources,common/emulator)
 $(REFERENCE): $(call sources,reference)
-# A quarter of a small run. Without vectors the reference takes twice as long.
-$(REFERENCE): private QUICK += -ftree-vectorize
+# A quarter of a small run. Without these the reference takes twice as long.
+$(REFERENCE): private QUICK += -ftree-vectorize -finline-functions -freorder-blocks-and-partition \
+	-freorder-blocks-algorithm=stc -fschedule-insns2 -fpeephole2 -fexpensive-optimizations -fipa-ra -ftree-vrp
 $(OPTIONS): $(INTERFACE)
+# These take no part of a run's time that one could measure.
+$(OPTIONS) $(call objects,common/program/cpu_device.cpp common/program/program.cpp): private QUICK = $(lightly)
 build/host/%/all.o: build/host/flags | build/host/ladder.inc
 	$(call says,$*) $(call compile,printf '#include "%s"\n' $(filter %.cpp,$^) | $(QUICK) -x c++ -c -)
 $(BUILD)/%.o: %.cu $(BUILD)/flags
@@ -214,7 +216,7 @@ build/host/flags: FORCE
 	@mkdir -p $(@D) && echo | $(HOST) -dM -E -x c++ - >$@.$$PPID || { rm $@.$$PPID; exit 2; }
 	@awk '$$2 == "__clang_major__" && $$3 < 16 { exit 1 }' $@.$$PPID || { rm $@.$$PPID; \
 		echo "CXX=$(CXX) is too old: clang 16 or later is needed, or g++ (std::source_location)" >&2; exit 2; }
-	@[ -e $@ ] || echo "the first build takes about 20 s on two cores, then each step 1 s$(if $(FOR_GPU), and nvcc's time)"
+	@[ -e $@ ] || echo "the first build takes about 12 s on two cores, then each step 1 s$(if $(FOR_GPU), and nvcc's time)"
 	@echo $(call quoted,$(filter-out -Werror,$(HOST))) >$@.$$PPID
 	$(changed)
 $(BUILD)/flags: FORCE
@@ -226,7 +228,7 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/57-library/library
 
 #?
 #? Check
-#?   make test                   what a change breaks most often, in about three minutes on two cores
+#?   make test                   what a change breaks most often, in about two minutes on two cores
 #?   make test-all               everything that needs no GPU
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized; STEPS="36 37" these
 #?   make check-gpus             Part VII alone, on two GPUs and more
@@ -237,17 +239,18 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/57-library/library
 #?   make check-transformers     a Llama with random weights generates with the library, beside PyTorch's attention
 #?   make truth                  the emulator's counts against ncu's
 build/host/bin/tests: $(call objects,$(wildcard common/*/*_test.cpp reference/*_test.cpp steps/*_test.cpp \
-		steps/*/*_test.cpp common/testing/*.cpp) $(PAGES) $(EXERCISES)) $(EMULATOR) $(REFERENCE) $(OPTIONS)
+		steps/*/*_test.cpp) $(patsubst %,common/testing/%.cpp,copies jobs test_main) \
+		$(PAGES)) $(TESTING) $(EXERCISES) $(EMULATOR) $(REFERENCE) $(OPTIONS)
 	$(call says,the tests) $(call link,$(CXX) -pthread $^)
 DOCUMENTS := README.md plots/README.md $(wildcard common/emulator/*.md steps/*.md steps/*/README.md)
 QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[-a-z0-9]+) .*|\1|p' $(DOCUMENTS)))
-build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp common/testing/process.cpp) $(EMULATOR) $(REFERENCE) $(OPTIONS)
+build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp) $(TESTING) $(EMULATOR) $(REFERENCE) $(OPTIONS)
 	$(call says,$@) $(call link,$(CXX) -pthread $^)
 tests:
 	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh
 	@echo "building the steps for $(built_for), and the tests"
 	@+$(MAKE) all build/host/bin/tests build/host/bin/docs \
-		build/host/bin/exercises build/host/common/program/no_gpu.o build/host/bin/libattention.so build/host/bin/client
+		build/host/bin/exercises build/host/common/program/no_gpu.o build/host/bin/libattention.so build/host/bin/client build/host/bin/train
 # Options of doctest, or a test's name.
 chosen_tests = $(if $(filter -%,$(TESTS)),$(TESTS),$(if $(TESTS),$(call quoted,$(TESTS))))
 test: tests ; @CXX="$(CXX)" TESTS_SOME=1 build/host/bin/tests $(chosen_tests)
@@ -261,7 +264,7 @@ check-gpu: $(call on_gpu,tests $(BUILD)/bin/any-problem $(FOLLOWED))
 check-gpus: ; @+$(MAKE) STEPS="$(filter 7%,$(NUMBERS))" check-gpu
 check-deadlock: ; @$(call measure,deadlock.sh)
 check-bound: tests ; @BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
-check-docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs --check $(DOCUMENTS)
+check-docs: build/host/bin/docs $(QUOTED) train-quoted ; build/host/bin/docs --check $(DOCUMENTS)
 truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plots/results/*-counters.csv)
 
 #?
@@ -270,8 +273,11 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 #?   make bench-models           times the problems of Part III
 #?   make bench-hopper           times Part IV, and FlashAttention-3 where fa3-fwd is installed
 #?   make bench-decode           times decoding: a query per head and a long cache
+#?   make bench-dims             times step 56 at head dims 64 to 256
 #?   make bench-backward         times Part VI, and the backward passes of PyTorch
 #?   make bench-gpus             times Part VII on two GPUs and on one, or on GPUS=4
+#?   make bench-training         trains a GPT on a megabyte of text, with PyTorch's attention and with libattention.so
+#?   make training               trains the small GPT of chapter 69 on the emulator, in bf16 and fp16: a minute
 #?   make bench-library          times libattention.so with Hopper's kernels and without, beside FlashAttention-3
 #?   make variants-15            alternates step 15 and its variants; without a GPU, checks and counts them
 #?   make cycles                 SM clocks, time, clock rate and power of each step and variant; STEPS="05 06" adds these
@@ -300,6 +306,8 @@ bench-gpus: $(call on_gpu,$(filter step-7%,$(PROGRAMS)))
 	@GPUS="$(GPUS)" $(call measure,$@.sh) $(filter 7%,$(GPU_STEPS))
 bench-decode: $(call on_gpu,$(filter step-27 step-5%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 27-% 5%,$(GPU_STEPS))
+bench-dims: $(call on_gpu,$(filter step-56,$(PROGRAMS)) $(BUILD)/sm_clock.so)
+	@$(call measure,$@.sh) $(filter 56-%,$(GPU_STEPS))
 bench-backward: $(call on_gpu,$(filter step-6%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 6%,$(GPU_STEPS))
 bench-library: $(call on_gpu,libattention.so $(BUILD)/sm_clock.so)
@@ -338,7 +346,7 @@ bench-emulator: all ; @common/measure/bench-emulator.sh $(NUMBERS)
 #?   V=1                         prints the commands that build
 #?   TESTS='*bank conflicts*'    of make test, the tests with this name
 #?   STEPS_ONLY=06               of make test, the work of step 06 alone; 3: of steps 30 to 39
-docs: build/host/bin/docs $(QUOTED) ; build/host/bin/docs $(DOCUMENTS)
+docs: build/host/bin/docs $(QUOTED) train-quoted ; build/host/bin/docs $(DOCUMENTS)
 plot: ; @GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
 # As the emulator's build compiles them, but for flags that clang does not know. clangd reads a header as the
 # source beside it that it finds first.

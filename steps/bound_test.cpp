@@ -75,7 +75,9 @@ TEST_CASE("every step passes, whatever the seed and the shape") {
   const char *const runs_wanted = std::getenv("BOUND_RUNS");
   const int most = runs_wanted ? std::atoi(runs_wanted) : some_are_enough() ? 1 : 8;
   const char *const only = std::getenv("STEPS_ONLY");
-  for (const std::string &step : step_names()) {
+  std::vector<std::string> steps = step_names();
+  draw(steps, 20);
+  for (const std::string &step : steps) {
     if (only && !step.starts_with(only)) continue;
     const std::string program = "./step-" + step.substr(0, 2);
     const Description described = describe(program);

@@ -33,7 +33,7 @@ const char *const kPersistent = "--sms 2 --heads 4 --seqlen 256";
 const char *const kPersistentShort = "--sms 2 --heads 8 --seqlen 128";
 
 // Where some are enough: steps, and of each of these bugs and calls.
-constexpr std::size_t kSomeSteps = 6, kSomeBugs = 4, kSomeCalls = 1;
+constexpr std::size_t kSomeSteps = 5, kSomeBugs = 3, kSomeCalls = 1;
 
 /// The steps whose copies are run.
 std::vector<std::string> steps() {
@@ -58,8 +58,10 @@ std::string source_of(const std::string &step) {
   const auto of = [&](const std::string &number, const std::string &header) {
     if (step.starts_with(number)) held.push_back("#include \"common/kernel/" + header);
   };
-  of("43", "persistent.h"), of("44", "work.h"), of("51", "visible.h"),
-      of("71", "hopper_attention.h");
+  of("43", "persistent.h"), of("43", "draw.h"), of("46", "work.h"), of("51", "visible.h"),
+      of("63", "backward.h"), of("64", "backward.h"), of("67", "hopper_backward.h"),
+      of("68", "hopper_backward.h"), of("71", "hopper_attention.h"), of("74", "mma_gradients.h"),
+      of("74", "zigzag.h");
   const auto next = [&] {
     std::size_t first = std::string::npos;
     for (const std::string &start : held) first = std::min(first, source.find(start));
@@ -295,6 +297,8 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
     shapes.push_back("--seqlen 640 --causal");        // a tile of keys that a warpgroup skips
   if (hopper && step.help.takes_option("--lengths"))  // what plans, and warpgroups without rows
     shapes.push_back("--batch 3 --heads 1 --lengths 300,150,20 --seqlen 300");
+  if (step.help.takes_option("--head-dim-v"))  // where Q has one stage
+    shapes.push_back("--sms 1 --heads 3 --seqlen 130 --head-dim 256");
   if (step.help.tile > 128) shapes = {kPersistent};
   for (const int seed : {1, 2}) {  // one head: a barrier is of one block
     std::string said;              // in shapes in which the call is not missed

@@ -99,7 +99,7 @@ TEST_SUITE_BEGIN("variants");
 TEST_CASE("every variant applies to its step and is right") {
   std::vector<Copy> copies;
   std::vector<std::filesystem::path> chosen = patches();
-  draw(chosen, 8);
+  draw(chosen, 4);
   for (const std::filesystem::path &patch : chosen) {
     const Copy copy = patched(patch);
     CHECK_MESSAGE(copy.complaint.empty(), copy.complaint);

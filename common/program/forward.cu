@@ -11,9 +11,10 @@ namespace {
 
 constexpr int threads = 128;
 
-/// O and the log-sum-exp of a query per thread. The block's threads read the same keys at the same time.
+/// O and the log-sum-exp of a query per thread. The block's threads read the same keys at the same time. A row has
+/// p.head_dim columns, d at most.
 template <class T, int d>
-__global__ void __launch_bounds__(threads) forward(Problem p, float scale) {
+__global__ void __launch_bounds__(threads) forward(Problem p) {
   const int query = blockIdx.x * threads + threadIdx.x, head = blockIdx.y, b = blockIdx.z;
   const int seqlen_q = p.lengths_q ? p.lengths_q[b] : p.seqlen_q;
   const int seqlen_k = p.lengths_k ? p.lengths_k[b] : p.seqlen_k;
@@ -36,12 +37,14 @@ __global__ void __launch_bounds__(threads) forward(Problem p, float scale) {
                q_row * p.O_strides.row;
   T q[d];
   float o[d] = {}, m = -INFINITY, l = 0;
-  for (int k = 0; k < d; k++) q[k] = Q[k];
+#pragma unroll
+  for (int k = 0; k < d; k++) q[k] = k < p.head_dim ? Q[k] : T(0.0f);
   for (int key = begin; key < end; key++, K += p.K_strides.row, V += p.V_strides.row) {
     float s = 0;
 #pragma unroll
-    for (int k = 0; k < d; k++) s += float(q[k]) * float(K[k]);
-    s *= scale;
+    for (int k = 0; k < d; k++)
+      if (k < p.head_dim) s += float(q[k]) * float(K[k]);
+    s *= p.scale;
     if (s > m) {
       const float alpha = __expf(m - s);
       m = s;
@@ -52,10 +55,12 @@ __global__ void __launch_bounds__(threads) forward(Problem p, float scale) {
     const float weight = __expf(s - m);
     l += weight;
 #pragma unroll
-    for (int k = 0; k < d; k++) o[k] += weight * float(V[k]);
+    for (int k = 0; k < d; k++)
+      if (k < p.head_dim) o[k] += weight * float(V[k]);
   }
 #pragma unroll
-  for (int k = 0; k < d; k++) O[k] = T(begin < end ? o[k] / l : 0.0f);
+  for (int k = 0; k < d; k++)
+    if (k < p.head_dim) O[k] = T(begin < end ? o[k] / l : 0.0f);
   p.lse[(std::int64_t{b} * p.heads + head) * p.seqlen_q + query] =
       begin < end ? m + logf(l) : -INFINITY;
 }
@@ -63,16 +68,15 @@ __global__ void __launch_bounds__(threads) forward(Problem p, float scale) {
 template <class T>
 void launch(const Problem &p) {
   const dim3 grid((p.seqlen_q + threads - 1) / threads, p.heads, p.batch);
-  const float scale = 1 / sqrtf(float(p.head_dim));
-  if (p.head_dim == 64)
-    forward<T, 64><<<grid, threads>>>(p, scale);
-  else if (p.head_dim == 128)
-    forward<T, 128><<<grid, threads>>>(p, scale);
+  if (p.head_dim <= 64)
+    forward<T, 64><<<grid, threads>>>(p);
+  else
+    forward<T, 128><<<grid, threads>>>(p);
 }
 
 }  // namespace
 
-/// Head dim 64 or 128; any layout, but pages; causal; windows to both sides; lengths; grouped heads.
+/// Head dims up to 128; any layout, but pages; any scale; causal; windows to both sides; lengths; grouped heads.
 extern "C" cudaError_t forward_pass(const Problem &p) {
   p.type == Type::kBf16 ? launch<__nv_bfloat16>(p) : launch<__half>(p);
   return cudaGetLastError();

@@ -236,6 +236,12 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
        read_head_dim,
        {},
        true},
+      beyond({"head-dim-v", join(head_dim_names(step), "|"), "of V and O; default: that of Q and K",
+              [&shape, &step](Text option, Text text) {
+                shape.head_dim_v = step.head_dims[choose(option, text, head_dim_names(step))];
+              },
+              [&shape] { return std::to_string(shape.head_dim_v); }},
+             "0"),
       beyond(flag("causal", shape.causal,
                   "a query sees the keys up to its own position; the last of both are one")),
       beyond(size("seqlen-k", shape.seqlen_k, kMostRows,

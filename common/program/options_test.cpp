@@ -25,7 +25,8 @@ const Step kTakesAll = {.name = "23-strides",
                         .takes =
                             "--causal --seqlen-k --kv-heads --window --type --layout "
                             "--page-size --lengths --sinks --append --rope --splits "
-                            "--window-size --scale --softcap --alibi --sink-logits --garbage",
+                            "--window-size --scale --softcap --alibi --sink-logits --garbage "
+                            "--head-dim-v",
                         .tile = 1,
                         .default_batch = 16,
                         .launch = nullptr,
@@ -305,6 +306,8 @@ TEST_CASE("options: every word of each list, by its name") {
           static_cast<reference::Family>(i));
   for (const int head_dim : kTakesAll.head_dims)
     CHECK(parse({"--head-dim", std::to_string(head_dim)}, kTakesAll).shape.head_dim == head_dim);
+  CHECK(parse({"--head-dim", "32"}, kTakesAll).shape.columns_of_v() == 32);
+  CHECK(parse({"--head-dim-v", "80"}, kTakesAll).shape.columns_of_v() == 80);
   CHECK(parse({"--type", "fp16"}, kTakesAll).type == Type::kFp16);
   CHECK(parse({"--type", "bf16"}, kTakesAll).type == Type::kBf16);
   CHECK(parse({"--type", "fp8"}, kFp8).type == Type::kFp8);
@@ -386,6 +389,9 @@ TEST_CASE("options: a word that is not on the list is refused with the list") {
   CHECK(error_of({"--inputs", "ones"}) ==
         "--inputs ones: must be normal, rising, one-hot, ends, equal-keys or huge");
   CHECK(error_of({"--head-dim", "64"}, kTakesAll) == "--head-dim 64: must be 32, 80 or 256");
+  CHECK(error_of({"--head-dim-v", "64"}, kTakesAll) == "--head-dim-v 64: must be 32, 80 or 256");
+  CHECK(error_of({"--head-dim-v", "64"}) ==
+        "--head-dim-v: this step does not accept it; step 23 accepts it");
   CHECK(error_of({"--type", "fp8"}, kTakesAll) ==
         "--type fp8: must be fp16 or bf16; no step accepts it yet");
   CHECK(who_takes({{"23-strides", "sm_80", "", kTakesAll.takes},

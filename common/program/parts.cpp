@@ -2,6 +2,7 @@
 #include "common/program/parts.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "common/program/placement.h"
 
@@ -43,6 +44,21 @@ void for_each_head(const Problem &problem, int heads, int gpu, const Work &work)
     }
 }
 
+/// A copy of a GPU's part of a tensor, in its memory, with NaN in the rows that are not there.
+void *upload_part(Device &device, const Problem &problem, int heads, int gpu,
+                  const reference::Elements &whole) {
+  const Tensor tensor = part_of(problem, heads, gpu);
+  reference::Elements part(elements_of(tensor)), buffer = poisoned(elements_of(tensor));
+  for_each_head(problem, heads, gpu, [&](std::size_t from, std::size_t to, std::size_t count) {
+    std::copy_n(whole.begin() + static_cast<std::ptrdiff_t>(from), count,
+                part.begin() + static_cast<std::ptrdiff_t>(to));
+  });
+  scatter(tensor, part, buffer);
+  void *memory = device.allocate(buffer.size() * sizeof(std::uint16_t));
+  device.upload(memory, buffer.data(), buffer.size() * sizeof(std::uint16_t));
+  return memory;
+}
+
 }  // namespace
 
 void cut_into_parts(Problem &problem, bool two_ends) {
@@ -65,16 +81,7 @@ void fill_parts(Device &device, const reference::Inputs &inputs, Problem &proble
   for (int gpu = 0; gpu < gpus; gpu++) {
     device.memory_of = gpu;
     const auto upload = [&](int heads, const reference::Elements &whole) {
-      const Tensor tensor = part_of(problem, heads, gpu);
-      reference::Elements part(elements_of(tensor)), buffer = poisoned(elements_of(tensor));
-      for_each_head(problem, heads, gpu, [&](std::size_t from, std::size_t to, std::size_t count) {
-        std::copy_n(whole.begin() + static_cast<std::ptrdiff_t>(from), count,
-                    part.begin() + static_cast<std::ptrdiff_t>(to));
-      });
-      scatter(tensor, part, buffer);
-      void *memory = device.allocate(buffer.size() * sizeof(std::uint16_t));
-      device.upload(memory, buffer.data(), buffer.size() * sizeof(std::uint16_t));
-      return memory;
+      return upload_part(device, problem, heads, gpu, whole);
     };
     parts[gpu] = {upload(problem.heads, inputs.Q),
                   upload(problem.kv_heads, inputs.K),
@@ -88,17 +95,54 @@ void fill_parts(Device &device, const reference::Inputs &inputs, Problem &proble
   problem.parts = parts.data();
 }
 
-reference::Elements gather_parts(Device &device, const Problem &problem, std::size_t &strays) {
-  reference::Elements whole(static_cast<std::size_t>(problem.batch) * problem.heads *
+void fill_backward_parts(Device &device, const reference::Inputs &inputs,
+                         const reference::Forward &forward, const Problem &problem,
+                         std::vector<GpuPart> &parts) {
+  const auto all_heads = static_cast<std::size_t>(problem.batch) * problem.heads;
+  for (int gpu = 0; gpu < problem.gpus; gpu++) {
+    device.memory_of = gpu;
+    const auto upload = [&](const reference::Elements &whole) {
+      return upload_part(device, problem, problem.heads, gpu, whole);
+    };
+    const auto room = [&](int heads) {
+      return device.allocate(elements_of_part(problem, heads) * sizeof(std::uint16_t));
+    };
+    GpuPart &part = parts[gpu];
+    part.O = upload(forward.O);
+    part.dO = upload(inputs.dO);
+    std::vector<float> lse(all_heads * problem.part_rows, NAN);
+    for (std::size_t head = 0; head < all_heads; head++)
+      for (int which = 0; which < problem.chunks; which++)
+        for (int row = 0; row < rows_of(problem, gpu, which); row++)
+          lse[head * problem.part_rows + which * problem.chunk_rows + row] =
+              forward.lse[head * problem.seqlen_q + first_row_of(problem, gpu, which) + row];
+    void *const memory = device.allocate(lse.size() * sizeof(float));
+    device.upload(memory, lse.data(), lse.size() * sizeof(float));
+    part.lse = static_cast<const float *>(memory);
+    part.dQ = room(problem.heads);
+    part.dK = room(problem.kv_heads);
+    part.dV = room(problem.kv_heads);
+  }
+  device.memory_of = 0;
+}
+
+std::size_t elements_of_part(const Problem &problem, int heads) {
+  return elements_of(part_of(problem, heads, 0));
+}
+
+reference::Elements gather_parts(Device &device, const Problem &problem, PartOfAll what,
+                                 std::size_t &strays) {
+  reference::Elements whole(static_cast<std::size_t>(problem.batch) * what.heads *
                             problem.seqlen_q * problem.head_dim);
   strays = 0;
   for (int gpu = 0; gpu < problem.gpus; gpu++) {
-    const Tensor tensor = part_of(problem, problem.heads, gpu);
+    const Tensor tensor = part_of(problem, what.heads, gpu);
     reference::Elements buffer(elements_of(tensor));
-    device.download(buffer.data(), problem.parts[gpu].O, buffer.size() * sizeof(std::uint16_t));
+    device.download(buffer.data(), problem.parts[gpu].*what.memory,
+                    buffer.size() * sizeof(std::uint16_t));
     const reference::Elements part = gather(tensor, buffer);
     strays += not_poison(buffer);
-    for_each_head(problem, problem.heads, gpu,
+    for_each_head(problem, what.heads, gpu,
                   [&](std::size_t to, std::size_t from, std::size_t count) {
                     std::copy_n(part.begin() + static_cast<std::ptrdiff_t>(from), count,
                                 whole.begin() + static_cast<std::ptrdiff_t>(to));

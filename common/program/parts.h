@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/program/device.h"
+#include "reference/gradients.h"
 #include "reference/inputs.h"
 
 /// Cuts the sequence into a chunk for each GPU, or into two.
@@ -15,5 +16,18 @@ void cut_into_parts(Problem &problem, bool two_ends);
 void fill_parts(Device &device, const reference::Inputs &inputs, Problem &problem,
                 std::vector<GpuPart> &parts);
 
-/// O of all parts, dense: [batch, heads, seqlen, head_dim]. `strays`: elements that were written beside it.
-reference::Elements gather_parts(Device &device, const Problem &problem, std::size_t &strays);
+/// Gives each GPU its part of what a backward pass starts from, O, lse and dO, and room for the gradients.
+void fill_backward_parts(Device &device, const reference::Inputs &inputs,
+                         const reference::Forward &forward, const Problem &problem,
+                         std::vector<GpuPart> &parts);
+
+/// A result of each GPU: O or dQ, of so many heads, or dK or dV.
+struct PartOfAll {
+  void *GpuPart::*memory;
+  int heads;
+};
+/// The elements of the buffer of each GPU.
+std::size_t elements_of_part(const Problem &problem, int heads);
+/// A result of all parts, dense: [batch, heads, seqlen, head_dim]. `strays`: elements that were written beside it.
+reference::Elements gather_parts(Device &device, const Problem &problem, PartOfAll what,
+                                 std::size_t &strays);

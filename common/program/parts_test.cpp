@@ -104,7 +104,7 @@ TEST_CASE(
         std::memcpy(c.parts[gpu].O, c.parts[gpu].Q,
                     sizeof(std::uint16_t) * static_cast<std::size_t>(2 * p.O_strides.batch));
       std::size_t strays;
-      CHECK(gather_parts(c.device, p, strays) == c.inputs.Q);
+      CHECK(gather_parts(c.device, p, {&GpuPart::O, 4}, strays) == c.inputs.Q);
       CHECK(strays == 0);
     }
 }
@@ -125,18 +125,46 @@ TEST_CASE("parts: O comes together, and a stray element is counted") {
   for (const int gpus : {1, 2, 3, 8}) {
     Case c(10, gpus);
     std::size_t strays;
-    CHECK(gather_parts(c.device, c.problem, strays)[0] == kPoison);  // nothing was written
+    CHECK(gather_parts(c.device, c.problem, {&GpuPart::O, 4}, strays)[0] ==
+          kPoison);  // nothing was written
     CHECK(strays == 0);
     for (int gpu = 0; gpu < gpus; gpu++)  // O is Q
       std::memcpy(c.parts[gpu].O, c.parts[gpu].Q,
                   sizeof(std::uint16_t) * static_cast<std::size_t>(2 * c.problem.O_strides.batch));
-    CHECK(gather_parts(c.device, c.problem, strays) == c.inputs.Q);
+    CHECK(gather_parts(c.device, c.problem, {&GpuPart::O, 4}, strays) == c.inputs.Q);
     CHECK(strays == 0);
     if (10 % gpus == 0) continue;
     const int last = gpus - 1;  // whose rows are fewer
     static_cast<std::uint16_t *>(
         c.parts[last].O)[rows_of(c.problem, last) * c.problem.O_strides.row] = 1;
-    (void)gather_parts(c.device, c.problem, strays);
+    (void)gather_parts(c.device, c.problem, {&GpuPart::O, 4}, strays);
     CHECK(strays == 1);
+  }
+}
+
+TEST_CASE("parts: what a backward pass starts from, and room for its results") {
+  for (const int gpus : {1, 3}) {
+    Case c(10, gpus, 2, 4, 2, true);
+    reference::add_dO(c.inputs, reference::Family::kNormal, 1);
+    const reference::Forward forward = reference::forward_pass(c.inputs);
+    const Problem &p = c.problem;
+    fill_backward_parts(c.device, c.inputs, forward, p, c.parts);
+    std::size_t strays;
+    CHECK(gather_parts(c.device, p, {&GpuPart::O, 4}, strays) == forward.O);
+    CHECK(gather_parts(c.device, p, {&GpuPart::dQ, 4}, strays)[0] == kPoison);
+    CHECK(gather_parts(c.device, p, {&GpuPart::dK, 2}, strays)[0] == kPoison);
+    for (int gpu = 0; gpu < gpus; gpu++) {
+      const std::size_t bytes = sizeof(std::uint16_t) * elements_of_part(p, 4);
+      std::memcpy(c.parts[gpu].dQ, c.parts[gpu].dO, bytes);
+      std::memcpy(c.parts[gpu].dV, c.parts[gpu].V, bytes / 2);
+      for (int head = 0; head < 8; head++)  // of both sequences
+        for (const int which : {0, 1})
+          for (int row = 0; row < rows_of(p, gpu, which); row++)
+            CHECK(c.parts[gpu].lse[head * p.part_rows + which * p.chunk_rows + row] ==
+                  forward.lse[head * 10 + first_row_of(p, gpu, which) + row]);
+    }
+    CHECK(gather_parts(c.device, p, {&GpuPart::dQ, 4}, strays) == c.inputs.dO);
+    CHECK(gather_parts(c.device, p, {&GpuPart::dV, 2}, strays) == c.inputs.V);
+    CHECK(strays == 0);
   }
 }

@@ -73,18 +73,16 @@ std::int64_t pages_of_pool(int batch, int seqlen_k, int page_size) {
 }
 
 Placement place(const reference::Shape &shape, Layout layout, int page_size, std::uint64_t seed) {
-  const std::int64_t d = shape.head_dim;
-  const auto strides = [&](int heads, std::int64_t rows, int gap) {
+  const auto strides = [&](int heads, std::int64_t rows, std::int64_t d, int gap) {
     if (layout == Layout::kBhnd) return Strides{heads * rows * d, rows * d, d};
     const std::int64_t row = heads * d + gap;
     return Strides{rows * row, d, row};
   };
   // The tensor, and the elements of its buffer.
-  const auto make = [&](int heads, int seqlen, const std::vector<int> &lengths, int gap,
+  const auto make = [&](int heads, int seqlen, int d, const std::vector<int> &lengths, int gap,
                         std::size_t &elements) {
-    Tensor tensor{
-        shape.batch, heads, seqlen, shape.head_dim, lengths, 0, strides(heads, seqlen, gap),
-        {},          {},    0};
+    Tensor tensor{shape.batch, heads, seqlen, d, lengths, 0, strides(heads, seqlen, d, gap),
+                  {},          {},    0};
     elements = static_cast<std::size_t>(shape.batch * tensor.strides.batch);
     return tensor;
   };
@@ -95,36 +93,41 @@ Placement place(const reference::Shape &shape, Layout layout, int page_size, std
     tensor.strides.batch = 0;
     elements = static_cast<std::size_t>(std::max(1, tensor.cu_seqlens.back()) * tensor.strides.row);
   };
-  const int gap = shape.head_dim, gap_of_V = gap + (layout == Layout::kBnhd32    ? 2 * kCopy
-                                                    : layout == Layout::kBnhd128 ? 8 * kCopy
-                                                                                 : kCopy);
-  std::size_t of_Q, of_K, of_V;
-  Tensor Q = make(shape.heads, shape.seqlen_q, shape.lengths_q, gap, of_Q);
-  Tensor K = make(shape.kv_heads, shape.seqlen_k, shape.lengths_k, gap, of_K);
-  Tensor V = make(shape.kv_heads, shape.seqlen_k, shape.lengths_k, gap_of_V, of_V);
+  const int d = shape.head_dim, d_V = shape.columns_of_v();
+  const int gap = d, gap_of_V = gap + (layout == Layout::kBnhd32    ? 2 * kCopy
+                                       : layout == Layout::kBnhd128 ? 8 * kCopy
+                                                                    : kCopy);
+  std::size_t of_Q, of_K, of_V, of_O;
+  Tensor Q = make(shape.heads, shape.seqlen_q, d, shape.lengths_q, gap, of_Q);
+  Tensor K = make(shape.kv_heads, shape.seqlen_k, d, shape.lengths_k, gap, of_K);
+  Tensor V = make(shape.kv_heads, shape.seqlen_k, d_V, shape.lengths_k, gap_of_V, of_V);
+  Tensor O = make(shape.heads, shape.seqlen_q, d_V, shape.lengths_q, gap, of_O);
   if (layout == Layout::kInterleaved) {
-    const std::int64_t row = (shape.heads + 2 * shape.kv_heads) * d;
+    const std::int64_t row = std::int64_t{shape.heads + 2 * shape.kv_heads} * d;
     const Strides of_all{shape.seqlen_q * row, d, row};
     Placement all{Q, K, K, Q, static_cast<std::size_t>(shape.batch * of_all.batch), 0, 0, of_Q};
     for (Tensor *tensor : {&all.Q, &all.K, &all.V}) tensor->strides = of_all;
-    all.K.first = static_cast<std::size_t>(shape.heads * d);
-    all.V.first = static_cast<std::size_t>((shape.heads + shape.kv_heads) * d);
+    all.K.first = static_cast<std::size_t>(shape.heads) * d;
+    all.V.first = static_cast<std::size_t>(shape.heads + shape.kv_heads) * d;
     return all;
   }
-  if (layout == Layout::kPacked) pack(Q, of_Q);
+  if (layout == Layout::kPacked) {
+    pack(Q, of_Q);
+    pack(O, of_O);
+  }
   if (page_size) {
     const std::int64_t pool = pages_of_pool(shape.batch, shape.seqlen_k, page_size);
     K.page_size = V.page_size = page_size;
     K.page_table = V.page_table = draw_pages(K, page_size, seed);
-    K.strides = strides(shape.kv_heads, page_size, gap);
-    V.strides = strides(shape.kv_heads, page_size, gap_of_V);
+    K.strides = strides(shape.kv_heads, page_size, d, gap);
+    V.strides = strides(shape.kv_heads, page_size, d_V, gap_of_V);
     of_K = static_cast<std::size_t>(pool * K.strides.batch);
     of_V = static_cast<std::size_t>(pool * V.strides.batch);
   } else if (layout == Layout::kPacked) {
     pack(K, of_K);
     pack(V, of_V);
   }
-  return {Q, K, V, Q, of_Q, of_K, of_V, of_Q};
+  return {Q, K, V, O, of_Q, of_K, of_V, of_O};
 }
 
 reference::Elements new_rows(const reference::Shape &shape, const reference::Elements &dense) {

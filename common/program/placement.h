@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Where Q, K, V and O lie in the memory of the device: the layout, the pages and the gaps between
-// what is there. The reference has them dense, [batch, heads, seqlen, head_dim].
+// what is there. The reference has them dense, [batch, heads, seqlen, head_dim or columns_of_v].
 #pragma once
 
 #include <cstddef>

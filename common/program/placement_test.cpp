@@ -75,6 +75,20 @@ TEST_CASE("placement: bnhd has the heads of a row side by side, and a gap of one
   CHECK(place(small(), Layout::kBnhd128, 0, 1).V.strides.row == rows.K.strides.row + 128 / 2);
 }
 
+TEST_CASE("placement: V and O may have rows of their own width") {
+  reference::Shape shape = small();
+  shape.head_dim_v = 24;
+  const Placement dense = place(shape, Layout::kBhnd, 0, 1),
+                  rows = place(shape, Layout::kBnhd, 0, 1);
+  CHECK(dense.Q.strides.row == 8);
+  CHECK(dense.K.strides.row == 8);
+  CHECK(dense.V.strides.row == 24);
+  CHECK(dense.V_elements == 3 * dense.K_elements);
+  CHECK(dense.O_elements == 3 * dense.Q_elements);
+  CHECK(check_round_trip(rows.V, rows.V_elements) == 2 * 5 * 2 * 24);
+  CHECK(check_round_trip(rows.O, rows.O_elements) == 3 * check_round_trip(rows.Q, rows.Q_elements));
+}
+
 TEST_CASE("placement: interleaved has Q, K and V in one buffer, and O for itself") {
   reference::Shape shape = small();
   shape.seqlen_k = shape.seqlen_q;

@@ -323,6 +323,7 @@ TEST_CASE("every problem is posed and checked, by a plain kernel that takes them
   std::uint64_t state = tests_seed();
   if (prefix.empty())
     for (int i = 0; i < 40; i++) problems.push_back(draw_problem(describe(program), 80, state));
+  draw(problems, 60);
   if (gpu && contains(run_command(program + " --device gpu --seqlen 1").err, "no GPU"))
     return void(std::puts("SKIP: no GPU"));
   const auto check = [&](const std::string &problem) -> std::string {
@@ -349,7 +350,7 @@ TEST_CASE("a bug in the kernel of all problems is found out") {
   const std::string source = read_text(kSource);
   std::vector<Copy> copies;
   std::vector<Plant> plants(std::begin(kPlants), std::end(kPlants));
-  draw(plants, 5);
+  draw(plants, 3);
   for (const Plant &plant : plants) {
     copies.push_back({"any-problem", plant.name, replaced(source, plant.find, plant.replace)});
     REQUIRE_MESSAGE(!copies.back().source.empty(), "the kernel does not hold '", plant.find, "'");

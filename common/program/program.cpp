@@ -71,8 +71,8 @@ void check_fits(const Problem &problem, const Options &options, const Device &de
            problem.page_size * (problem.kv_heads + gaps);
   const double of_new = static_cast<double>(problem.batch) * problem.kv_heads * problem.seqlen_new;
   const double element = problem.type == Type::kFp8 ? 1 : 2;  // of Q, K and V, in bytes
-  double bytes =
-      (element * (of_Q + 2 * (of_K + of_new)) + sizeof(std::uint16_t) * of_Q) * problem.head_dim;
+  double bytes = element * (of_Q + of_K + of_new) * problem.head_dim +
+                 (element * (of_K + of_new) + sizeof(std::uint16_t) * of_Q) * problem.head_dim_v;
   if (problem.rope != Rope::kNone)  // cosines and sines
     bytes += static_cast<double>(problem.seqlen_k) * problem.head_dim * sizeof(float);
   const Step &step = device.step();
@@ -80,8 +80,9 @@ void check_fits(const Problem &problem, const Options &options, const Device &de
     bytes += sizeof(float) * static_cast<double>(problem.batch) * problem.heads * problem.seqlen_q;
   if (step.gradients)  // dO and dQ, dK and dV
     bytes += sizeof(std::uint16_t) * 2 * (of_Q + of_K) * problem.head_dim;
-  // Each GPU has its part and a workspace; the emulator's are all in the host's memory.
-  if (problem.gpus && device.is_gpu()) bytes /= problem.gpus;
+  // Each GPU has its part and a workspace; the emulator's are all in the host's memory. (Before a backward pass one GPU
+  // computes O of the whole sequence.)
+  if (problem.gpus && device.is_gpu() && !step.gradients) bytes /= problem.gpus;
   if (step.workspace_bytes && bytes < 1e15)
     bytes = bytes + (device.is_gpu() ? 1 : std::max(1, problem.gpus)) *
                         static_cast<double>(step.workspace_bytes(problem));
@@ -103,6 +104,7 @@ Problem pose(const Options &options, const Step &step) {
   problem.seqlen_q = shape.seqlen_q;
   problem.seqlen_k = shape.seqlen_k;
   problem.head_dim = shape.head_dim;
+  problem.head_dim_v = shape.columns_of_v();
   problem.causal = shape.causal;
   problem.window = shape.window;
   problem.sinks = shape.sinks;
@@ -357,6 +359,14 @@ reference::Forward fill_backward(Device &device, const Placement &placement,
   return forward;
 }
 
+/// O and lse of a sequence that several GPUs share. One of them has computed both.
+reference::Forward forward_of_parts(Device &device, const Placement &placement,
+                                    const reference::Inputs &inputs, Problem problem) {
+  problem.gpus = 0;
+  fill(device, placement, inputs, problem);
+  return fill_backward(device, placement, inputs, problem);
+}
+
 /// Launches with lengths and pages of any numbers, as the memory of a caller may hold. Returns true if the kernel
 /// writes rows of O and nothing beside them. The emulator, and compute-sanitizer, see what it reads.
 bool survives_garbage(Device &device, const Placement &placement, Problem problem,
@@ -529,13 +539,19 @@ ExitStatus run(const Options &asked) {
     fill_parts(*device, inputs, problem, parts);
   else
     fill(*device, placement, inputs, problem);
-  const reference::Forward forward =
-      step.gradients ? fill_backward(*device, placement, inputs, problem) : reference::Forward{};
+  reference::Forward forward;
+  if (step.gradients && problem.gpus) {
+    forward = forward_of_parts(*device, placement, inputs, problem);
+    fill_backward_parts(*device, inputs, forward, problem, parts);
+  } else if (step.gradients) {
+    forward = fill_backward(*device, placement, inputs, problem);
+  }
 
   const bool profiled = !device->is_gpu() && !options.check_only;
   for (int i = 0; i < 3 && options.garbage; i++)
     if (!survives_garbage(*device, placement, problem, options.seed + i)) return kWrongAnswer;
   emulator::settings.profile = profiled;
+  emulator::settings.same_bits = step.gradients && step.same_bits;
   emulator::settings.trace = !options.files[kTrace].empty();
   const auto launch = [&] { step.launch(problem); };
   try {
@@ -549,9 +565,11 @@ ExitStatus run(const Options &asked) {
         for (std::size_t gpu = 0; gpu < parts.size(); gpu++)
           for (const auto &[memory, strides] : {std::pair(parts[gpu].Q, problem.Q_strides),
                                                 std::pair(parts[gpu].K, problem.K_strides),
-                                                std::pair(parts[gpu].V, problem.K_strides)})
-            emulator::rewrite(parts[gpu].stream, memory,
-                              sizeof(std::uint16_t) * problem.batch * strides.batch);
+                                                std::pair(parts[gpu].V, problem.K_strides),
+                                                std::pair(parts[gpu].dO, problem.Q_strides)})
+            if (memory)
+              emulator::rewrite(parts[gpu].stream, memory,
+                                sizeof(std::uint16_t) * problem.batch * strides.batch);
       }
     });
   } catch (const emulator::KernelError &) {
@@ -584,10 +602,16 @@ ExitStatus run(const Options &asked) {
     void *memory;
     std::size_t elements;
     reference::Gradient gradient;
+    PartOfAll of_parts = {};  // of several GPUs, whose memory this is
   };
   using enum reference::Gradient;
-  std::vector<Output> outputs = {{"O", &placement.O, problem.O, placement.O_elements, kQ}};
-  if (step.gradients) {
+  std::vector<Output> outputs = {
+      {"O", &placement.O, problem.O, placement.O_elements, kQ, {&GpuPart::O, problem.heads}}};
+  if (step.gradients && problem.gpus) {
+    outputs = {{"dQ", nullptr, nullptr, 0, kQ, {&GpuPart::dQ, problem.heads}},
+               {"dK", nullptr, nullptr, 0, kK, {&GpuPart::dK, problem.kv_heads}},
+               {"dV", nullptr, nullptr, 0, kV, {&GpuPart::dV, problem.kv_heads}}};
+  } else if (step.gradients) {
     const auto of_keys = [&](const char *name, const Tensor &tensor, void *first, std::size_t own,
                              reference::Gradient gradient) {
       return Output{name, &tensor, static_cast<std::uint16_t *>(first) - tensor.first,
@@ -602,13 +626,19 @@ ExitStatus run(const Options &asked) {
     device->download(buffer.data(), output.memory, buffer.size() * sizeof(std::uint16_t));
     return buffer;
   };
+  const auto rows_of_output = [&](const Output &output, std::size_t &strays) {
+    if (problem.gpus) return gather_parts(*device, problem, output.of_parts, strays);
+    reference::Elements buffer = download(output);
+    reference::Elements rows = gather(*output.tensor, buffer);
+    strays = not_poison(buffer);
+    return rows;
+  };
   const auto gradients_pass = [&](bool say) {
     bool right = true;
     result.rms_error = 0;
     for (const Output &output : outputs) {
-      reference::Elements buffer = download(output);
-      const reference::Elements rows = gather(*output.tensor, buffer);
-      const std::size_t strays = not_poison(buffer);
+      std::size_t strays;
+      const reference::Elements rows = rows_of_output(output, strays);
       const std::vector<reference::Place> of_rows =
           reference::places_of_gradient(shape, output.gradient, step.tile, options.seed);
       const reference::Verdict verdict =
@@ -627,11 +657,7 @@ ExitStatus run(const Options &asked) {
     std::size_t strays = 0;
     const auto rows_of_O = [&] {
       if (problem.gpus && step.decodes) return gather_shared_cache(*device, shared_cache, strays);
-      if (problem.gpus) return gather_parts(*device, problem, strays);
-      reference::Elements buffer = download(outputs[0]);
-      reference::Elements rows = gather(placement.O, buffer);
-      strays = not_poison(buffer);
-      return rows;
+      return rows_of_output(outputs[0], strays);
     };
     const reference::Elements O = rows_of_O();
     LogSumExp lse;
@@ -641,7 +667,7 @@ ExitStatus run(const Options &asked) {
     const bool right = verdict.passed() && strays + lse.strays == 0;
     if (say || !right)
       print_verdict(verdict, strays, places.size(),
-                    O.size() / static_cast<std::size_t>(shape.head_dim));
+                    O.size() / static_cast<std::size_t>(shape.columns_of_v()));
     if (step.writes_lse && (say || !right)) print_lse_verdict(verdict, lse.strays);
     return (!shape.seqlen_new || cache_passes(say)) && right;
   };
@@ -651,19 +677,30 @@ ExitStatus run(const Options &asked) {
   if (!passes(true)) return kWrongAnswer;
   if (options.repeat) {
     emulator::settings.profile = emulator::settings.trace = false;
+    // What is compared and poisoned: of several GPUs the buffer of each.
+    std::vector<Output> buffers = outputs;
+    if (problem.gpus) buffers.clear();
+    for (int gpu = 0; gpu < problem.gpus; gpu++)
+      for (Output output : outputs) {
+        output.memory =
+            step.decodes ? problem.parts[gpu].own->O : problem.parts[gpu].*output.of_parts.memory;
+        output.elements = step.decodes ? shared_cache.placements[gpu].O_elements
+                                       : elements_of_part(problem, output.of_parts.heads);
+        buffers.push_back(output);
+      }
     std::vector<reference::Elements> first;
-    for (const Output &output : outputs) first.push_back(download(output));
+    for (const Output &output : buffers) first.push_back(download(output));
     int other_runs = 0;
     for (int i = 1; i <= options.repeat; i++) {
       emulator::settings.seed = options.seed + static_cast<std::uint64_t>(i);
-      for (const Output &output : outputs) {
+      for (const Output &output : buffers) {
         const reference::Elements poison = poisoned(output.elements);
         device->upload(output.memory, poison.data(), poison.size() * sizeof(std::uint16_t));
       }
       device->run(launch);
       bool same = true;
-      for (std::size_t j = 0; j < outputs.size(); j++)
-        same = same && download(outputs[j]) == first[j];
+      for (std::size_t j = 0; j < buffers.size(); j++)
+        same = same && download(buffers[j]) == first[j];
       other_runs += !same;
     }
     print_bits(options.repeat, other_runs, step.same_bits);
@@ -702,6 +739,7 @@ ExitStatus run(const Options &asked) {
         of_whole = fill_shared_cache(*device, inputs, of_one, whole);
       else
         fill_parts(*device, inputs, whole, part);
+      if (step.gradients) fill_backward_parts(*device, inputs, forward, whole, part);
       Result alone = result;
       alone.options = departures(of_one, step);
       time_sharing(

@@ -105,6 +105,10 @@ void check_problem(const Options &options, const Step &step) {
     throw UsageError(
         "--inputs huge: must be another family with a backward pass, because the fp32 log-sum-exp "
         "cannot hold scores of 10^10");
+  if (step.gradients && shape.softmax_scale() > 1)
+    throw UsageError(
+        "--scale: must be 1 or less with a backward pass, because the fp32 log-sum-exp cannot "
+        "hold larger scores");
   check_multiple("--seqlen", shape.seqlen_q, step.tile);
   check_multiple("--seqlen-k", shape.seqlen_k, step.tile);
   if (std::int64_t{shape.batch} * shape.heads > 65535)  // the y and z of a grid
@@ -117,6 +121,10 @@ void check_problem(const Options &options, const Step &step) {
     throw UsageError(given("--seqlen-k", shape.seqlen_k) + ": must be " +
                      given("--seqlen", shape.seqlen_q) +
                      " with --layout interleaved, because a row has Q, K and V");
+  if (shape.head_dim_v && options.layout == Layout::kInterleaved)
+    throw UsageError(given("--head-dim-v", shape.head_dim_v) +
+                     " cannot be combined with --layout interleaved, where V's rows are as far "
+                     "apart as Q's");
   if (options.page_size && options.layout == Layout::kInterleaved)
     throw UsageError(given("--page-size", options.page_size) +
                      " cannot be combined with --layout interleaved");
@@ -132,10 +140,11 @@ void check_problem(const Options &options, const Step &step) {
 }
 
 double operations(const reference::Shape &shape, bool gradients) {
-  return (gradients ? 10.0 : 4.0) * shape.head_dim * reference::visible_pairs(shape);
+  const double columns = gradients ? 5.0 * shape.head_dim : shape.head_dim + shape.columns_of_v();
+  return 2 * columns * reference::visible_pairs(shape);
 }
 
 double kv_bytes(const reference::Shape &shape, Type type) {
-  const double row = shape.head_dim * (type == Type::kFp8 ? 1.0 : 2.0);
-  return 2 * row * shape.kv_heads * reference::keys_read(shape);
+  const double row = (shape.head_dim + shape.columns_of_v()) * (type == Type::kFp8 ? 1.0 : 2.0);
+  return row * shape.kv_heads * reference::keys_read(shape);
 }

@@ -10,7 +10,7 @@ Options with_defaults(Options options, const Step &step, bool gpu);
 /// Throws UsageError for a problem that the step does not accept, or that is none.
 void check_problem(const Options &options, const Step &step);
 
-/// The multiplications and additions of Q K^T and P V: 4 head_dim for each pair of a query and a
+/// The multiplications and additions of Q K^T and P V: 2 for each column of K and of V for each pair of a query and a
 /// key that it sees. Of a backward pass those of its five products, 10 head_dim.
 double operations(const reference::Shape &shape, bool gradients = false);
 

@@ -134,6 +134,12 @@ TEST_CASE("shape: what does not go together is refused") {
           o.layout = Layout::kInterleaved;
           o.page_size = 16;
         }) == "--page-size 16 cannot be combined with --layout interleaved");
+  CHECK(error_after([](Options &o) {
+          o.layout = Layout::kInterleaved;
+          o.shape.head_dim_v = 128;
+        }) ==
+        "--head-dim-v 128 cannot be combined with --layout interleaved, where V's rows are as far "
+        "apart as Q's");
   CHECK(error_after([](Options &o) { set_lengths(o, {1}, {1}); }) ==
         "--lengths has 1 of them: must have 2, one for each of --batch");
   CHECK(error_after([](Options &o) {
@@ -299,4 +305,7 @@ TEST_CASE("shape: operations, and the bytes of K and V that must be read") {
   shape.window = 2;  // the last 2 of the first query's 3 keys, and 4 more
   CHECK(operations(shape) == 4.0 * 64 * 2 * 6 * 5 * 2);
   CHECK(kv_bytes(shape, Type::kFp16) == 2.0 * 2 * 64 * 2 * 3 * 6);
+  shape.head_dim_v = 32;
+  CHECK(operations(shape) == 2.0 * (64 + 32) * 2 * 6 * 5 * 2);
+  CHECK(kv_bytes(shape, Type::kFp16) == 2.0 * (64 + 32) * 2 * 3 * 6);
 }
