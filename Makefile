@@ -70,10 +70,10 @@ variants_of = $(patsubst step-$(1)-%,%,$(filter step-$(1)-%,$(VARIANTS)))
 $(foreach g,$(filter-out $(NUMBERS:%=step-%) $(VARIANTS),$(call goals,step-%)),$(call refuse,$(g),step \
 	$(word 2,$(subst -, ,$(g))) has no such variant$(if $(findstring -try-,$(g)), in try/). It has: \
 	$(or $(call variants_of,$(word 2,$(subst -, ,$(g)))),none)))
-$(foreach g,$(call goals,variants-%),$(if $(call variants_of,$(g:variants-%=%)),,\
+$(foreach g,$(call goals,variants-%),$(if $(filter-out try-%,$(call variants_of,$(g:variants-%=%))),,\
 	$(call refuse,$(g),step $(g:variants-%=%) has no variants)))
-on_a_gpu := $(call goals,check-gpu check-gpus check-deadlock bench bench-models bench-hopper bench-decode bench-dims bench-backward bench-gpus bench-library ceilings cycles \
-	sustained racecheck)
+BENCHES := bench bench-models bench-hopper bench-decode bench-dims bench-backward bench-gpus bench-library
+on_a_gpu := $(call goals,check-gpu check-gpus check-deadlock $(BENCHES) ceilings cycles sustained racecheck)
 $(if $(GPU),,$(foreach g,$(on_a_gpu),$(call refuse,$(g),there is no GPU here (nvidia-smi finds none))))
 $(if $(NVCC),,$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),\
 	$(call refuse,$(g),nvcc is not on the PATH; NVCC=/path/to/nvcc says where it is)))
@@ -82,6 +82,8 @@ needs = $(foreach g,$(call goals,$(1)),$(if $(shell $(3) 2>&1 || echo no),$(call
 $(call needs,diff-% variants-% $(filter-out $(TRIES),$(VARIANTS)),git: sudo apt-get install git,\
 	git --version >/dev/null)
 $(call needs,format,clang-format: sudo apt-get install clang-format,clang-format --version >/dev/null)
+$(if $(SHAPES),,$(if $(filter-out $(STEPS),$(ALL)),$(foreach g,$(call goals,counters),\
+	$(call refuse,$(g),STEPS needs SHAPES="OPTIONS; OPTIONS" here))))
 $(call needs,plot,matplotlib: sudo apt-get install python3-matplotlib,$(PYTHON) -c "import matplotlib")
 
 #? Build and run
@@ -152,9 +154,8 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(BUILD)
 .DELETE_ON_ERROR:
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: all help clean tests test test-all check-gpu check-gpus check-deadlock check-bound check-docs truth bench \
-	bench-models bench-hopper bench-decode bench-dims bench-backward bench-gpus bench-library counters ceilings racecheck cycles sustained regs bench-emulator docs plot \
-	format FORCE \
+.PHONY: all help clean tests test test-all check-gpu check-gpus check-deadlock check-bound check-docs truth \
+	$(BENCHES) counters ceilings racecheck cycles sustained regs bench-emulator docs plot format FORCE \
 	$(PROGRAMS) $(EMULATED) $(VARIANTS)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
 $(PROGRAMS) $(filter-out $(EMULATED_VARIANTS),$(VARIANTS)): %: $(BUILD)/bin/%
@@ -212,7 +213,8 @@ build/host/ladder.inc: build/ladder.csv
 quoted = '$(subst ','\'',$(1))'
 # The compiler is tried first: one that is not there, or refuses the flags, makes no object old.
 build/host/flags: FORCE
-	@command -v $(firstword $(CXX)) >/dev/null || { echo "CXX=$(CXX): there is no such compiler; install g++" >&2; exit 2; }
+	@command -v $(firstword $(CXX)) >/dev/null || \
+		{ echo "CXX=$(CXX): there is no such compiler; install g++" >&2; exit 2; }
 	@mkdir -p $(@D) && echo | $(HOST) -dM -E -x c++ - >$@.$$PPID || { rm $@.$$PPID; exit 2; }
 	@awk '$$2 == "__clang_major__" && $$3 < 16 { exit 1 }' $@.$$PPID || { rm $@.$$PPID; \
 		echo "CXX=$(CXX) is too old: clang 16 or later is needed, or g++ (std::source_location)" >&2; exit 2; }
@@ -230,7 +232,7 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/57-library/library
 #? Check
 #?   make test                   what a change breaks most often, in about two minutes on two cores
 #?   make test-all               everything that needs no GPU
-#?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized; STEPS="36 37" these
+#?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized; or STEPS="36 37"
 #?   make check-gpus             Part VII alone, on two GPUs and more
 #?   make check-deadlock         of it that alone: what waits for ever ends with an error
 #?   make check-bound            every step with thousands of seeds and shapes; an hour or more
@@ -249,8 +251,8 @@ build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp) $(TESTING) $
 tests:
 	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh
 	@echo "building the steps for $(built_for), and the tests"
-	@+$(MAKE) all build/host/bin/tests build/host/bin/docs \
-		build/host/bin/exercises build/host/common/program/no_gpu.o build/host/bin/libattention.so build/host/bin/client build/host/bin/train
+	@+$(MAKE) all build/host/common/program/no_gpu.o \
+		$(addprefix build/host/bin/,tests docs exercises libattention.so client train)
 # Options of doctest, or a test's name.
 chosen_tests = $(if $(filter -%,$(TESTS)),$(TESTS),$(if $(TESTS),$(call quoted,$(TESTS))))
 test: tests ; @CXX="$(CXX)" TESTS_SOME=1 build/host/bin/tests $(chosen_tests)
@@ -280,9 +282,9 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 #?   make training               trains the small GPT of chapter 69 on the emulator, in bf16 and fp16: a minute
 #?   make bench-library          times libattention.so with Hopper's kernels and without, beside FlashAttention-3
 #?   make variants-15            alternates step 15 and its variants; without a GPU, checks and counts them
-#?   make cycles                 SM clocks, time, clock rate and power of each step and variant; STEPS="05 06" adds these
+#?   make cycles                 SM clocks, time, clock rate, power of each step and variant; STEPS="05 06" adds these
 #?                               to the file, SHAPES="--batch 4; --causal" the steps side by side at these problems
-#?   make sustained              the speed that lasts: each kernel and its peers alone for three seconds, with clock rate
+#?   make sustained              the speed that lasts: each kernel and its peers alone for 3 seconds, with clock rate
 #?                               and power; STEPS= and SHAPES= as above
 #?   make counters               counts on the emulator and, with a GPU and ncu, measures the same
 #?   make counters STEPS="05 36" SHAPES="--batch 3 --heads 1; --causal"
@@ -311,11 +313,11 @@ bench-dims: $(call on_gpu,$(filter step-56,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 bench-backward: $(call on_gpu,$(filter step-6%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 6%,$(GPU_STEPS))
 bench-library: $(call on_gpu,libattention.so $(BUILD)/sm_clock.so)
-	@LIBATTENTION=./libattention.so $(PYTHON) common/measure/library.py --clocks $(BUILD)/sm_clock.so plots/results/$(GPU)-library.csv
+	@LIBATTENTION=./libattention.so $(PYTHON) common/measure/library.py --clocks $(BUILD)/sm_clock.so \
+		plots/results/$(GPU)-library.csv
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
 counters: all
-	$(if $(SHAPES),,$(if $(filter-out $(STEPS),$(ALL)),$(error STEPS needs SHAPES="OPTIONS; OPTIONS" here)))
 	@$(call measure,counters.sh) $(STEPS)
 $(BUILD)/bin/ceilings: $(BUILD)/common/measure/ceilings.o
 	$(call says,$@) $(call link,$(NVCC) $^)

@@ -30,8 +30,7 @@ def main():
 
     with open("plots/results/h200-training.csv") as file:
         rows = list(csv.DictReader(file))
-    losses = {run: [float(row["loss"]) for row in rows if row["run"] == run]
-              for run in ("sdpa", "sdpa-again", "libattention")}
+    losses = {run: [float(row[run]) for row in rows] for run in ("sdpa", "sdpa-again", "libattention")}
     gpu_above.plot(losses["sdpa"], color=style.GREY, linewidth=5, alpha=0.5, label="sdpa")
     gpu_above.plot(losses["libattention"], color=style.BLUE, linewidth=1.5, label="attention by the library")
     for run, name, colour in (("sdpa-again", "sdpa again", style.GREY), ("libattention", "the library", style.BLUE)):

@@ -626,12 +626,18 @@ TEST_CASE("make: what a target lacks is said in one line, before anything is bui
   refuses("variants-02", "make variants-02: step 02 has no variants");
   for (const std::string target :
        {"bench", "bench-models", "bench-hopper", "bench-decode", "bench-dims", "bench-backward",
-        "ceilings", "bench-library", "cycles", "sustained", "check-gpu", "check-deadlock",
-        "racecheck"})
+        "bench-gpus", "ceilings", "bench-library", "cycles", "sustained", "check-gpu", "check-gpus",
+        "check-deadlock", "racecheck"})
     refuses("GPU= " + target, "make " + target + ": there is no GPU here");
   for (const std::string target : {"bench", "check-gpu", "regs", "sass-16"})
     refuses("GPU=x NVCC= " + target, "make " + target + ": nvcc is not on the PATH");
   refuses("PYTHON=no-python plot", "make plot: it needs matplotlib");
+  refuses("counters STEPS=36", "make counters: STEPS needs SHAPES=");
+}
+
+TEST_CASE("make: no line of the Makefile is longer than 120 columns") {
+  for (const std::string &line : lines_of(read_text("Makefile")))
+    CHECK_MESSAGE(line.size() <= 120, line);
 }
 
 TEST_CASE("make: a compiler that is not there, or refuses its flags, makes no object old") {

@@ -121,9 +121,9 @@ def main():
             for name, attention in (("sdpa", sdpa), ("sdpa-again", sdpa), ("libattention", ours))}
     if options.csv:
         with open(options.csv, "w") as file:
-            file.write("run,step,loss\n")
-            for name, losses in runs.items():
-                file.writelines(f"{name},{step},{loss:.6f}\n" for step, loss in enumerate(losses))
+            print("step", *runs, sep=",", file=file)
+            for step, losses in enumerate(zip(*runs.values())):
+                print(step, *(f"{loss:.6f}" for loss in losses), sep=",", file=file)
     last = {name: sum(losses[-50:]) / len(losses[-50:]) for name, losses in runs.items()}
     apart = {name: abs(last[name] - last["sdpa"]) for name in ("sdpa-again", "libattention")}
     passed = apart["libattention"] <= options.most and all(map(math.isfinite, last.values()))
