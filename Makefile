@@ -359,8 +359,11 @@ entry = {"directory": "$(CURDIR)", "file": "$(1)", "arguments": [$(as_clang)$(2)
 compile_commands.json: build/host/ladder.inc FORCE
 	$(file >$@,[)$(foreach s,$(wildcard common/*/*.cpp reference/*.cpp steps/*.cpp steps/*/*.cpp),\
 		$(file >>$@,$(call entry,$(s))$(comma)))\
-	$(foreach s,$(STEPS),$(file >>$@,$(call entry,steps/$(s)/attention.cu,$(call by_json,STEP_NAME,$(s))$(call \
-		by_json,STEP_NEEDS,$(call needs_of,$(s)))$(call by_json,STEP_TAKES,))$(comma)))\
+	$(foreach s,$(filter-out %/attention.cu %/racecheck.cu,$(wildcard steps/*/*.cu)),$(file \
+		>>$@,$(call entry,$(s))$(comma)))\
+	$(foreach s,$(STEPS:%=steps/%) $(ANY_PROBLEM),$(file >>$@,$(call entry,$(s)/attention.cu,$(call \
+		by_json,STEP_NAME,$(notdir $(s)))$(call by_json,STEP_NEEDS,$(call needs_of,$(notdir $(s))))$(call \
+		by_json,STEP_TAKES,))$(comma)))\
 	$(file >>$@,$(call entry,common/kernel/kernel.h)])
 	@echo "written: $@"
 format: ; @clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: MIT
 """The loss of chapter 69's small GPT on the emulator and of its larger one on a GPU, and how far runs are apart."""
 
-import csv
-
 import style
 from style import pyplot
 
 
 def main():
-    arguments = style.parser(__doc__).parse_args()
+    arguments = style.results_parser(__doc__).parse_args()
     figure, panels = pyplot.subplots(2, 2, figsize=(15, 7.5), sharex="col", height_ratios=(3, 2))
     (above, gpu_above), (below, gpu_below) = panels
     for name, colour in (("bf16", style.BLUE), ("fp16", style.RED)):
-        with open(f"plots/results/emulator-training-{name}.csv") as file:
-            rows = [(int(row["step"]), float(row["library"]), float(row["double"])) for row in csv.DictReader(file)]
-        steps, ours, exact = zip(*rows)
+        rows = style.read(arguments.results / f"emulator-training-{name}.csv")
+        steps, ours, exact = zip(*((int(row["step"]), float(row["library"]), float(row["double"])) for row in rows))
         if name == "bf16":
             above.plot(steps, exact, color=style.GREY, linewidth=5, alpha=0.5, label="all in double")
         above.plot(steps, ours, color=colour, linewidth=1.5, linestyle="-" if name == "bf16" else ":",
@@ -28,8 +25,7 @@ def main():
     below.legend(frameon=False)
     above.set_title("The small GPT, on the emulator")
 
-    with open("plots/results/h200-training.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = style.read(arguments.results / "h200-training.csv")
     losses = {run: [float(row[run]) for row in rows] for run in ("sdpa", "sdpa-again", "libattention")}
     gpu_above.plot(losses["sdpa"], color=style.GREY, linewidth=5, alpha=0.5, label="sdpa")
     gpu_above.plot(losses["libattention"], color=style.BLUE, linewidth=1.5, label="attention by the library")
