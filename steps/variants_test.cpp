@@ -113,6 +113,25 @@ TEST_CASE("every variant applies to its step and is right") {
   do_all(jobs);
 }
 
+TEST_CASE("each variant, and each file of their results, is cited") {
+  namespace fs = std::filesystem;
+  std::string pages = read_text("README.md") + read_text("plots/README.md");
+  for (const std::string &step : step_names()) pages += read_text("steps/" + step + "/README.md");
+  // A page that has the table of a file cites the variants in it.
+  for (const auto &entry : fs::directory_iterator("plots/results"))
+    if (const std::string name = entry.path().stem(); contains(name, "-variants-")) {
+      CHECK_MESSAGE(contains(pages, name), entry.path().string());
+      if (contains(pages, "table: variants " + name + " ")) pages += read_text(entry.path());
+    }
+  for (const fs::path &patch : patches()) {
+    const std::string name = patch.stem(), step = step_of(patch).filename();
+    CHECK_MESSAGE((contains(pages, step + ":" + name) || contains(pages, "`" + name + "`") ||
+                   contains(pages, "variants/" + name + ".patch") ||
+                   contains(pages, "step-" + step.substr(0, 2) + "-" + name)),
+                  patch.string());
+  }
+}
+
 TEST_CASE("a variant is a few lines of prose, then one change to attention.cu") {
   for (const std::filesystem::path &patch : patches()) {
     CAPTURE(patch);
