@@ -67,7 +67,7 @@ class Schedule:
             dq = self.product(time, group, f"$dQ_{tile}$")
             dk = self.product(time + 1, group, f"$dK_{tile}$")
             time = max(time, (yield dq))
-            self.boxes.append((group, time, time + HAND_OVER, "", SOFT))
+            self.boxes.append((group, time, time + HAND_OVER, "store\n$dQ_%d$" % tile, SOFT))
             time += HAND_OVER
             self.boxes.append((3, time, time + ADD, f"$dQ_{tile}$", COLOURS[group]))
             time = max(time, (yield dk))
@@ -109,7 +109,8 @@ def main():
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("clocks, by arithmetic: the order is the kernel's")
     axes.spines["left"].set_visible(False)
-    axes.set_title("66-hopper: two tiles of 80 queries against 128 keys")
+    axes.set_title("66-hopper: two tiles of 80 queries against 128 keys. "
+                   "Products of warpgroup 0 green, of warpgroup 1 blue", fontsize=13)
     figure.tight_layout()
     style.save(figure, arguments.out, "hopper_backward")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The paths of a call through the library: which kernels run, and what decides."""
+"""What a call of step 50 runs: which kernels, and what decides."""
 
 import style
 from style import pyplot
@@ -29,10 +29,10 @@ def arrow(axes, start, end, label="", side="left"):
 def main():
     arguments = style.parser(__doc__).parse_args()
     figure, axes = pyplot.subplots(figsize=(12, 8.2))
-    box(axes, 6, 11.2, 5.4, 1.1, "the call: is the problem allowed?", QUESTION, "check.cpp; if not, it says why")
+    box(axes, 6, 11.2, 5.4, 1.1, "a call", QUESTION)
     box(axes, 6, 9.0, 5.4, 1.2, "new keys for the cache,\nor keys to rotate?", QUESTION)
     box(axes, 1.7, 6.9, 3.2, 1.3, "store_keys", KERNEL, "rows.h")
-    box(axes, 6, 4.9, 5.4, 1.2, "at most 16 queries per sequence?", QUESTION)
+    box(axes, 6, 4.9, 5.4, 1.2, "at most 16 queries per sequence,\nor few beside the keys?", QUESTION)
     box(axes, 2.4, 1.9, 4.4, 1.9, "decode", KERNEL, "decode.h: reads K and V once per 16 rows;\n"
         "the last of a tile's blocks adds up the parts")
     box(axes, 9.6, 1.9, 4.4, 1.9, "prefill", KERNEL, "prefill.h: 128 rows a block; pages\n"
@@ -43,7 +43,7 @@ def main():
     arrow(axes, (1.7, 6.25), (3.5, 5.5))
     arrow(axes, (4.6, 4.3), (3.0, 2.85), "yes", "right")
     arrow(axes, (7.4, 4.3), (9.0, 2.85), "no")
-    axes.text(-0.4, 12.35, "What a call of the library runs", fontsize=17, fontweight="bold")
+    axes.text(-0.4, 12.35, "What a call of step 50 runs", fontsize=17, fontweight="bold")
     axes.text(-0.4, 0.35, "Blue: kernels, one after the other in the caller's stream. Grey: questions that "
               "the host answers before it launches.", fontsize=12)
     axes.set_xlim(-0.5, 12.2)
