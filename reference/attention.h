@@ -49,6 +49,7 @@ struct Shape {
   int kv_heads = 1;  // divides heads: heads / kv_heads query heads in a row share keys and values
   int seqlen_q = 1, seqlen_k = 1, head_dim = 1;
   int head_dim_v = 0;   // of V and O; 0: head_dim
+  bool latent = false;  // V is the first columns_of_v columns of K
   bool causal = false;  // a query sees no key after its own position
   int window = 0;       // it sees only the last `window` keys up to its own position; 0: no window
   int sinks = 0;        // with a window: and the first `sinks` of these keys

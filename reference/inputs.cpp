@@ -163,6 +163,9 @@ Inputs draw(Family family, const Shape &shape, Type type, bool to_quantise, std:
     make_group(family, {&inputs.Q[group * of_Q], queries, d, type},
                {&inputs.K[group * of_K], shape.seqlen_k, d, type},
                {&inputs.V[group * of_V], shape.seqlen_k, d_V, type}, to_quantise, random);
+    for (int key = 0; shape.latent && key < shape.seqlen_k; key++)
+      std::copy_n(&inputs.K[group * of_K + key * std::size_t(d)], d_V,
+                  &inputs.V[group * of_V + key * std::size_t(d_V)]);
   });
   return inputs;
 }

@@ -537,6 +537,23 @@ TEST_CASE("inputs: the same seed gives the same numbers, another seed others") {
   }
 }
 
+TEST_CASE("inputs: where V is a part of K, it has the first columns of each key") {
+  const Shape shape{.batch = 2,
+                    .heads = 4,
+                    .kv_heads = 2,
+                    .seqlen_q = 1,
+                    .seqlen_k = 9,
+                    .head_dim = 24,
+                    .head_dim_v = 16,
+                    .latent = true};
+  for (const Family family : kFamilies) {
+    const Inputs inputs = make_inputs(family, shape, Type::kFp16, 3);
+    REQUIRE(inputs.V.size() == 2 * 2 * 9 * 16);
+    for (int row = 0; row < 2 * 2 * 9; row++)
+      CHECK(std::equal(&inputs.V[row * 16], &inputs.V[row * 16] + 16, &inputs.K[row * 24]));
+  }
+}
+
 TEST_CASE("inputs: heads differ from each other, and do not depend on how many there are") {
   for (const Family family : kFamilies) {
     CAPTURE(reference::family_names()[static_cast<int>(family)]);

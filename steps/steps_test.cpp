@@ -44,6 +44,7 @@ std::vector<std::string> runs_with(const std::string &option) {
        {"--head-dim 192 --head-dim-v 128", "--head-dim 136 --head-dim-v 104 --causal --layout bnhd",
         "--head-dim 256 --head-dim-v 200 --inputs rising",
         "--head-dim 72 --head-dim-v 96 --batch 3 --lengths 5:0,1:150,150:1 --layout packed"}},
+      {"--latent", {"--latent", "--heads 128 --seqlen 1", "--heads 32 --seqlen 2 --causal"}},
       {"--kv-heads",
        {"--heads 6 --kv-heads 2", "--heads 6 --kv-heads 1 --causal",
         "--heads 8 --kv-heads 1 --seqlen 1 --seqlen-k 130", "--heads 3 --kv-heads 3"}},
@@ -124,8 +125,8 @@ std::vector<std::string> runs_with(const std::string &option) {
   return found == all.end() ? std::vector<std::string>{} : found->second;
 }
 
-/// The same for a step: where it has no bf16, of the type that it has; and if not every page size will do, of
-/// the smallest.
+/// The same for a step: where it has no bf16, of the type that it has; if not every page size will do, of the
+/// smallest; and if V is a part of K, not of interleaved Q, K and V.
 std::vector<std::string> runs_with(const Description &step, const std::string &option) {
   std::vector<std::string> runs = runs_with(option);
   for (std::string &run : runs) {
@@ -135,6 +136,9 @@ std::vector<std::string> runs_with(const Description &step, const std::string &o
     if (const std::size_t at = run.find(odd); at != std::string::npos && step.page_rows > 1)
       run.replace(at, odd.size(), "--page-size " + std::to_string(step.page_rows));
   }
+  std::erase_if(runs, [&](const std::string &run) {
+    return step.takes_option("--latent") && contains(run, "interleaved");
+  });
   return runs;
 }
 
@@ -368,14 +372,18 @@ TEST_CASE("offsets beyond 2^31 elements of Q, K, V and O, and beyond 2^32 of S")
   if (gpu_is_missing()) return;
   for (const std::string &name : step_names()) {
     if (!name.starts_with(environment("STEPS_ONLY", ""))) continue;
-    // 65,535 heads of 768 x 64 elements, or half as many of 128; of step 00, 17 heads of 16,384 x
-    // 16,384 scores.
+    // 65,535 heads of 768 x 64 elements, half as many of 128, or 8192 of more; of step 00, 17 heads of
+    // 16,384 x 16,384 scores.
     const std::string program = "./step-" + name.substr(0, 2);
     const std::vector<std::string> head_dims = describe(program).head_dims;
-    const bool has_64 = std::count(head_dims.begin(), head_dims.end(), "64") > 0;
-    const std::string shape = name.starts_with("00") ? "--heads 17 --seqlen 16384 --head-dim 64"
-                              : has_64               ? "--heads 65535 --seqlen 768 --head-dim 64"
-                                                     : "--heads 32768 --seqlen 768 --head-dim 128";
+    const auto has = [&](const std::string &head_dim) {
+      return std::count(head_dims.begin(), head_dims.end(), head_dim) > 0;
+    };
+    const std::string shape =
+        name.starts_with("00") ? "--heads 17 --seqlen 16384 --head-dim 64"
+        : has("64")            ? "--heads 65535 --seqlen 768 --head-dim 64"
+        : has("128")           ? "--heads 32768 --seqlen 768 --head-dim 128"
+                     : "--heads 8192 --kv-heads 8192 --seqlen 768 --head-dim " + head_dims.front();
     const std::string line = program + " --device gpu --check-only --batch 1 " + shape;
     CAPTURE(line);
     const Finished finished = run_command(line);

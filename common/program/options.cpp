@@ -240,8 +240,11 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
               [&shape, &step](Text option, Text text) {
                 shape.head_dim_v = step.head_dims[choose(option, text, head_dim_names(step))];
               },
-              [&shape] { return std::to_string(shape.head_dim_v); }},
+              [&shape] { return std::to_string(shape.latent ? 0 : shape.head_dim_v); }},
              "0"),
+      beyond(flag("latent", shape.latent,
+                  "V is the first columns of K, all but 64, and no tensor of its own; always\n"
+                  "so in a step that accepts this")),
       beyond(flag("causal", shape.causal,
                   "a query sees the keys up to its own position; the last of both are one")),
       beyond(size("seqlen-k", shape.seqlen_k, kMostRows,

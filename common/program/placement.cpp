@@ -127,6 +127,10 @@ Placement place(const reference::Shape &shape, Layout layout, int page_size, std
     pack(K, of_K);
     pack(V, of_V);
   }
+  if (shape.latent) {
+    V = K;
+    V.head_dim = d_V, of_V = 0;
+  }
   return {Q, K, V, O, of_Q, of_K, of_V, of_O};
 }
 

@@ -31,10 +31,12 @@ struct Tensor {
   std::size_t offset(int element, int head, int row) const;
 };
 
-/// The tensors of one problem. Those of Q, K and V are in one buffer if they are interleaved.
+/// The tensors of one problem. Those of Q, K and V are in one buffer if they are interleaved, and those of K and V if V is
+/// the first columns of K.
 struct Placement {
   Tensor Q, K, V, O;
-  std::size_t Q_elements, K_elements, V_elements, O_elements;  // of the buffers; 0: in that of Q
+  // Of the buffers; 0: it is in the one before.
+  std::size_t Q_elements, K_elements, V_elements, O_elements;
 };
 
 /// The pages of a pool that K is cut into: a quarter more than its sequences need.

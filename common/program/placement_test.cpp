@@ -89,6 +89,22 @@ TEST_CASE("placement: V and O may have rows of their own width") {
   CHECK(check_round_trip(rows.O, rows.O_elements) == 3 * check_round_trip(rows.Q, rows.Q_elements));
 }
 
+TEST_CASE("placement: V may lie in K, whatever the layout") {
+  reference::Shape shape = small();
+  shape.head_dim = 24, shape.head_dim_v = 16, shape.latent = true;
+  shape.lengths_q = {1, 3}, shape.lengths_k = {5, 2};
+  for (const auto &[layout, page_size] :
+       {std::pair(Layout::kBhnd, 0), std::pair(Layout::kBnhd, 0), std::pair(Layout::kPacked, 0),
+        std::pair(Layout::kBnhd, 2)}) {
+    const Placement all = place(shape, layout, page_size, 1);
+    CHECK(all.V_elements == 0);
+    CHECK(all.V.head_dim == 16);
+    for (const auto &[element, row] : {std::pair(0, 4), std::pair(1, 1)})
+      for (int head = 0; head < 2; head++)
+        CHECK(all.V.offset(element, head, row) == all.K.offset(element, head, row));
+  }
+}
+
 TEST_CASE("placement: interleaved has Q, K and V in one buffer, and O for itself") {
   reference::Shape shape = small();
   shape.seqlen_k = shape.seqlen_q;

@@ -72,7 +72,8 @@ void check_fits(const Problem &problem, const Options &options, const Device &de
   const double of_new = static_cast<double>(problem.batch) * problem.kv_heads * problem.seqlen_new;
   const double element = problem.type == Type::kFp8 ? 1 : 2;  // of Q, K and V, in bytes
   double bytes = element * (of_Q + of_K + of_new) * problem.head_dim +
-                 (element * (of_K + of_new) + sizeof(std::uint16_t) * of_Q) * problem.head_dim_v;
+                 (element * (shape.latent ? 0 : of_K + of_new) + sizeof(std::uint16_t) * of_Q) *
+                     problem.head_dim_v;
   if (problem.rope != Rope::kNone)  // cosines and sines
     bytes += static_cast<double>(problem.seqlen_k) * problem.head_dim * sizeof(float);
   const Step &step = device.step();

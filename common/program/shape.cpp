@@ -6,6 +6,10 @@
 
 namespace {
 
+// Columns of a latent cache that follow those that are V's: keys rotated by their positions (DeepSeek-V2,
+// arXiv:2405.04434, section 2.1.3).
+constexpr int kPositionColumns = 64;
+
 std::string given(const std::string &option, std::int64_t value) {
   return option + " " + std::to_string(value);
 }
@@ -85,8 +89,9 @@ Options with_defaults(Options options, const Step &step, bool gpu) {
   choose(shape.batch, lengths ? static_cast<int>(shape.lengths_q.size())
                       : gpu   ? step.default_batch
                               : 1);
-  choose(shape.heads, step.decodes ? (gpu ? 64 : 8) : (gpu ? 16 : 2));
-  choose(shape.kv_heads, step.decodes && !heads ? (gpu ? 8 : 2) : shape.heads);
+  shape.latent = takes(step.takes, "--latent");
+  choose(shape.heads, shape.latent ? 128 : step.decodes ? (gpu ? 64 : 8) : (gpu ? 16 : 2));
+  choose(shape.kv_heads, shape.latent ? 1 : step.decodes && !heads ? (gpu ? 8 : 2) : shape.heads);
   choose(shape.seqlen_q, lengths        ? std::max(1, longest(shape.lengths_q))
                          : step.decodes ? 1
                                         : (gpu ? 8192 : 256));
@@ -96,6 +101,7 @@ Options with_defaults(Options options, const Step &step, bool gpu) {
                                         : shape.seqlen_q);
   choose(options.gpus, takes(step.takes, "--gpus") ? 2 : 0);
   choose(shape.head_dim, !gpu ? step.head_dims.front() : has_128 ? 128 : step.head_dims.back());
+  if (shape.latent) shape.head_dim_v = shape.head_dim - kPositionColumns;
   return options;
 }
 
@@ -145,6 +151,7 @@ double operations(const reference::Shape &shape, bool gradients) {
 }
 
 double kv_bytes(const reference::Shape &shape, Type type) {
-  const double row = (shape.head_dim + shape.columns_of_v()) * (type == Type::kFp8 ? 1.0 : 2.0);
+  const int columns = shape.head_dim + (shape.latent ? 0 : shape.columns_of_v());
+  const double row = columns * (type == Type::kFp8 ? 1.0 : 2.0);
   return row * shape.kv_heads * reference::keys_read(shape);
 }

@@ -14,6 +14,6 @@ void check_problem(const Options &options, const Step &step);
 /// key that it sees. Of a backward pass those of its five products, 10 head_dim.
 double operations(const reference::Shape &shape, bool gradients = false);
 
-/// The bytes of the keys that some query sees, and of their values: what must be read at least
-/// once.
+/// The bytes of the keys that some query sees, and of their values, if these are not a part of the keys: what must be
+/// read at least once.
 double kv_bytes(const reference::Shape &shape, Type type);

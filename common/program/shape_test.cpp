@@ -74,6 +74,33 @@ TEST_CASE("shape: what is not asked for is the device's default") {
   CHECK(cpu.lengths_k.empty());
 }
 
+TEST_CASE("shape: latent attention has one head of K, and V in all but 64 of its columns") {
+  Step step = kStep;
+  step.takes = "--latent --kv-heads";
+  step.head_dims = {576};
+  step.decodes = true;
+  for (const bool gpu : {false, true}) {
+    const Options options = with_defaults({}, step, gpu);
+    CHECK(options.shape.latent);
+    CHECK(options.shape.heads == 128);
+    CHECK(options.shape.kv_heads == 1);
+    CHECK(options.shape.head_dim == 576);
+    CHECK(options.shape.columns_of_v() == 512);
+    CHECK(departures(options, step).starts_with("latent "));  // which says V's columns, too
+    CHECK(kv_bytes(options.shape, Type::kBf16) ==
+          2.0 * 576 * options.shape.batch * options.shape.seqlen_k);
+    Options interleaved = options;
+    interleaved.layout = Layout::kInterleaved;
+    CHECK_THROWS_AS(check_problem(interleaved, step), UsageError);
+  }
+  Options few;
+  few.shape.heads = 6;
+  CHECK(with_defaults(few, step, true).shape.kv_heads == 1);
+  few.shape.kv_heads = 2;
+  CHECK(with_defaults(few, step, true).shape.kv_heads == 2);
+  CHECK(!with_defaults({}, kStep, true).shape.latent);
+}
+
 TEST_CASE("shape: what is asked for arrives") {
   Options options = small();
   options.shape.seqlen_k = 96;

@@ -17,7 +17,9 @@ std::string draw_problem(const Description &program, int longest, std::uint64_t 
   const int batch = one_to(3), kv_heads = one_to(3);
   const int group = coin("--kv-heads") ? one_to(4) : 1;
   const bool rope = coin("--rope"), other_keys = coin("--seqlen-k");
-  const bool strided = coin("--layout"), interleaved = strided && !other_keys && one_to(2) == 1;
+  const bool strided = coin("--layout");
+  const bool interleaved =
+      strided && !other_keys && !program.takes_option("--latent") && one_to(2) == 1;
   const int seqlen = one_to(4) == 1 ? 1 : one_to(longest);
   // A query that is rotated is not before the first key.
   const int seqlen_k = !other_keys ? seqlen : rope ? seqlen + one_to(longest) : one_to(longest);
