@@ -2,11 +2,8 @@
 // How parts of an answer merge, as step 25 has it, for the steps after it.
 #pragma once
 
-#include <cfloat>
-
 #include "common/kernel/kernel.h"
-
-constexpr float no_maximum = -FLT_MAX;  // of no keys: finite, for -inf - -inf is NaN
+#include "common/kernel/no_maximum.h"
 
 /// What some of the keys give a row: l and 4 columns of O, relative to m.
 struct Part {

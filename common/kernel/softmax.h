@@ -3,12 +3,10 @@
 // its parts, because they vote once for two tiles of 64 rows.
 #pragma once
 
-#include <cfloat>
-
+#include "common/kernel/no_maximum.h"
 #include "common/kernel/wgmma.h"
 
 constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16's 65504
-constexpr float no_maximum = -FLT_MAX;  // of no keys: finite, because -inf - -inf is NaN
 
 // A lane has scores of two rows; element i is of row r = i / 2 % 2. Four lanes share a row, and
 // each of them has the row's m and alpha, but only its own part of the sum l.

@@ -78,6 +78,8 @@ problems="
 54 --seqlen-k 517 --page-size 256 --batch 1 --heads 3 --seqlen 259 --head-dim 128
 55 --kv-heads 2 --seqlen-k 1000 --splits 4 --batch 1 --heads 16 --seqlen 1 --head-dim 128
 55 --kv-heads 2 --seqlen-k 517 --page-size 24 --batch 2 --heads 8 --seqlen 1 --head-dim 64
+58 --kv-heads 1 --seqlen-k 1000 --splits 4 --batch 1 --heads 128 --seqlen 1 --head-dim 576
+58 --causal --kv-heads 2 --seqlen-k 517 --page-size 24 --batch 2 --heads 16 --seqlen 3 --head-dim 576
 59 --kv-heads 2 --seqlen-k 1000 --batch 1 --heads 16 --seqlen 1 --head-dim 128
 59 --kv-heads 2 --seqlen-k 517 --page-size 24 --batch 2 --heads 8 --seqlen 1 --head-dim 64
 65 --causal --kv-heads 1 --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 64
@@ -190,7 +192,7 @@ if [ -n "${SHAPES:-}" ]; then
   while read -r shape; do
     for step; do
       # What the shape leaves out is the emulator's default, on the GPU, too.
-      problem="$(describe "$(number_of "$step")" emulator | sed -E 's/([a-z-]+)=/--\1 /g') $shape"
+      problem="$(describe "$(number_of "$step")" emulator | sed -E 's/(^| )([a-z])/\1--\2/g; s/=/ /g') $shape"
       emulate shapes-counters "$step" "$problem" || { tail -1 build/step.txt; continue; }
       [ -z "$can_measure" ] || measure shapes-counters "$(metrics_counted "$step")" "$step" "$problem"
     done
