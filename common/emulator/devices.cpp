@@ -643,9 +643,9 @@ void call(Message message, Stream *stream, Where where) {
   comm.stream = stream;
   const std::size_t ranks =
       message.kind == Message::kGather ? static_cast<std::size_t>(comm.ranks) : 1;
-  if (message.from)
+  if (message.kind != Message::kReceive)
     check_bytes(message.from, message.bytes(), comm.rank, message.name(), message.site);
-  if (message.to)
+  if (message.kind != Message::kSend)
     check_bytes(message.to, ranks * message.bytes(), comm.rank, message.name(), message.site);
   if (message.kind == Message::kGather) {
     const std::byte *const own = message.to + comm.rank * message.bytes();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Several GPUs in one process: CUDA's streams and events, and NCCL (NCCL User Guide, 'Using NCCL'). On the
-// emulator the same names are common/emulator/devices.h's.
+// Several GPUs, of one process or with a process each: CUDA's streams and events, and NCCL (NCCL User Guide, 'Using
+// NCCL'). On the emulator the same names are common/emulator/devices.h's.
 #pragma once
 
 #include <map>
@@ -9,14 +9,30 @@
 #include <vector>
 
 #include "common/kernel/kernel.h"
+#include "common/kernel/processes.h"
 
 #ifdef __CUDACC__
 #include <nccl.h>
+
+#include "common/kernel/id_file.h"
 #else
 #include "common/emulator/devices.h"
 
 inline void cuda_check(cudaError_t, const char *) {}
 #endif
+
+/// The GPUs that this process has: all of them, or one.
+static inline std::vector<int> own_gpus(const Problem &p) {
+  std::vector<int> own;
+  for (int gpu = 0; gpu < p.gpus; gpu++)
+    if (is_own(gpu)) own.push_back(gpu);
+  return own;
+}
+
+/// Makes a GPU of this process the current one.
+static inline void set_device(int gpu) {
+  cuda_check(cudaSetDevice(device_of(gpu)), "cudaSetDevice");
+}
 
 /// Puts a mark at the end of a stream, for which other streams can wait.
 inline void record(cudaEvent_t event, cudaStream_t on,
@@ -42,8 +58,8 @@ namespace {  // of each object of its own: the emulator and a GPU have one each
 
 /// A GPU's second stream, on which K and V arrive, and moments for which streams wait.
 struct Traffic {
-  cudaStream_t stream;
-  cudaEvent_t begun;  // the launch
+  cudaStream_t stream = nullptr;
+  cudaEvent_t begun = nullptr;  // the launch
   std::vector<cudaEvent_t> arrived,
       computed;  // of each hop: its K and V are complete, and have been read
   // (Step 74 has two hops more, in which nothing is computed: the last gradients come home.)
@@ -51,26 +67,28 @@ struct Traffic {
 
 }  // namespace
 
-/// That of each of the first so many GPUs, with as many hops. They are made once. (static, as
+/// That of each GPU of this process, by rank, with as many hops as there are GPUs. They are made once. (static, as
 /// communicators() is: the emulator's are linked into the same program, and of two inline functions
 /// of one name the linker keeps one.)
-static inline const std::vector<Traffic> &traffic(int gpus) {
+static inline const std::vector<Traffic> &traffic(const Problem &p) {
   static std::map<int, std::vector<Traffic>> made;
-  std::vector<Traffic> &all = made[gpus];
+  std::vector<Traffic> &all = made[p.gpus];
+  all.resize(static_cast<std::size_t>(p.gpus));
   const auto new_event = [] {
     cudaEvent_t event;
     cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
     return event;
   };
-  for (int gpu = static_cast<int>(all.size()); gpu < gpus; gpu++) {
-    cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
-    Traffic of{{}, new_event(), {}, {}};
+  for (const int gpu : own_gpus(p)) {
+    Traffic &of = all[gpu];
+    if (of.stream) continue;
+    set_device(gpu);
+    of.begun = new_event();
     cuda_check(cudaStreamCreateWithFlags(&of.stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    for (int hop = 0; hop < gpus + 2; hop++) {
+    for (int hop = 0; hop < p.gpus + 2; hop++) {
       of.arrived.push_back(new_event());
       of.computed.push_back(new_event());
     }
-    all.push_back(of);
   }
   return all;
 }
@@ -86,13 +104,33 @@ constexpr ncclDataType_t nccl_type = std::is_same_v<T, float>  ? ncclFloat32
                                      : std::is_same_v<T, bf16> ? ncclBfloat16
                                                                : ncclFloat16;
 
-/// The communicators of the first so many GPUs, by rank. They are made once: it takes a second.
-static inline const std::vector<ncclComm_t> &communicators(int gpus) {
+#ifdef __CUDACC__
+/// The communicator of the one GPU that this process has. All ranks get the unique id that rank 0 makes.
+static inline ncclComm_t communicator_of_rank(int ranks) {
+  const auto &[rank, device, file] = processes;
+  ncclUniqueId id;
+  ncclComm_t comm;
+  if (rank == 0) nccl_check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  share_by_file(file, rank, &id, sizeof id);
+  set_device(rank);
+  nccl_check(ncclCommInitRank(&comm, ranks, id, rank), "ncclCommInitRank");
+  if (rank == 0) std::filesystem::remove(file);  // all ranks are here, so all have read it
+  return comm;
+}
+#endif
+
+/// The communicators of this process's GPUs, by rank. They are made once: it takes a second.
+static inline const std::vector<ncclComm_t> &communicators(const Problem &p) {
   static std::map<int, std::vector<ncclComm_t>> made;
-  std::vector<ncclComm_t> &all = made[gpus];
-  if (all.empty()) {
-    all.resize(static_cast<std::size_t>(gpus));
-    nccl_check(ncclCommInitAll(all.data(), gpus, nullptr), "ncclCommInitAll");
+  std::vector<ncclComm_t> &all = made[p.gpus];
+  if (!all.empty()) return all;
+  all.resize(static_cast<std::size_t>(p.gpus));
+#ifdef __CUDACC__
+  if (processes.rank >= 0) {
+    all[processes.rank] = communicator_of_rank(p.gpus);
+    return all;
   }
+#endif
+  nccl_check(ncclCommInitAll(all.data(), p.gpus, nullptr), "ncclCommInitAll");
   return all;
 }

@@ -28,8 +28,8 @@ static inline bool sees(const Problem &p, int gpu, int hop) {
 /// calls must be in a group.
 template <class T>
 static void pass(const Problem &p, int to, T *target, int from, const T *source, int rows) {
-  const std::vector<Traffic> &traffics = traffic(p.gpus);
-  const std::vector<ncclComm_t> &comms = communicators(p.gpus);
+  const std::vector<Traffic> &traffics = traffic(p);
+  const std::vector<ncclComm_t> &comms = communicators(p);
   const std::size_t count = std::size_t(rows) * p.kv_heads * p.head_dim;
   for (int b = 0; b < p.batch; b++, target += p.K_strides.batch, source += p.K_strides.batch) {
     if (p.link == Link::kCopies) {
@@ -38,9 +38,11 @@ static void pass(const Problem &p, int to, T *target, int from, const T *source,
           "cudaMemcpyPeerAsync");
       continue;
     }
-    nccl_check(ncclSend(source, count, nccl_type<T>, to, comms[from], traffics[from].stream),
-               "ncclSend");
-    nccl_check(ncclRecv(target, count, nccl_type<T>, from, comms[to], traffics[to].stream),
-               "ncclRecv");
+    if (is_own(from))
+      nccl_check(ncclSend(source, count, nccl_type<T>, to, comms[from], traffics[from].stream),
+                 "ncclSend");
+    if (is_own(to))
+      nccl_check(ncclRecv(target, count, nccl_type<T>, from, comms[to], traffics[to].stream),
+                 "ncclRecv");
   }
 }

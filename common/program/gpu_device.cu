@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/kernel/processes.h"
 #include "common/program/device.h"
 #include "common/program/ladder.h"
 
@@ -141,11 +142,22 @@ class Gpu : public Device {
   void use_gpus(int count) override {
     int there;
     check(cudaGetDeviceCount(&there), "cudaGetDeviceCount");
+    if (processes.rank >= 0) {
+      first_ = processes.rank;
+      processes.device = processes.rank % there;  // the ranks of a machine follow each other
+      devices_ = {processes.device};
+      streams_.resize(1);
+      check(cudaSetDevice(devices_[0]), "cudaSetDevice");
+      check(cudaStreamCreateWithFlags(&streams_[0], cudaStreamNonBlocking), "cudaStreamCreate");
+      return;
+    }
     if (there < count)
       throw DeviceError("--gpus " + std::to_string(count) + ": this machine has " +
                         std::to_string(there) + "; run it on the emulator with --device cpu");
     streams_.resize(count);
+    devices_.resize(count);
     for (int gpu = 0; gpu < count; gpu++) {
+      devices_[gpu] = gpu;
       check(cudaSetDevice(gpu), "cudaSetDevice");
       check(cudaStreamCreateWithFlags(&streams_[gpu], cudaStreamNonBlocking), "cudaStreamCreate");
       for (int peer = 0; peer < count; peer++) {  // copies go directly where they can
@@ -155,7 +167,7 @@ class Gpu : public Device {
       }
     }
   }
-  void *stream(int gpu) override { return streams_[gpu]; }
+  void *stream(int gpu) override { return streams_[gpu - first_]; }
 
   std::size_t free_bytes() const override {
     std::size_t free = 0, total;
@@ -163,7 +175,7 @@ class Gpu : public Device {
     return free;
   }
   void *allocate(std::size_t bytes) override {
-    check(cudaSetDevice(memory_of), "cudaSetDevice");
+    check(cudaSetDevice(device_of(memory_of)), "cudaSetDevice");
     void *memory = nullptr;
     check(cudaMalloc(&memory, bytes), "cudaMalloc");
     allocated_.push_back(memory);
@@ -218,18 +230,18 @@ class Gpu : public Device {
 
  private:
   void synchronise() {
-    for (std::size_t gpu = 0; gpu < std::max<std::size_t>(1, streams_.size()); gpu++) {
-      check(cudaSetDevice(static_cast<int>(gpu)), "cudaSetDevice");
+    for (const int device : devices_) {
+      check(cudaSetDevice(device), "cudaSetDevice");
       check(cudaDeviceSynchronize(), "the kernel failed");
     }
   }
 
-  /// The time of the slowest GPU. Before each of the times all GPUs wait for each other.
+  /// The time of the slowest GPU of this process. Before each of the times they all wait for each other.
   Times time_together(const std::function<void()> &launch, int warm_up, int iterations, int each) {
     const std::size_t gpus = streams_.size();
     std::vector<Event> ready, begin, end;
     for (std::size_t gpu = 0; gpu < gpus; gpu++) {
-      check(cudaSetDevice(static_cast<int>(gpu)), "cudaSetDevice");  // whose events these are
+      check(cudaSetDevice(devices_[gpu]), "cudaSetDevice");  // whose events these are
       for (std::vector<Event> *events : {&ready, &begin, &end})
         for (int i = 0; i < iterations; i++) events->emplace_back();
     }
@@ -240,7 +252,7 @@ class Gpu : public Device {
     synchronise();
     // The GPUs wait until all is queued: the host is slower than short launches.
     for (std::size_t gpu = 0; gpu < gpus; gpu++) {
-      check(cudaSetDevice(static_cast<int>(gpu)), "cudaSetDevice");
+      check(cudaSetDevice(devices_[gpu]), "cudaSetDevice");
       hold<<<1, 1, 0, streams_[gpu]>>>(kHoldNanoseconds);
     }
     for (int i = 0; i < iterations; i++) {
@@ -264,6 +276,8 @@ class Gpu : public Device {
   }
 
   cudaDeviceProp properties_;
+  std::vector<int> devices_ = {0};  // of this process's GPUs, from GPU `first_` of all on
+  int first_ = 0;
   std::vector<cudaStream_t> streams_;  // of several GPUs
   std::vector<void *> allocated_;
 };

@@ -132,6 +132,17 @@ void read_lengths(reference::Shape &shape, const std::string &option, const std:
   }
 }
 
+/// "1:/tmp/id" is rank 1, which meets the others through this file.
+void read_rank(Options &to, const std::string &option, const std::string &text) {
+  const std::size_t colon = text.find(':');
+  const auto rank = whole_number(text.substr(0, colon), 0, kMostGpus - 1);
+  if (!rank || colon == std::string::npos || colon + 1 == text.size())
+    throw UsageError(option + " " + text + ": must be R:FILE, R a whole number from 0 to " +
+                     std::to_string(kMostGpus - 1));
+  to.rank = static_cast<int>(*rank);
+  to.id_file = text.substr(colon + 1);
+}
+
 /// An option, for the parser, for --help and for the column 'options' of the results.
 struct Entry {
   std::string name;   // "seqlen"
@@ -142,12 +153,18 @@ struct Entry {
   bool is_size = false;                     // a smaller one needs less memory
   bool beyond_plain = false;                // a step must accept it
   std::string plain = "";                   // the value that it has in the plain problem
+  std::string goes_with = "";               // another option: a step that accepts it accepts this
 };
 
 Entry beyond(Entry entry, const std::string &plain = "") {
   entry.beyond_plain = true;
   entry.plain = plain;
   return entry;
+}
+
+/// What a step must accept; empty if every step accepts the option.
+std::string needed(const Entry &entry) {
+  return entry.beyond_plain ? "--" + (entry.goes_with.empty() ? entry.name : entry.goes_with) : "";
 }
 
 Entry count(const std::string &name, int &member, int most, const std::string &help) {
@@ -322,6 +339,11 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
               },
               [&to] { return std::to_string(to.gpus); }, true},
              "0"),
+      {"rank", "R:FILE",
+       "this process has GPU R of --gpus alone, and each of the others has one, too;\n"
+       "rank 0 creates FILE, through which they find each other",
+       [&to](Text option, Text text) { read_rank(to, option, text); },
+       [&to] { return to.rank < 0 ? "" : std::to_string(to.rank); }, false, true, "", "gpus"},
       beyond(choice("link", kLinks, to.link,
                     "who carries the bytes between GPUs: NCCL's kernels or the copy engines;\n"
                     "default nccl"),
@@ -382,6 +404,10 @@ void check_together(const Options &options) {
                      std::to_string(options.shape.window - 1));
   if (options.layout == Layout::kPacked && options.shape.lengths_q.empty())
     throw UsageError("--layout packed needs --lengths, which says where a sequence ends");
+  if (options.rank >= 0 && options.link == Link::kCopies)
+    throw UsageError(
+        "--link copies cannot be combined with --rank, because a process cannot copy from the "
+        "memory of another one's GPU");
   using reference::Family;
   if (const Family family = options.inputs;
       options.shape.rope != Rope::kNone &&
@@ -446,8 +472,8 @@ Options parse_options(int argc, char **argv, const Step &step, const Ladder &lad
     } else {
       const Entry &entry = entries[key - kFirst];
       const std::string name = "--" + entry.name;
-      if (entry.beyond_plain && !takes(step.takes, name))
-        throw UsageError(name + ": this step does not accept it; " + who_takes(ladder, name));
+      if (const std::string option = needed(entry); !option.empty() && !takes(step.takes, option))
+        throw UsageError(name + ": this step does not accept it; " + who_takes(ladder, option));
       entry.read(name, optarg ? optarg : "");
       if (entry.is_size) options.sizes += (options.sizes.empty() ? "" : " ") + name + " " + optarg;
     }
@@ -480,7 +506,8 @@ std::string help_text(const std::string &program, const Step &step) {
   constexpr std::size_t kColumn = 25;
   Options unread;
   for (const Entry &entry : option_table(step, ladder(), unread)) {
-    if (entry.beyond_plain && !takes(step.takes, "--" + entry.name)) continue;
+    if (const std::string option = needed(entry); !option.empty() && !takes(step.takes, option))
+      continue;
     std::string left = "  --" + entry.name + (entry.value.empty() ? "" : " " + entry.value);
     if (left.size() >= kColumn) left += "\n" + std::string(kColumn, ' ');
     if (left.size() < kColumn) left.resize(kColumn, ' ');

@@ -35,7 +35,9 @@ struct Options {
   int page_size = 0;  // 0: not paged
   int splits = 0;     // 0: the step decides
   bool garbage = false;
-  int gpus = 0;  // 0: the step's default
+  int gpus = 0;         // 0: the step's default
+  int rank = -1;        // of the one GPU that this process has; -1: it has all
+  std::string id_file;  // through which the ranks meet
   Link link = Link::kNccl;
   int leave_sms = 0;
 

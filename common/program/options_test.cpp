@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/program/shape.h"
 #include "common/program/text.h"
 
 namespace {
@@ -40,9 +41,17 @@ const Step kFp8 = {.name = "41-handover",
                    .launch = nullptr,
                    .head_dims = {128}};
 
+const Step kShared = {.name = "71-ring",
+                      .needs = "sm_90a",
+                      .takes = "--gpus --link",
+                      .tile = 1,
+                      .default_batch = 1,
+                      .launch = nullptr};
+
 const Ladder kLadder = {{"02-loop-inverted", "sm_75", "", ""},
                         {"20-causal", "sm_80", "", "--causal"},
-                        {"23-strides", "sm_80", "", kTakesAll.takes}};
+                        {"23-strides", "sm_80", "", kTakesAll.takes},
+                        {"71-ring", "sm_90a", "", kShared.takes}};
 
 Options parse(const std::vector<std::string> &arguments, const Step &step = kStep) {
   std::vector<std::string> all = {"./step"};
@@ -580,4 +589,22 @@ TEST_CASE("options: --describe says all that scripts ask for, a line for each th
   CHECK(contains(all, "\ntakes " + std::string(kTakesAll.takes) + "\n"));
   CHECK(contains(all, "\ntypes fp16 bf16\n"));
   CHECK(contains(all, "\nhead-dims 32 80 256\n"));
+}
+
+TEST_CASE("options: --rank is one of --gpus, and names the file through which the ranks meet") {
+  const Options options = parse({"--gpus", "4", "--rank", "3:/tmp/a:b"}, kShared);
+  CHECK(options.rank == 3);
+  CHECK(options.id_file == "/tmp/a:b");
+  CHECK(departures(with_defaults(options, kShared, true), kShared) == "gpus=4 rank=3");
+  CHECK(parse({}, kShared).rank == -1);
+  for (const std::string value : {"1", "1:", ":file", "-1:file", "64:file", "one:file"})
+    CHECK(error_of({"--rank", value}, kShared) ==
+          "--rank " + value + ": must be R:FILE, R a whole number from 0 to 63");
+  CHECK(error_of({"--rank", "0:file", "--link", "copies"}, kShared) ==
+        "--link copies cannot be combined with --rank, because a process cannot copy from the "
+        "memory of another one's GPU");
+  CHECK(error_of({"--rank", "0:file"}) ==
+        "--rank: this step does not accept it; step 71 accepts it");
+  CHECK(contains(help_text("./step-71", kShared), "--rank R:FILE"));
+  CHECK(!contains(help_text("./step-02", kStep), "--rank"));
 }

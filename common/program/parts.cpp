@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/kernel/processes.h"
 #include "common/program/placement.h"
 
 namespace {
@@ -77,8 +78,9 @@ void fill_parts(Device &device, const reference::Inputs &inputs, Problem &proble
   problem.K_strides = problem.V_strides = of_K.strides;
   const std::size_t workspace =
       device.step().workspace_bytes ? device.step().workspace_bytes(problem) : 0;
-  parts.resize(static_cast<std::size_t>(gpus));
+  parts.assign(static_cast<std::size_t>(gpus), GpuPart{});
   for (int gpu = 0; gpu < gpus; gpu++) {
+    if (!is_own(gpu)) continue;
     device.memory_of = gpu;
     const auto upload = [&](int heads, const reference::Elements &whole) {
       return upload_part(device, problem, heads, gpu, whole);
@@ -100,6 +102,7 @@ void fill_backward_parts(Device &device, const reference::Inputs &inputs,
                          std::vector<GpuPart> &parts) {
   const auto all_heads = static_cast<std::size_t>(problem.batch) * problem.heads;
   for (int gpu = 0; gpu < problem.gpus; gpu++) {
+    if (!is_own(gpu)) continue;
     device.memory_of = gpu;
     const auto upload = [&](const reference::Elements &whole) {
       return upload_part(device, problem, problem.heads, gpu, whole);
@@ -126,6 +129,19 @@ void fill_backward_parts(Device &device, const reference::Inputs &inputs,
   device.memory_of = 0;
 }
 
+std::vector<reference::Place> own_places(const Problem &problem,
+                                         std::vector<reference::Place> places) {
+  std::erase_if(places, [&](const reference::Place &place) {
+    for (int gpu = 0; gpu < problem.gpus; gpu++)
+      for (int which = 0; which < problem.chunks && is_own(gpu); which++) {
+        const std::int64_t row = place.row - first_row_of(problem, gpu, which);
+        if (0 <= row && row < problem.chunk_rows) return false;
+      }
+    return true;
+  });
+  return places;
+}
+
 std::size_t elements_of_part(const Problem &problem, int heads) {
   return elements_of(part_of(problem, heads, 0));
 }
@@ -136,6 +152,7 @@ reference::Elements gather_parts(Device &device, const Problem &problem, PartOfA
                             problem.seqlen_q * problem.head_dim);
   strays = 0;
   for (int gpu = 0; gpu < problem.gpus; gpu++) {
+    if (!is_own(gpu)) continue;
     const Tensor tensor = part_of(problem, what.heads, gpu);
     reference::Elements buffer(elements_of(tensor));
     device.download(buffer.data(), problem.parts[gpu].*what.memory,

@@ -21,6 +21,10 @@ void fill_backward_parts(Device &device, const reference::Inputs &inputs,
                          const reference::Forward &forward, const Problem &problem,
                          std::vector<GpuPart> &parts);
 
+/// Of these places, those whose rows are in this process's GPUs' parts.
+std::vector<reference::Place> own_places(const Problem &problem,
+                                         std::vector<reference::Place> places);
+
 /// A result of each GPU: O or dQ, of so many heads, or dK or dV.
 struct PartOfAll {
   void *GpuPart::*memory;
@@ -28,6 +32,6 @@ struct PartOfAll {
 };
 /// The elements of the buffer of each GPU.
 std::size_t elements_of_part(const Problem &problem, int heads);
-/// A result of all parts, dense: [batch, heads, seqlen, head_dim]. `strays`: elements that were written beside it.
+/// A result of all parts that this process has, dense: [batch, heads, seqlen, head_dim]. `strays`: elements that were written beside it.
 reference::Elements gather_parts(Device &device, const Problem &problem, PartOfAll what,
                                  std::size_t &strays);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 
+#include "common/kernel/processes.h"
 #include "common/program/placement.h"
 
 namespace {
@@ -167,4 +168,33 @@ TEST_CASE("parts: what a backward pass starts from, and room for its results") {
     CHECK(gather_parts(c.device, p, {&GpuPart::dV, 2}, strays) == c.inputs.V);
     CHECK(strays == 0);
   }
+}
+
+TEST_CASE("parts: of several processes each has one GPU's rows, and checks these") {
+  for (const bool two_ends : {false, true})
+    for (const int gpus : {1, 2, 3}) {
+      std::vector<reference::Place> places;
+      for (int row = 0; row < 17; row++) places.push_back({1, 3, row});
+      std::vector<int> checked(places.size());
+      for (int rank = 0; rank < gpus; rank++) {
+        processes.rank = rank;
+        Case c(17, gpus, 2, 4, 2, two_ends);
+        for (int gpu = 0; gpu < gpus; gpu++)
+          CHECK((c.parts[static_cast<std::size_t>(gpu)].Q != nullptr) == (gpu == rank));
+        GpuPart &own = c.parts[static_cast<std::size_t>(rank)];
+        std::memcpy(
+            own.O, own.Q,
+            sizeof(std::uint16_t) * static_cast<std::size_t>(2 * c.problem.O_strides.batch));
+        std::size_t strays;
+        const reference::Elements O = gather_parts(c.device, c.problem, {&GpuPart::O, 4}, strays);
+        CHECK(strays == 0);
+        for (const reference::Place &place : own_places(c.problem, places)) {
+          checked[static_cast<std::size_t>(place.row)]++;
+          const auto at = static_cast<std::size_t>((1 * 4 + 3) * 17 + place.row) * 64;
+          CHECK(O[at] == c.inputs.Q[at]);
+        }
+      }
+      processes.rank = -1;
+      CHECK(std::count(checked.begin(), checked.end(), 1) == 17);
+    }
 }

@@ -18,6 +18,7 @@
 
 #include "common/emulator/devices.h"
 #include "common/emulator/runtime.h"
+#include "common/kernel/processes.h"
 #include "common/program/csv.h"
 #include "common/program/device.h"
 #include "common/program/options.h"
@@ -241,8 +242,11 @@ SharedCache fill_shared_cache(Device &device, const reference::Inputs &inputs,
   SharedCache cache;
   const auto gpus = static_cast<std::size_t>(problem.gpus);
   cache.problems.assign(gpus, problem);
+  cache.placements.resize(gpus);
   const auto d = static_cast<std::ptrdiff_t>(problem.head_dim);
+  cache.parts.resize(gpus);
   for (int gpu = 0; gpu < problem.gpus; gpu++) {
+    if (!is_own(gpu)) continue;
     device.memory_of = gpu;
     reference::Inputs part = inputs;
     part.shape.seqlen_k = problem.part_rows;
@@ -257,31 +261,31 @@ SharedCache fill_shared_cache(Device &device, const reference::Inputs &inputs,
     };
     cut(inputs.K, part.K);
     cut(inputs.V, part.V);
-    cache.placements.push_back(
-        place(part.shape, options.layout, options.page_size, options.seed + gpu));
+    Placement &placement = cache.placements[static_cast<std::size_t>(gpu)];
+    placement = place(part.shape, options.layout, options.page_size, options.seed + gpu);
     Problem &own = cache.problems[static_cast<std::size_t>(gpu)];
     own.seqlen_k = problem.part_rows;
     own.stream = device.stream(gpu);
-    fill(device, cache.placements.back(), part, own);
+    fill(device, placement, part, own);
+    cache.parts[static_cast<std::size_t>(gpu)].own = &own;
   }
   device.memory_of = 0;
-  for (const Problem &own : cache.problems)
-    cache.parts.push_back({nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, &own});
   problem.parts = cache.parts.data();
   return cache;
 }
 
-/// O of the first GPU, and in `strays` also how many elements another GPU has otherwise.
+/// O of this process's first GPU, and in `strays` also how many elements another one has otherwise.
 reference::Elements gather_shared_cache(Device &device, const SharedCache &cache,
                                         std::size_t &strays) {
   reference::Elements first;
   strays = 0;
   for (std::size_t gpu = 0; gpu < cache.problems.size(); gpu++) {
+    if (!is_own(static_cast<int>(gpu))) continue;
     reference::Elements buffer(cache.placements[gpu].O_elements);
     device.download(buffer.data(), cache.problems[gpu].O, buffer.size() * sizeof(std::uint16_t));
     const reference::Elements O = gather(cache.placements[gpu].O, buffer);
     strays += not_poison(buffer);
-    if (gpu == 0) first = O;
+    if (first.empty()) first = O;
     for (std::size_t i = 0; i < O.size(); i++) strays += O[i] != first[i];
   }
   return first;
@@ -492,6 +496,9 @@ ExitStatus run(const Options &asked) {
                      " needs a GPU, where launches are timed (" + note + "); leave it out");
   if (asked.again && !device->is_gpu())
     throw UsageError("--again needs a GPU, where launches are timed (" + note + "); leave it out");
+  if (asked.rank >= 0 && !device->is_gpu())
+    throw UsageError("--rank " + std::to_string(asked.rank) +
+                     " needs GPUs: the emulator runs all of --gpus in one process; leave it out");
   if (asked.sms && device->is_gpu())
     throw UsageError("--sms " + std::to_string(asked.sms) +
                      " needs the emulator: add --device cpu, or leave it out");
@@ -509,6 +516,11 @@ ExitStatus run(const Options &asked) {
 
   Problem problem = pose(options, step);
   emulator::settings.seed = options.seed;
+  processes = {options.rank, 0, options.id_file};
+  if (options.rank >= 0 && !step.decodes && rows_of(problem, options.rank) == 0)
+    throw UsageError("--rank " + std::to_string(options.rank) +
+                     ": no rows are left for it of --seqlen " + std::to_string(problem.seqlen_q) +
+                     "; use fewer GPUs");
   if (problem.gpus) device->use_gpus(problem.gpus);
   check_fits(problem, options, *device);
 
@@ -555,12 +567,24 @@ ExitStatus run(const Options &asked) {
   emulator::settings.same_bits = step.gradients && step.same_bits;
   emulator::settings.trace = !options.files[kTrace].empty();
   const auto launch = [&] { step.launch(problem); };
+  // As processes with a GPU each would, one after the other.
+  const auto launch_by_rank = [&] {
+    for (int rank = 0; rank < problem.gpus; rank++) {
+      processes = {rank, rank, ""};
+      std::vector<GpuPart> own(static_cast<std::size_t>(problem.gpus));
+      own[static_cast<std::size_t>(rank)] = problem.parts[rank];
+      Problem of_rank = problem;
+      of_rank.parts = own.data();
+      step.launch(of_rank);
+    }
+    processes = {};
+  };
   try {
     // Several GPUs twice in a row: one may begin the second launch while another has not ended the first.
     const int times = problem.gpus > 1 && options.check_only ? 2 : 1;
     device->run([&] {
       for (int i = 0; i < times; i++) {
-        launch();
+        i > 0 && !device->is_gpu() && problem.link == Link::kNccl ? launch_by_rank() : launch();
         if (device->is_gpu()) continue;
         // The step is done with its inputs: who called it writes the next ones.
         for (std::size_t gpu = 0; gpu < parts.size(); gpu++)
@@ -580,8 +604,12 @@ ExitStatus run(const Options &asked) {
   }
   const emulator::Profile profile = emulator::take_profile();
 
+  // Of several processes each checks what it has. (The answer of a decoding step is on every GPU.)
+  const auto places_here = [&](std::vector<reference::Place> places) {
+    return problem.gpus && !step.decodes ? own_places(problem, std::move(places)) : places;
+  };
   const std::vector<reference::Place> places =
-      reference::places_to_check(shape, step.tile, options.seed);
+      places_here(reference::places_to_check(shape, step.tile, options.seed));
   const auto cache_passes = [&](bool say) {
     bool passed = true;
     for (const bool keys : {true, false}) {
@@ -640,8 +668,8 @@ ExitStatus run(const Options &asked) {
     for (const Output &output : outputs) {
       std::size_t strays;
       const reference::Elements rows = rows_of_output(output, strays);
-      const std::vector<reference::Place> of_rows =
-          reference::places_of_gradient(shape, output.gradient, step.tile, options.seed);
+      const std::vector<reference::Place> of_rows = places_here(
+          reference::places_of_gradient(shape, output.gradient, step.tile, options.seed));
       const reference::Verdict verdict =
           reference::judge_gradient(inputs, forward, output.gradient, rows, of_rows);
       result.rms_error = std::max(result.rms_error, verdict.rms_error);
@@ -683,6 +711,7 @@ ExitStatus run(const Options &asked) {
     if (problem.gpus) buffers.clear();
     for (int gpu = 0; gpu < problem.gpus; gpu++)
       for (Output output : outputs) {
+        if (!is_own(gpu)) continue;
         output.memory =
             step.decodes ? problem.parts[gpu].own->O : problem.parts[gpu].*output.of_parts.memory;
         output.elements = step.decodes ? shared_cache.placements[gpu].O_elements
@@ -724,13 +753,14 @@ ExitStatus run(const Options &asked) {
     if (options.profile) print_lines(profile);
   } else if (!options.check_only) {
     if (shape.seqlen_new) forget_new_rows(*device, placement, shape, problem);
-    const float estimate = device->time(launch, 0, 1, 1).ms[0];
+    // Of several processes none goes by its own time: all must launch as often.
+    const float estimate = options.rank < 0 ? device->time(launch, 0, 1, 1).ms[0] : 1;
     if (options.again) {
       for (std::string line; finish_output(), std::getline(std::cin, line);) {
         time_launches(*device, launch, estimate, std::atoi(line.c_str()), result);
         append_rows();
       }
-    } else if (problem.gpus > 1) {
+    } else if (problem.gpus > 1 && options.rank < 0) {
       Options of_one = options;
       of_one.gpus = 1;
       Problem whole = pose(of_one, step);

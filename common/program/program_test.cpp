@@ -259,6 +259,31 @@ TEST_CASE("--iters without a GPU: exit status 2, one line") {
                 {"--iters 5 needs a GPU, where launches are timed (no GPU: ", "); leave it out"});
 }
 
+TEST_CASE("--rank without a GPU: exit status 2, one line") {
+  if (has_gpu()) return void(std::puts("SKIP: this machine has a GPU"));
+  check_refused(
+      "./step-71 --rank 1:file", 2,
+      {"--rank 1 needs GPUs: the emulator runs all of --gpus in one process; leave it out"});
+  check_refused("./step-71 --device cpu --rank 0:file", 2, {"--rank 0 needs GPUs: "});
+}
+
+TEST_CASE("ranks.sh starts a process for each rank, with one file, and ends all if one fails") {
+  const Finished run = run_command(
+      "common/program/ranks.sh 3 sh -c 'echo \"$@\"' name --causal | sort | sed 's|:.*/|:|'");
+  const std::vector<std::string> lines = lines_of(run.out);
+  REQUIRE(lines.size() == 3);
+  for (int rank = 0; rank < 3; rank++) {
+    const std::string start = "--causal --gpus 3 --rank " + std::to_string(rank) + ":";
+    CHECK(lines[rank].starts_with(start));
+    CHECK(lines[rank].substr(start.size()) == lines[0].substr(start.size()));
+  }
+  // Rank 1 fails, and the others would sleep for longer than the test may take.
+  CHECK(
+      run_command("timeout 20 common/program/ranks.sh 3 sh -c 'case $4 in 1:*) exit 3;; esac; exec "
+                  "sleep 60' name")
+          .status == 3);
+}
+
 TEST_CASE("every step describes and explains itself, whatever else is asked for") {
   for (const std::string &name : step_names()) {
     CAPTURE(name);

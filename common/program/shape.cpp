@@ -115,6 +115,9 @@ void check_problem(const Options &options, const Step &step) {
     throw UsageError(
         "--scale: must be 1 or less with a backward pass, because the fp32 log-sum-exp cannot "
         "hold larger scores");
+  if (options.rank >= options.gpus)
+    throw UsageError(given("--rank", options.rank) + ": must be less than " +
+                     given("--gpus", options.gpus));
   check_multiple("--seqlen", shape.seqlen_q, step.tile);
   check_multiple("--seqlen-k", shape.seqlen_k, step.tile);
   if (std::int64_t{shape.batch} * shape.heads > 65535)  // the y and z of a grid

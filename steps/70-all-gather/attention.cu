@@ -33,14 +33,14 @@ struct Workspace {
 template <class T, int d>
 void run(const Problem &p) {
   const Workspace workspace(p);
-  const std::vector<ncclComm_t> &comms = communicators(p.gpus);
+  const std::vector<ncclComm_t> &comms = communicators(p);
   const auto stream = [&](int gpu) { return static_cast<cudaStream_t>(p.parts[gpu].stream); };
   // All parts have the rows of the first one in memory, so the gathered rows follow each other: those that are
   // missing would come after the last.
   const std::size_t part = std::size_t(p.part_rows) * p.kv_heads * d;
 
   nccl_check(ncclGroupStart(), "ncclGroupStart");  // one thread calls for all GPUs
-  for (int gpu = 0; gpu < p.gpus; gpu++)
+  for (const int gpu : own_gpus(p))
     for (int b = 0; b < p.batch; b++) {
       const auto gather = [&](const void *from, std::byte *to) {
         nccl_check(ncclAllGather(static_cast<const T *>(from) + b * part,
@@ -76,8 +76,8 @@ void run(const Problem &p) {
                               .leave_sms = p.leave_sms,
                               .stream = mine.stream});
   };
-  for (int gpu = 0; gpu < p.gpus; gpu++) {
-    cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
+  for (const int gpu : own_gpus(p)) {
+    set_device(gpu);
     if (rows_of(p, gpu)) compute(gpu);
   }
 }

@@ -48,9 +48,10 @@ struct Workspace {
 template <class T, int d>
 void run(const Problem &p) {
   const Workspace workspace(p);
-  const std::vector<ncclComm_t> &comms = communicators(p.gpus);  // not within a group of messages
-  const std::vector<Traffic> &traffics = traffic(p.gpus);
+  const std::vector<ncclComm_t> &comms = communicators(p);  // not within a group of messages
+  const std::vector<Traffic> &traffics = traffic(p);
   const int N = p.gpus;
+  const std::vector<int> own = own_gpus(p);
   const auto stream = [&](int gpu) { return static_cast<cudaStream_t>(p.parts[gpu].stream); };
   // K and V that a GPU computes with in a hop: its own, or what has arrived in one of two buffers.
   const auto K = [&](int gpu, int hop) {
@@ -62,7 +63,7 @@ void run(const Problem &p) {
 
   // Queues the way of K and V to each GPU for the hop after this one.
   const auto pass_on = [&](int hop) {
-    for (int gpu = 0; gpu < N; gpu++) {
+    for (const int gpu : own) {
       const Traffic &mine = traffics[gpu];
       const int left = (gpu + N - 1) % N, right = (gpu + 1) % N;
       if (hop == 0) wait(mine.stream, mine.begun);
@@ -73,15 +74,15 @@ void run(const Problem &p) {
     }
     const std::size_t bytes = workspace.elements * sizeof(T);
     if (p.link == Link::kNccl) nccl_check(ncclGroupStart(), "ncclGroupStart");
-    for (int gpu = 0; gpu < N; gpu++) {
+    for (const int gpu : own) {
       const int left = (gpu + N - 1) % N, right = (gpu + 1) % N;
-      const auto pass = [&](const void *own, const void *lefts, void *to) {
+      const auto pass = [&](const void *mine, const void *lefts, void *to) {
         const cudaStream_t on = traffics[gpu].stream;
         if (p.link == Link::kCopies) {
           cuda_check(cudaMemcpyPeerAsync(to, gpu, lefts, left, bytes, on), "cudaMemcpyPeerAsync");
           return;
         }
-        nccl_check(ncclSend(own, workspace.elements, nccl_type<T>, right, comms[gpu], on),
+        nccl_check(ncclSend(mine, workspace.elements, nccl_type<T>, right, comms[gpu], on),
                    "ncclSend");
         nccl_check(ncclRecv(to, workspace.elements, nccl_type<T>, left, comms[gpu], on),
                    "ncclRecv");
@@ -90,7 +91,7 @@ void run(const Problem &p) {
       pass(V(gpu, hop), V(left, hop), workspace.V(p.parts[gpu], (hop + 1) % 2));
     }
     if (p.link == Link::kNccl) nccl_check(ncclGroupEnd(), "ncclGroupEnd");
-    for (const Traffic &each : traffics) record(each.arrived[hop + 1], each.stream);
+    for (const int gpu : own) record(traffics[gpu].arrived[hop + 1], traffics[gpu].stream);
   };
 
   // Whether a GPU sees keys of the part that it has in a hop.
@@ -135,18 +136,18 @@ void run(const Problem &p) {
                     MergedRows{p.batch, p.heads, p.part_rows, 0, rows, last ? rows : 0});
   };
 
-  for (int gpu = 0; gpu < N; gpu++) record(traffics[gpu].begun, stream(gpu));
+  for (const int gpu : own) record(traffics[gpu].begun, stream(gpu));
   for (int hop = 0; hop < N; hop++) {
     if (hop + 1 < N) pass_on(hop);
-    for (int gpu = 0; gpu < N; gpu++) {
-      cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
+    for (const int gpu : own) {
+      set_device(gpu);
       if (hop) wait(stream(gpu), traffics[gpu].arrived[hop]);
       if (sees(gpu, hop)) compute(gpu, hop);
     }
   }
+  if (p.link == Link::kNccl || N == 1) return;
   // A GPU is done when its neighbour has copied from it, too.
-  for (int gpu = 0; gpu < N && N > 1; gpu++)
-    wait(stream(gpu), traffics[(gpu + 1) % N].arrived[N - 1]);
+  for (int gpu = 0; gpu < N; gpu++) wait(stream(gpu), traffics[(gpu + 1) % N].arrived[N - 1]);
 }
 
 template <class T>

@@ -47,9 +47,10 @@ struct Workspace {
 template <class T, int d>
 void run(const Problem &p) {
   const Workspace workspace(p);
-  const std::vector<ncclComm_t> &comms = communicators(p.gpus);  // not within a group of messages
-  const std::vector<Traffic> &traffics = traffic(p.gpus);
+  const std::vector<ncclComm_t> &comms = communicators(p);  // not within a group of messages
+  const std::vector<Traffic> &traffics = traffic(p);
   const int N = p.gpus;
+  const std::vector<int> own = own_gpus(p);
   const auto stream = [&](int gpu) { return static_cast<cudaStream_t>(p.parts[gpu].stream); };
   // K and V that a GPU computes with in a hop: its own, or what has arrived in one of two buffers.
   const auto K = [&](int gpu, int hop) {
@@ -76,7 +77,7 @@ void run(const Problem &p) {
 
   // Queues the way of K and V to each GPU for a hop, from the GPU that has them.
   const auto send = [&](int hop) {
-    for (int gpu = 0; gpu < N; gpu++) {
+    for (const int gpu : own) {
       const Traffic &mine = traffics[gpu];
       if (hop == 1) wait(mine.stream, mine.begun);
       if (hop > 2) wait(mine.stream, mine.computed[hop - 2]);  // it has read this buffer
@@ -97,17 +98,19 @@ void run(const Problem &p) {
                        "cudaMemcpyPeerAsync");
             continue;
           }
-          nccl_check(
-              ncclSend(from, count, nccl_type<T>, gpu, comms[at.from], traffics[at.from].stream),
-              "ncclSend");
-          nccl_check(ncclRecv(to, count, nccl_type<T>, at.from, comms[gpu], on), "ncclRecv");
+          if (is_own(at.from))
+            nccl_check(
+                ncclSend(from, count, nccl_type<T>, gpu, comms[at.from], traffics[at.from].stream),
+                "ncclSend");
+          if (is_own(gpu))
+            nccl_check(ncclRecv(to, count, nccl_type<T>, at.from, comms[gpu], on), "ncclRecv");
         }
       };
       pass(p.parts[at.from].K, workspace.K(p.parts[gpu], hop % 2));
       pass(p.parts[at.from].V, workspace.V(p.parts[gpu], hop % 2));
     }
     if (p.link == Link::kNccl) nccl_check(ncclGroupEnd(), "ncclGroupEnd");
-    for (const Traffic &each : traffics) record(each.arrived[hop], each.stream);
+    for (const int gpu : own) record(traffics[gpu].arrived[hop], traffics[gpu].stream);
   };
 
   const auto compute = [&](int gpu, int hop) {
@@ -151,17 +154,18 @@ void run(const Problem &p) {
         MergedRows{p.batch, p.heads, p.part_rows, at.first_q, rows, end});
   };
 
-  for (int gpu = 0; gpu < N; gpu++) record(traffics[gpu].begun, stream(gpu));
+  for (const int gpu : own) record(traffics[gpu].begun, stream(gpu));
   for (int hop = 0; hop < N; hop++) {
     if (hop + 1 < N) send(hop + 1);
-    for (int gpu = 0; gpu < N; gpu++) {
-      cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
+    for (const int gpu : own) {
+      set_device(gpu);
       if (hop) wait(stream(gpu), traffics[gpu].arrived[hop]);
       if (sees(gpu, hop)) compute(gpu, hop);
     }
   }
+  if (p.link == Link::kNccl || N == 1) return;
   // A GPU is done when all others have copied from it, too.
-  for (int gpu = 0; gpu < N && N > 1; gpu++)
+  for (int gpu = 0; gpu < N; gpu++)
     for (const Traffic &each : traffics) wait(stream(gpu), each.arrived[N - 1]);
 }
 

@@ -240,29 +240,29 @@ void attend(const Problem &p, int first_k, int all_k, float *message, bool share
 
 template <int d>
 void run(const Problem &p) {
-  const std::vector<ncclComm_t> &comms = communicators(p.gpus);
+  const std::vector<ncclComm_t> &comms = communicators(p);
   const std::size_t count = message_of(p);
   const auto messages = [&](int gpu) {  // of all GPUs, on this one
     return static_cast<float *>(p.parts[gpu].own->workspace) + parts_of_splits(*p.parts[gpu].own);
   };
-  for (int gpu = 0; gpu < p.gpus; gpu++) {
+  for (const int gpu : own_gpus(p)) {
     const Problem &own = *p.parts[gpu].own;
-    cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
+    set_device(gpu);
     // At head dim 128 a block of 8 warps has an SM for itself. If not all run at once, two of
     // 4 warps share it: one reads while the other begins or ends.
     const bool share_SMs = d == 128 && row_tiles(own, rows) * num_splits(own) > wave<128>();
     attend<d>(own, gpu * p.part_rows, p.seqlen_k, messages(gpu) + gpu * count, share_SMs);
   }
   nccl_check(ncclGroupStart(), "ncclGroupStart");
-  for (int gpu = 0; gpu < p.gpus; gpu++)  // in place: a GPU's own part lies where it belongs
+  for (const int gpu : own_gpus(p))  // in place: a GPU's own part lies where it belongs
     nccl_check(ncclAllGather(messages(gpu) + gpu * count, messages(gpu), count, ncclFloat32,
                              comms[gpu], static_cast<cudaStream_t>(p.parts[gpu].own->stream)),
                "ncclAllGather");
   nccl_check(ncclGroupEnd(), "ncclGroupEnd");
-  for (int gpu = 0; gpu < p.gpus; gpu++) {
+  for (const int gpu : own_gpus(p)) {
     const Problem &own = *p.parts[gpu].own;
     const std::size_t threads = std::size_t(p.batch) * p.heads * p.seqlen_q * d / 4;
-    cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
+    set_device(gpu);
     launch_on<void>(own.stream, merge_gpus<d>, dim3((threads + merge_threads - 1) / merge_threads),
                     dim3(merge_threads), own, messages(gpu));
   }

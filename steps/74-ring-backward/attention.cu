@@ -82,9 +82,10 @@ __global__ void __launch_bounds__(threads)
 template <class T, int d>
 void run(const Problem &p) {
   const Workspace workspace(p);
-  communicators(p.gpus);  // they are not made within a group of messages
-  const std::vector<Traffic> &traffics = traffic(p.gpus);
+  communicators(p);  // they are not made within a group of messages
+  const std::vector<Traffic> &traffics = traffic(p);
   const int N = p.gpus;
+  const std::vector<int> own = own_gpus(p);
   const auto stream = [&](int gpu) { return static_cast<cudaStream_t>(p.parts[gpu].stream); };
   const auto elements = [&](int rows) { return rows * p.kv_heads * d; };  // of a batch element
   const auto blocks = [&](int count) {
@@ -100,7 +101,7 @@ void run(const Problem &p) {
   // Queues the way of K and V for a hop to the GPU that computes with them, and of what the hop before the last has added
   // to dK and dV to the GPU that has these keys.
   const auto send = [&](int hop) {
-    for (int gpu = 0; gpu < N; gpu++) {
+    for (const int gpu : own) {
       const Traffic &mine = traffics[gpu];
       if (hop == 1) wait(mine.stream, mine.begun);
       // The sums of that hop are complete, its K and V have been read, and what arrived for it has been added.
@@ -128,7 +129,7 @@ void run(const Problem &p) {
       }
     }
     if (p.link == Link::kNccl) nccl_check(ncclGroupEnd(), "ncclGroupEnd");
-    for (const Traffic &each : traffics) record(each.arrived[hop], each.stream);
+    for (const int gpu : own) record(traffics[gpu].arrived[hop], traffics[gpu].stream);
   };
 
   const auto add_received = [&](int gpu, int hop) {
@@ -164,9 +165,9 @@ void run(const Problem &p) {
                                  .stream = mine.stream});
   };
 
-  for (int gpu = 0; gpu < N; gpu++) {
+  for (const int gpu : own) {
     const GpuPart &mine = p.parts[gpu];
-    cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
+    set_device(gpu);
     record(traffics[gpu].begun, stream(gpu));
     launch_on<void>(stream(gpu), mma_gradients::begin<T, d>,
                     dim3(workspace.all_rows / mma_gradients::num_warps, p.batch * p.heads),
@@ -178,8 +179,8 @@ void run(const Problem &p) {
   const int hops = N == 1 ? 1 : N + 2;  // in the last two nothing is computed
   for (int hop = 0; hop < hops; hop++) {
     if (hop + 1 < hops) send(hop + 1);
-    for (int gpu = 0; gpu < N; gpu++) {
-      cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
+    for (const int gpu : own) {
+      set_device(gpu);
       if (hop) wait(stream(gpu), traffics[gpu].arrived[hop]);
       // What hop - 2 has found here has been copied: this hop, or the next launch, may overwrite it.
       if (hop > 2 && p.link == Link::kCopies)
@@ -189,10 +190,10 @@ void run(const Problem &p) {
       if (hop < N) record(traffics[gpu].computed[hop], stream(gpu));
     }
   }
-  for (int gpu = 0; gpu < N; gpu++) {
+  for (const int gpu : own) {
     const GpuPart &mine = p.parts[gpu];
     const int rows = rows_of(p, gpu);
-    cuda_check(cudaSetDevice(gpu), "cudaSetDevice");
+    set_device(gpu);
     if (rows == 0) continue;
     launch_on<void>(stream(gpu), mma_gradients::round_dQ<T, d>,
                     dim3(workspace.all_rows / 16 / mma_gradients::num_warps, p.batch * p.heads),
