@@ -59,6 +59,7 @@ std::string source_of(const std::string &step) {
     if (step.starts_with(number)) held.push_back("#include \"common/kernel/" + header);
   };
   of("43", "persistent.h"), of("43", "draw.h"), of("46", "work.h"), of("51", "visible.h"),
+      of("54", "consumers.h"), of("56", "lse.h"), of("56", "plan.h"), of("56", "visible.h"),
       of("63", "backward.h"), of("64", "backward.h"), of("67", "hopper_backward.h"),
       of("68", "hopper_backward.h"), of("71", "hopper_attention.h"), of("74", "mma_gradients.h"),
       of("74", "zigzag.h");

@@ -38,27 +38,32 @@ struct Rings {
   Ring<TmaTile<Bc, d, T>, stages<d>> K, V;
 };
 
-/// Initialises the rings' barriers. All threads of the block call this.
-template <class T, int d>
-__device__ __forceinline__ void init_rings(Rings<T, d> &smem) {
+/// Initialises the barriers of the rings of Q, one for each warpgroup that computes, and of those of K and V. All threads
+/// of the block call this.
+template <class RingOfQ, int consumers, class RingOfK>
+__device__ __forceinline__ void init_rings(RingOfQ (&rings_of_Q)[consumers], RingOfK &K,
+                                           RingOfK &V) {
   if (threadIdx.x == 0) {
-    for (auto &Q : smem.Q) ring_init(Q, 1);
-    ring_init(smem.K, warpgroups<d> * 4);  // the warps that compute
-    ring_init(smem.V, warpgroups<d> * 4);
+    for (auto &Q : rings_of_Q) ring_init(Q, 1);
+    ring_init(K, consumers * 4);  // the warps that compute
+    ring_init(V, consumers * 4);
     mbarrier_fence_init();
   }
   __syncthreads();  // the barriers are initialised
 }
+template <class T, int d>
+__device__ __forceinline__ void init_rings(Rings<T, d> &smem) {
+  init_rings(smem.Q, smem.K, smem.V);
+}
 
 /// Ping-pong (step 34): a warpgroup's products start when those of the one before have been started. Waits for that.
-template <int d>
 __device__ __forceinline__ void begin_turn(int warpgroup) {
   named_barrier_sync(first_turn + warpgroup, 2 * 128);
 }
-/// Lets the next warpgroup begin its turn.
-template <int d>
+/// Lets the next of the warpgroups that compute begin its turn.
+template <int consumers>
 __device__ __forceinline__ void end_turn(int warpgroup) {
-  named_barrier_arrive(first_turn + (warpgroup + 1) % warpgroups<d>, 2 * 128);
+  named_barrier_arrive(first_turn + (warpgroup + 1) % consumers, 2 * 128);
 }
 
 /// Returns how many tiles of Q a launch numbers: `row_tiles` for each head. draw_tile counts them in 32 bits.
@@ -70,13 +75,11 @@ static inline int tiles_of_q(const Problem &p, int row_tiles) {
   return tiles;
 }
 
-/// Waits for a tile of K, and starts S = Q K^T of 64 rows.
-template <class T, int d>
-__device__ __forceinline__ void start_scores(Accumulator<Bc> &s,
-                                             const Ring<TmaTile<64, d, T>, q_stages> &Q,
-                                             const RingPosition<q_stages> &q,
-                                             Ring<TmaTile<Bc, d, T>, stages<d>> &K,
-                                             const RingPosition<stages<d>> &k) {
+/// Waits for a tile of K, and starts S = Q K^T of 64 rows and d columns.
+template <class T, int d, int Bc, class RingOfQ, int QStages, class RingOfK, int Stages>
+__device__ __forceinline__ void start_scores(Accumulator<Bc> &s, RingOfQ &Q,
+                                             const RingPosition<QStages> &q, RingOfK &K,
+                                             const RingPosition<Stages> &k) {
   mbarrier_wait(K.full[k.stage], k.parity);
   wgmma_fence();
 #pragma unroll
@@ -86,23 +89,21 @@ __device__ __forceinline__ void start_scores(Accumulator<Bc> &s,
 }
 
 /// Waits for a tile of V, and starts O = P V of 64 rows, or O += P V.
-template <class T, int d>
-__device__ __forceinline__ void start_output(Accumulator<d> &o, const FragmentA (&p)[Bc / 16],
-                                             Ring<TmaTile<Bc, d, T>, stages<d>> &V,
-                                             const RingPosition<stages<d>> &v, bool add) {
+template <class T, int d, int KeySteps, class RingOfV, int Stages>
+__device__ __forceinline__ void start_output(Accumulator<d> &o, const FragmentA (&p)[KeySteps],
+                                             RingOfV &V, const RingPosition<Stages> &v, bool add) {
   mbarrier_wait(V.full[v.stage], v.parity);
   wgmma_fence();
 #pragma unroll
-  for (int key = 0; key < Bc; key += 16)
+  for (int key = 0; key < KeySteps * 16; key += 16)
     wgmma<T>(o, p[key / 16], mn_major(V.tile[v.stage], key, 0), add || key > 0);
   wgmma_commit();
 }
 
 /// Writes the 16 rows of O of a warp of the block to its warpgroup's tile, each row times its factor.
-template <class T, int d>
-__device__ __forceinline__ void write_rows(Ring<TmaTile<64, d, T>, q_stages> &Q, int stage,
-                                           Accumulator<d> &o, const float (&l)[2], int warp,
-                                           int lane) {
+template <class T, int d, class RingOfQ>
+__device__ __forceinline__ void write_rows(RingOfQ &Q, int stage, Accumulator<d> &o,
+                                           const float (&l)[2], int warp, int lane) {
   const int row = warp % 4 * 16 + lane % 16;
 #pragma unroll
   for (int i = 0; i < o.size; i += 8)

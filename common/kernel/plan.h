@@ -114,3 +114,15 @@ static __global__ void __launch_bounds__(plan_threads)
     }
   }
 }
+
+/// Plans the list on the problem's stream and returns true, if an array says how long the sequences are. Otherwise a
+/// tile's number says all. kv_row_bytes: of a row of K and of V.
+template <int Br, int Bc = ::Bc>
+static inline bool plan_tiles(const Problem &p, const Plan &plan, int kv_row_bytes) {
+  const int l2_tiles = is_causal(p) ? (32 << 20) / (Bc * kv_row_bytes) : 0;
+  const bool planned =
+      p.lengths_q || p.lengths_k || p.cu_seqlens_q || p.cu_seqlens_k || p.starts_k || p.cache_index;
+  if (planned)
+    launch_on<void>(p.stream, make_plan<Br, Bc>, dim3(1), dim3(plan_threads), p, plan, l2_tiles);
+  return planned;
+}

@@ -5,8 +5,7 @@
 #include <algorithm>
 
 #include "common/kernel/softmax.h"
-
-constexpr float ln_2 = 0.693147181f;  // of log2: ln x is log2(x) ln_2
+#include "common/kernel/work.h"
 
 /// What becomes of a score before the softmax.
 struct Scores {
@@ -22,4 +21,24 @@ static inline Scores scores_of(const Problem &p) {
   Scores scores{std::max(log2_e * p.scale, 1e-20f), 0, p.slopes, p.sink_logits};
   if (p.softcap > 0) scores.scale_log2 = log2_e * p.softcap, scores.to_cap = p.scale / p.softcap;
   return scores;
+}
+
+/// Of a sequence without keys O is 0, and the log-sum-exp is that of the sink alone, if there is one. It has no work,
+/// because a tile of keys must have a row. A warp of each block writes them.
+template <class T, int d, bool sinks>
+__device__ __forceinline__ void write_rows_without_keys(const Problem &problem,
+                                                        const Scores &scores,
+                                                        const Matrix<float> &lse, const int &lane) {
+  for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
+    const Rows rows(problem, head, Given::kAll);
+    if (rows.k.count > 0) continue;
+    const auto O = head_of<T, d>(problem.O, problem.O_strides, rows.q.sequence, rows.q.head,
+                                 rows.q.first, rows.q.count);
+    for (int i = lane * 8; i < rows.q.count * d; i += 32 * 8) {
+      store(O(i / d, i % d), Vector<T, 8>{});
+      if (lse.data && i % d == 0)
+        lse(head, i / d) =
+            sinks && scores.sink_logits ? of_head(scores.sink_logits, rows.q.head) : -INFINITY;
+    }
+  }
 }

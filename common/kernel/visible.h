@@ -50,10 +50,33 @@ struct Order {
   }
 };
 
+/// What a block has in shared memory: the rings, and the record of each stage of Q.
+template <class T, int d>
+struct WorkRings : Rings<T, d> {
+  Tile<int, q_stages, work_ints> work;
+};
+
+/// Waits for the tile of Q that a warpgroup computes next, and returns its record.
+template <class RingOfQ, int Stages, class View>
+__device__ __forceinline__ Work wait_for_work(RingOfQ &Q, const RingPosition<Stages> &q,
+                                              View &records) {
+  mbarrier_wait(Q.full[q.stage], q.parity);
+  return read_work(records, q.stage);
+}
+
+/// Returns whether none of a warpgroup's rows sees the last tile of keys (step 42), and it skips this tile. Of two tiles of
+/// keys one stays.
+template <int consumers, int Bc = ::Bc>
+__device__ __forceinline__ bool skips_last(const Problem &problem, const Work &work,
+                                           const int &warpgroup) {
+  const int end = Keys(problem, work, warpgroup * 64 + 63).end;
+  return consumers == 3 && work.to - work.from > 1 && uniform(end <= (work.to - 1) * Bc);
+}
+
 /// Masks a warp's scores of the tile j of keys: those behind what its rows see, if j is all_to or more, and those before,
 /// if j is less than all_from. It reads the record of this stage again, because registers are few. Its arguments are
 /// references, as a lambda's captures are: by value nvcc 13.0 makes other code of the kernel.
-template <class View>
+template <int Bc, class View>
 __device__ __forceinline__ void mask_tile(Accumulator<Bc> &s, const Problem &problem, View &records,
                                           const int &stage, int j, const int &all_from,
                                           const int &all_to, const int &warpgroup, const int &warp,
@@ -74,18 +97,17 @@ __device__ __forceinline__ void mask_tile(Accumulator<Bc> &s, const Problem &pro
   }
 }
 
-/// Stores the tile of O that a warpgroup has written to the place of its Q, and gives the place back. A tile before the
-/// first row is not stored.
-template <class T, int d, class View>
-__device__ __forceinline__ void store_tile(Ring<TmaTile<64, d, T>, q_stages> &Q, int stage,
-                                           View &records, const SequenceMap &map_O,
-                                           const int &warpgroup) {
+/// Stores the d columns of O that a warpgroup, one of `consumers`, has written to the place of its Q, and gives the
+/// place back. A tile before the first row is not stored.
+template <int consumers, int d, class RingOfQ, class View>
+__device__ __forceinline__ void store_tile(RingOfQ &Q, int stage, View &records,
+                                           const SequenceMap &map_O, const int &warpgroup) {
   fence_proxy_async();
-  named_barrier_sync(first_stored<d> + warpgroup, 128);  // all four warps have written O
+  named_barrier_sync(first_turn + consumers + warpgroup, 128);  // all four warps have written O
   if (threadIdx.x % 128 == 0) {
     const Work done = read_work(records, stage);
     const int row = done.row + warpgroup * 64;
-    if (row >= 0) tma_store(map_O, done.q, row, done.q.head, done.q.sequence, Q.tile[stage]);
+    if (row >= 0) tma_store<d>(map_O, done.q, row, done.q.head, done.q.sequence, Q.tile[stage]);
     tma_store_commit();
     tma_store_wait_read<0>();
     mbarrier_arrive(Q.empty[stage]);

@@ -67,19 +67,21 @@ struct Rows {
   }
 };
 
-/// Returns the map of Q or O, for tiles of 64 rows.
-template <class T, int d>
-static inline SequenceMap map_of_q(const Problem &p, const void *tensor, const Strides &strides) {
+/// Returns the map of Q or O, which has so many columns, for tiles of 64 rows.
+template <class T>
+static inline SequenceMap map_of_q(const Problem &p, const void *tensor, const Strides &strides,
+                                   int columns) {
   const bool packed = p.cu_seqlens_q;
   return sequence_map<T>(tensor, strides, p.batch, p.heads, packed ? p.total_q : p.seqlen_q, packed,
-                         d, 64);
+                         columns, 64);
 }
 
-/// Returns the map of K or V, for tiles of Bc rows. A caller of the library may have more elements of a cache than the
+/// Returns the map of K or V, which has so many columns, for tiles of Bc rows. A caller of the library may have more elements of a cache than the
 /// batch has.
-template <class T, int d, int Bc>
-static inline SequenceMap map_of_k(const Problem &p, const void *tensor, const Strides &strides) {
+template <class T, int Bc>
+static inline SequenceMap map_of_k(const Problem &p, const void *tensor, const Strides &strides,
+                                   int columns) {
   const bool packed = p.cu_seqlens_k;
   return sequence_map<T>(tensor, strides, p.cache_index ? p.caches : p.batch, p.kv_heads,
-                         packed ? p.total_k : p.seqlen_k, packed, d, Bc);
+                         packed ? p.total_k : p.seqlen_k, packed, columns, Bc);
 }

@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
     FragmentA p[Bc / 16];
     const auto start_qk = [&] { start_scores<T, d>(s, Q, q, smem.K, k); };
     const auto start_pv = [&](bool add) { start_output<T, d>(o, p, smem.V, v, add); };
-    const auto my_turn = [&] { begin_turn<d>(warpgroup); };
-    const auto next_turn = [&] { end_turn<d>(warpgroup); };
+    const auto my_turn = [&] { begin_turn(warpgroup); };
+    const auto next_turn = [&] { end_turn<consumers>(warpgroup); };
     if (warpgroup == consumers - 1) next_turn();
 
     const auto invert = [](float(&l)[2]) {  // l becomes 1 / l; four lanes share a row

@@ -136,8 +136,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     FragmentA p[Bc / 16];
     const auto start_qk = [&] { start_scores<T, d>(s, Q, q, smem.K, k); };
     const auto start_pv = [&](bool add) { start_output<T, d>(o, p, smem.V, v, add); };
-    const auto my_turn = [&] { begin_turn<d>(warpgroup); };
-    const auto next_turn = [&] { end_turn<d>(warpgroup); };
+    const auto my_turn = [&] { begin_turn(warpgroup); };
+    const auto next_turn = [&] { end_turn<consumers>(warpgroup); };
     if (warpgroup == consumers - 1) next_turn();
 
     const auto invert = [](float(&l)[2]) {  // l becomes 1 / l; four lanes share a row
@@ -281,9 +281,9 @@ void run(const Problem &p) {
   const int blocks =
       std::min(std::max(1, order.tiles), resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
   launch<SharedStorage<T, d>>(
-      kernel, dim3(blocks), dim3(threads<d>), map_of_q<T, d>(p, p.Q, p.Q_strides),
-      map_of_k<T, d, Bc>(p, p.K, p.K_strides), map_of_k<T, d, Bc>(p, p.V, p.V_strides),
-      map_of_q<T, d>(p, p.O, p.O_strides), p, order, log2_e / sqrtf(d));
+      kernel, dim3(blocks), dim3(threads<d>), map_of_q<T>(p, p.Q, p.Q_strides, d),
+      map_of_k<T, Bc>(p, p.K, p.K_strides, d), map_of_k<T, Bc>(p, p.V, p.V_strides, d),
+      map_of_q<T>(p, p.O, p.O_strides, d), p, order, log2_e / sqrtf(d));
 }
 
 template <class T>

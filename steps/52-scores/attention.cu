@@ -13,11 +13,9 @@
 //             3,072 clocks of MUFU, twice the products. A sink costs nothing, and without any of these nothing changes.
 #include <algorithm>
 
-#include "common/kernel/visible.h"
+#include "common/kernel/lse.h"
 
 namespace {
-
-constexpr float ln_2 = 0.693147181f;  // of log2: ln x is log2(x) ln_2
 
 /// What becomes of a score before the softmax.
 struct Scores {
@@ -27,11 +25,6 @@ struct Scores {
   const float *sink_logits;  // [heads of a sequence]; null: no sinks
 };
 
-template <class T, int d>
-struct SharedStorage : Rings<T, d> {
-  Tile<int, q_stages, work_ints> work;  // the record of each stage of Q
-};
-
 template <class T, int d, bool softcap, bool alibi, bool sinks>
 __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     attention(const __grid_constant__ SequenceMap map_Q,  // [batch, heads, rows, d], all four
@@ -39,7 +32,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
               const __grid_constant__ SequenceMap map_O, const Problem problem, const Order order,
               const Scores scores) {
   constexpr int consumers = warpgroups<d>;
-  auto &smem = shared_storage<SharedStorage<T, d>>();
+  auto &smem = shared_storage<WorkRings<T, d>>();
+  auto &K = smem.K, &V = smem.V;
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   init_rings<T, d>(smem);
   RingPosition<q_stages> q;
@@ -57,11 +51,11 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       // A tile of keys of the work that a stage tells of, read again: registers are few.
       const auto load_k = [&](int stage, int j) {
         const HeadRows keys = read_work(smem.work, stage).k;
-        ring_load(smem.K, k, map_K, keys, j * Bc, keys.head, keys.sequence);
+        ring_load(K, k, map_K, keys, j * Bc, keys.head, keys.sequence);
       };
       const auto load_v = [&](int stage, int j) {
         const HeadRows keys = read_work(smem.work, stage).k;
-        ring_load(smem.V, v, map_V, keys, j * Bc, keys.head, keys.sequence);
+        ring_load(V, v, map_V, keys, j * Bc, keys.head, keys.sequence);
       };
       bool more = false;  // than one tile has begun
       for (int tile = blockIdx.x; tile < order.tiles;
@@ -110,43 +104,28 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     Accumulator<Bc> s;
     Accumulator<d> o;
     FragmentA p[Bc / 16];
-    const auto start_qk = [&] { start_scores<T, d>(s, Q, q, smem.K, k); };
-    const auto start_pv = [&](bool add) { start_output<T, d>(o, p, smem.V, v, add); };
-    const auto my_turn = [&] { begin_turn<d>(warpgroup); };
-    const auto next_turn = [&] { end_turn<d>(warpgroup); };
+    const auto start_qk = [&] { start_scores<T, d>(s, Q, q, K, k); };
+    const auto start_pv = [&](bool add) { start_output<T, d>(o, p, V, v, add); };
+    const auto my_turn = [&] { begin_turn(warpgroup); };
+    const auto next_turn = [&] { end_turn<consumers>(warpgroup); };
     if (warpgroup == consumers - 1) next_turn();
 
-    // Four lanes share a row: they add their parts of l, and the first stores the row's log-sum-exp. Then l
-    // becomes 1 / l.
-    const auto finish_rows = [&](const float(&m)[2], float(&l)[2], int stage) {
-      const Work done = read_work(smem.work, stage);
-      const int row = done.row + warpgroup * 64 + warp % 4 * 16 + lane / 4;
-      for (int r = 0; r < 2; r++) {
-        for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-        if (lane % 4 == 0 && row >= 0 && row + r * 8 < done.q.count)
-          lse(done.q.sequence * problem.heads + done.q.head, row + r * 8) =
-              (m[r] + lg2(l[r])) * ln_2;
-        l[r] = l[r] == 0 ? 1 : 1 / l[r];  // 0: the row sees no key, and O is 0
-      }
+    const auto finish = [&](const float(&m)[2], float(&l)[2], int stage) {
+      finish_rows(m, l, stage, smem.work, problem, lse, warpgroup, warp, lane);
     };
     // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
     const auto store_o = [&](const float(&l)[2], int stage) {
       // Warp and lane anew: with those from above nvcc 13.0 spills in step 52.
       write_rows<T, d>(Q, stage, o, l, threadIdx.x / 32, threadIdx.x % 32);
-      store_tile<T, d>(Q, stage, smem.work, map_O, warpgroup);
+      store_tile<consumers, d>(Q, stage, smem.work, map_O, warpgroup);
     };
 
-    const auto wait_for_q = [&] {
-      mbarrier_wait(Q.full[q.stage], q.parity);
-      return read_work(smem.work, q.stage);
-    };
-    // Whether none of the warpgroup's rows sees the last tile of keys (step 42). Of two tiles of keys one stays.
+    const auto wait_for_q = [&] { return wait_for_work(Q, q, smem.work); };
     const auto skips = [&](const Work &work) {
-      const int end = Keys(problem, work, warpgroup * 64 + 63).end;
-      return consumers == 3 && work.to - work.from > 1 && uniform(end <= (work.to - 1) * Bc);
+      return skips_last<consumers>(problem, work, warpgroup);
     };
     const auto start_first_qk = [&](const Work &work) {  // step 42 says why nothing waits here
-      if (skips(work)) ring_release(smem.K, k);
+      if (skips(work)) ring_release(K, k);
       start_qk();
     };
     Work at = wait_for_q();
@@ -162,7 +141,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       if (skip) {
         my_turn();  // a turn without products: the others multiply the tile's V
         next_turn();
-        ring_release(smem.V, v);
+        ring_release(V, v);
       }
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
       float slope =
@@ -173,7 +152,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
         m[0] = m[1] = of_head(scores.sink_logits, at.q.head) * log2_e;
         l[0] = l[1] = lane % 4 == 0;
       }
-      ring_release(smem.K, k);
+      ring_release(K, k);
       // Of the tiles of keys from all_from to before all_to, all 64 rows see all keys.
       const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
       const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
@@ -202,8 +181,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       for (; last > first && at.row + warpgroup * 64 < 0; last--) {
         my_turn();
         next_turn();
-        ring_release(smem.K, k);
-        ring_release(smem.V, v);
+        ring_release(K, k);
+        ring_release(V, v);
       }
       for (int j = last; j > first; j--) {
         my_turn();
@@ -211,12 +190,12 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
         start_pv(j < last);  // of the tile before
         next_turn();
         wgmma_wait<1>(s);
-        ring_release(smem.K, k);
+        ring_release(K, k);
         change_scores(j - 1);
         mask_keys(j - 1);
         const bool must_rescale = softmax(s, m, l, alpha, scores.scale_log2);
         wgmma_wait<0>(o);
-        ring_release(smem.V, v);
+        ring_release(V, v);
         to_fragments<T>(p, s);
         if (must_rescale) rescale(o, alpha);
       }
@@ -229,16 +208,16 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
         start_pv(last > first);
         start_first_qk(at);  // of the next tile
         next_turn();
-        finish_rows(m, l, used);
+        finish(m, l, used);
         wgmma_wait<1>(o);
-        ring_release(smem.V, v);
+        ring_release(V, v);
         store_o(l, used);
         wgmma_wait<0>(s);
       } else {  // a branch of its own: with `if` around start_qk alone, nvcc 13.0 serialises all wgmma
         my_turn();
         start_pv(last > first);
         next_turn();
-        finish_rows(m, l, used);
+        finish(m, l, used);
         wgmma_wait<0>(o);
         store_o(l, used);
       }
@@ -254,11 +233,11 @@ void run(const Problem &p) {
   if (softcap) scores.scale_log2 = log2_e * p.softcap, scores.to_cap = p.scale / p.softcap;
   const auto kernel = attention<T, d, softcap, alibi, sinks>;
   const int blocks =
-      std::min(std::max(1, order.tiles), resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
-  launch<SharedStorage<T, d>>(
-      kernel, dim3(blocks), dim3(threads<d>), map_of_q<T, d>(p, p.Q, p.Q_strides),
-      map_of_k<T, d, Bc>(p, p.K, p.K_strides), map_of_k<T, d, Bc>(p, p.V, p.V_strides),
-      map_of_q<T, d>(p, p.O, p.O_strides), p, order, scores);
+      std::min(std::max(1, order.tiles), resident_blocks<WorkRings<T, d>>(kernel, threads<d>));
+  launch<WorkRings<T, d>>(
+      kernel, dim3(blocks), dim3(threads<d>), map_of_q<T>(p, p.Q, p.Q_strides, d),
+      map_of_k<T, Bc>(p, p.K, p.K_strides, d), map_of_k<T, Bc>(p, p.V, p.V_strides, d),
+      map_of_q<T>(p, p.O, p.O_strides, d), p, order, scores);
 }
 
 template <class T, int d>

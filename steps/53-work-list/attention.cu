@@ -13,8 +13,8 @@
 //             1,000 tiles of Q. A tile that does not exist took a block 1,500 clocks, and takes none.
 #include <algorithm>
 
+#include "common/kernel/lse.h"
 #include "common/kernel/scores.h"
-#include "common/kernel/visible.h"
 
 namespace {
 
@@ -118,16 +118,12 @@ __global__ void __launch_bounds__(plan_threads)
       const int place =
           earlier * p.heads + first * group * own[2] + longer * here + head - first * group;
       if (place < plan.list.rows)  // more are there only if packed sequences overlap
-        write_work(plan.list, place,
-                   make_work<Br>(p, Rows(p, b * p.heads + head, Given::kAll), own[2] - 1 - tile));
+        write_work(
+            plan.list, place,
+            make_work<Br, Bc>(p, Rows(p, b * p.heads + head, Given::kAll), own[2] - 1 - tile));
     }
   }
 }
-
-template <class T, int d>
-struct SharedStorage : Rings<T, d> {
-  Tile<int, q_stages, work_ints> work;  // the record of each stage of Q
-};
 
 template <class T, int d, bool softcap, bool alibi, bool sinks>
 __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
@@ -136,7 +132,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
               const __grid_constant__ SequenceMap map_O, const Problem problem, const Order order,
               const Plan plan, bool planned, const Scores scores) {
   constexpr int consumers = warpgroups<d>;
-  auto &smem = shared_storage<SharedStorage<T, d>>();
+  auto &smem = shared_storage<WorkRings<T, d>>();
+  auto &K = smem.K, &V = smem.V;
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   init_rings<T, d>(smem);
   RingPosition<q_stages> q;
@@ -154,11 +151,11 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       // A tile of keys of the work that a stage tells of, read again: registers are few.
       const auto load_k = [&](int stage, int j) {
         const HeadRows keys = read_work(smem.work, stage).k;
-        ring_load(smem.K, k, map_K, keys, j * Bc, keys.head, keys.sequence);
+        ring_load(K, k, map_K, keys, j * Bc, keys.head, keys.sequence);
       };
       const auto load_v = [&](int stage, int j) {
         const HeadRows keys = read_work(smem.work, stage).k;
-        ring_load(smem.V, v, map_V, keys, j * Bc, keys.head, keys.sequence);
+        ring_load(V, v, map_V, keys, j * Bc, keys.head, keys.sequence);
       };
       griddepcontrol_wait();  // the list is complete
       const int tiles = planned ? plan.tiles(0, 0) : order.tiles;
@@ -189,21 +186,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       for (auto &Q : smem.Q) mbarrier_arrive(Q.full[q.stage]);
       if (more) load_v(q.stage ^ 1, read_work(smem.work, q.stage ^ 1).from);
     } else if (warp == consumers * 4 + 1) {
-      // Of a sequence without keys O is 0, and the log-sum-exp is that of the sink alone, if there is one. It has no
-      // work, because a tile of keys must have a row.
       griddepcontrol_wait();  // what came before this launch may still use O
-      for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
-        const Rows rows(problem, head, Given::kAll);
-        if (rows.k.count > 0) continue;
-        const auto O = head_of<T, d>(problem.O, problem.O_strides, rows.q.sequence, rows.q.head,
-                                     rows.q.first, rows.q.count);
-        for (int i = lane * 8; i < rows.q.count * d; i += 32 * 8) {
-          store(O(i / d, i % d), Vector<T, 8>{});
-          if (lse.data && i % d == 0)
-            lse(head, i / d) =
-                sinks && scores.sink_logits ? of_head(scores.sink_logits, rows.q.head) : -INFINITY;
-        }
-      }
+      write_rows_without_keys<T, d, sinks>(problem, scores, lse, lane);
     }
   } else {
     setmaxnreg_inc<consumer_registers<d>>();
@@ -211,43 +195,28 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     Accumulator<Bc> s;
     Accumulator<d> o;
     FragmentA p[Bc / 16];
-    const auto start_qk = [&] { start_scores<T, d>(s, Q, q, smem.K, k); };
-    const auto start_pv = [&](bool add) { start_output<T, d>(o, p, smem.V, v, add); };
-    const auto my_turn = [&] { begin_turn<d>(warpgroup); };
-    const auto next_turn = [&] { end_turn<d>(warpgroup); };
+    const auto start_qk = [&] { start_scores<T, d>(s, Q, q, K, k); };
+    const auto start_pv = [&](bool add) { start_output<T, d>(o, p, V, v, add); };
+    const auto my_turn = [&] { begin_turn(warpgroup); };
+    const auto next_turn = [&] { end_turn<consumers>(warpgroup); };
     if (warpgroup == consumers - 1) next_turn();
 
-    // Four lanes share a row: they add their parts of l, and the first stores the row's log-sum-exp. Then l
-    // becomes 1 / l.
-    const auto finish_rows = [&](const float(&m)[2], float(&l)[2], int stage) {
-      const Work done = read_work(smem.work, stage);
-      const int row = done.row + warpgroup * 64 + warp % 4 * 16 + lane / 4;
-      for (int r = 0; r < 2; r++) {
-        for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-        if (lse.data && lane % 4 == 0 && row >= 0 && row + r * 8 < done.q.count)
-          lse(done.q.sequence * problem.heads + done.q.head, row + r * 8) =
-              (m[r] + lg2(l[r])) * ln_2;
-        l[r] = l[r] == 0 ? 1 : 1 / l[r];  // 0: the row sees no key, and O is 0
-      }
+    const auto finish = [&](const float(&m)[2], float(&l)[2], int stage) {
+      finish_rows(m, l, stage, smem.work, problem, lse, warpgroup, warp, lane, lse.data);
     };
     // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
     const auto store_o = [&](const float(&l)[2], int stage) {
       // Warp and lane anew: with those from above nvcc 13.0 spills in step 52.
       write_rows<T, d>(Q, stage, o, l, threadIdx.x / 32, threadIdx.x % 32);
-      store_tile<T, d>(Q, stage, smem.work, map_O, warpgroup);
+      store_tile<consumers, d>(Q, stage, smem.work, map_O, warpgroup);
     };
 
-    const auto wait_for_q = [&] {
-      mbarrier_wait(Q.full[q.stage], q.parity);
-      return read_work(smem.work, q.stage);
-    };
-    // Whether none of the warpgroup's rows sees the last tile of keys (step 42). Of two tiles of keys one stays.
+    const auto wait_for_q = [&] { return wait_for_work(Q, q, smem.work); };
     const auto skips = [&](const Work &work) {
-      const int end = Keys(problem, work, warpgroup * 64 + 63).end;
-      return consumers == 3 && work.to - work.from > 1 && uniform(end <= (work.to - 1) * Bc);
+      return skips_last<consumers>(problem, work, warpgroup);
     };
     const auto start_first_qk = [&](const Work &work) {  // step 42 says why nothing waits here
-      if (skips(work)) ring_release(smem.K, k);
+      if (skips(work)) ring_release(K, k);
       start_qk();
     };
     Work at = wait_for_q();
@@ -263,7 +232,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       if (skip) {
         my_turn();  // a turn without products: the others multiply the tile's V
         next_turn();
-        ring_release(smem.V, v);
+        ring_release(V, v);
       }
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
       float slope =
@@ -274,7 +243,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
         m[0] = m[1] = of_head(scores.sink_logits, at.q.head) * log2_e;
         l[0] = l[1] = lane % 4 == 0;
       }
-      ring_release(smem.K, k);
+      ring_release(K, k);
       // Of the tiles of keys from all_from to before all_to, all 64 rows see all keys.
       const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
       const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
@@ -303,8 +272,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       for (; last > first && at.row + warpgroup * 64 < 0; last--) {
         my_turn();
         next_turn();
-        ring_release(smem.K, k);
-        ring_release(smem.V, v);
+        ring_release(K, k);
+        ring_release(V, v);
       }
       for (int j = last; j > first; j--) {
         my_turn();
@@ -312,12 +281,12 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
         start_pv(j < last);  // of the tile before
         next_turn();
         wgmma_wait<1>(s);
-        ring_release(smem.K, k);
+        ring_release(K, k);
         change_scores(j - 1);
         mask_keys(j - 1);
         const bool must_rescale = softmax(s, m, l, alpha, scores.scale_log2);
         wgmma_wait<0>(o);
-        ring_release(smem.V, v);
+        ring_release(V, v);
         to_fragments<T>(p, s);
         if (must_rescale) rescale(o, alpha);
       }
@@ -330,16 +299,16 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
         start_pv(last > first);
         start_first_qk(at);  // of the next tile
         next_turn();
-        finish_rows(m, l, used);
+        finish(m, l, used);
         wgmma_wait<1>(o);
-        ring_release(smem.V, v);
+        ring_release(V, v);
         store_o(l, used);
         wgmma_wait<0>(s);
       } else {  // a branch of its own: with `if` around start_qk alone, nvcc 13.0 serialises all wgmma
         my_turn();
         start_pv(last > first);
         next_turn();
-        finish_rows(m, l, used);
+        finish(m, l, used);
         wgmma_wait<0>(o);
         store_o(l, used);
       }
@@ -349,20 +318,21 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
 
 template <class T, int d, bool softcap, bool alibi, bool sinks>
 void run(const Problem &p) {
-  const Order order = order_of<Br<d>>(p, d * 2 * int(sizeof(T)));
-  const int l2_tiles = is_causal(p) ? (32 << 20) / (Bc * d * 2 * int(sizeof(T))) : 0;
+  constexpr int kv_row_bytes = d * 2 * sizeof(T);
+  const Order order = order_of<Br<d>>(p, kv_row_bytes);
   const Plan plan(p, Br<d>);
+  const int l2_tiles = is_causal(p) ? (32 << 20) / (Bc * kv_row_bytes) : 0;
   const bool planned =
       p.lengths_q || p.lengths_k || p.cu_seqlens_q || p.cu_seqlens_k || p.starts_k || p.cache_index;
   if (planned)
     launch_on<void>(p.stream, make_plan<Br<d>>, dim3(1), dim3(plan_threads), p, plan, l2_tiles);
   const auto kernel = attention<T, d, softcap, alibi, sinks>;
   const int blocks =
-      std::min(std::max(1, order.tiles), resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
-  launch_beside_on<SharedStorage<T, d>>(
-      p.stream, kernel, dim3(blocks), dim3(threads<d>), map_of_q<T, d>(p, p.Q, p.Q_strides),
-      map_of_k<T, d, Bc>(p, p.K, p.K_strides), map_of_k<T, d, Bc>(p, p.V, p.V_strides),
-      map_of_q<T, d>(p, p.O, p.O_strides), p, order, plan, planned, scores_of(p));
+      std::min(std::max(1, order.tiles), resident_blocks<WorkRings<T, d>>(kernel, threads<d>));
+  launch_beside_on<WorkRings<T, d>>(
+      p.stream, kernel, dim3(blocks), dim3(threads<d>), map_of_q<T>(p, p.Q, p.Q_strides, d),
+      map_of_k<T, Bc>(p, p.K, p.K_strides, d), map_of_k<T, Bc>(p, p.V, p.V_strides, d),
+      map_of_q<T>(p, p.O, p.O_strides, d), p, order, plan, planned, scores_of(p));
 }
 
 template <class T, int d>

@@ -16,8 +16,8 @@
 #include <climits>
 #include <numeric>
 
+#include "common/kernel/consumers.h"
 #include "common/kernel/plan.h"
-#include "common/kernel/scores.h"
 
 namespace {
 
@@ -44,11 +44,6 @@ struct Pages {
   }
 };
 
-template <class T, int d>
-struct SharedStorage : Rings<T, d> {
-  Tile<int, q_stages, work_ints> work;  // the record of each stage of Q
-};
-
 template <class T, int d, bool softcap, bool alibi, bool sinks>
 __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     attention(const __grid_constant__ SequenceMap map_Q,  // [batch, heads, rows, d], all four
@@ -56,7 +51,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
               const __grid_constant__ SequenceMap map_O, const Problem problem, const Order order,
               const Plan plan, const Pages pages, bool planned, const Scores scores) {
   constexpr int consumers = warpgroups<d>;
-  auto &smem = shared_storage<SharedStorage<T, d>>();
+  auto &smem = shared_storage<WorkRings<T, d>>();
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   init_rings<T, d>(smem);
   RingPosition<q_stages> q;
@@ -142,160 +137,11 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
         load_tiles(smem.V, v, map_V, at);
       }
     } else if (warp == consumers * 4 + 2) {
-      // Of a sequence without keys O is 0, and the log-sum-exp is that of the sink alone, if there is one. It has no
-      // work, because a tile of keys must have a row.
-      for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
-        const Rows rows(problem, head, Given::kAll);
-        if (rows.k.count > 0) continue;
-        const auto O = head_of<T, d>(problem.O, problem.O_strides, rows.q.sequence, rows.q.head,
-                                     rows.q.first, rows.q.count);
-        for (int i = lane * 8; i < rows.q.count * d; i += 32 * 8) {
-          store(O(i / d, i % d), Vector<T, 8>{});
-          if (lse.data && i % d == 0)
-            lse(head, i / d) =
-                sinks && scores.sink_logits ? of_head(scores.sink_logits, rows.q.head) : -INFINITY;
-        }
-      }
+      write_rows_without_keys<T, d, sinks>(problem, scores, lse, lane);
     }
   } else {
-    setmaxnreg_inc<consumer_registers<d>>();
-    auto &Q = smem.Q[warpgroup];
-    Accumulator<Bc> s;
-    Accumulator<d> o;
-    FragmentA p[Bc / 16];
-    const auto start_qk = [&] { start_scores<T, d>(s, Q, q, smem.K, k); };
-    const auto start_pv = [&](bool add) { start_output<T, d>(o, p, smem.V, v, add); };
-    const auto my_turn = [&] { begin_turn<d>(warpgroup); };
-    const auto next_turn = [&] { end_turn<d>(warpgroup); };
-    if (warpgroup == consumers - 1) next_turn();
-
-    // Four lanes share a row: they add their parts of l, and the first stores the row's log-sum-exp. Then l
-    // becomes 1 / l.
-    const auto finish_rows = [&](const float(&m)[2], float(&l)[2], int stage) {
-      const Work done = read_work(smem.work, stage);
-      const int row = done.row + warpgroup * 64 + warp % 4 * 16 + lane / 4;
-      for (int r = 0; r < 2; r++) {
-        for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-        if (lse.data && lane % 4 == 0 && row >= 0 && row + r * 8 < done.q.count)
-          lse(done.q.sequence * problem.heads + done.q.head, row + r * 8) =
-              (m[r] + lg2(l[r])) * ln_2;
-        l[r] = l[r] == 0 ? 1 : 1 / l[r];  // 0: the row sees no key, and O is 0
-      }
-    };
-    // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
-    const auto store_o = [&](const float(&l)[2], int stage) {
-      // Warp and lane anew: with those from above nvcc 13.0 spills in step 52.
-      write_rows<T, d>(Q, stage, o, l, threadIdx.x / 32, threadIdx.x % 32);
-      store_tile<T, d>(Q, stage, smem.work, map_O, warpgroup);
-    };
-
-    const auto wait_for_q = [&] {
-      mbarrier_wait(Q.full[q.stage], q.parity);
-      return read_work(smem.work, q.stage);
-    };
-    // Whether none of the warpgroup's rows sees the last tile of keys (step 42). Of two tiles of keys one stays.
-    const auto skips = [&](const Work &work) {
-      const int end = Keys(problem, work, warpgroup * 64 + 63).end;
-      return consumers == 3 && work.to - work.from > 1 && uniform(end <= (work.to - 1) * Bc);
-    };
-    const auto start_first_qk = [&](const Work &work) {  // step 42 says why nothing waits here
-      if (skips(work)) ring_release(smem.K, k);
-      start_qk();
-    };
-    Work at = wait_for_q();
-    if (at.to == 0) return;  // there are fewer tiles than blocks
-    my_turn();
-    start_first_qk(at);
-    next_turn();
-    wgmma_wait<0>(s);
-    while (at.to > 0) {
-      const bool skip = skips(at);
-      const int first = uniform(at.from);
-      int last = uniform(at.to) - 1 - skip;
-      if (skip) {
-        my_turn();  // a turn without products: the others multiply the tile's V
-        next_turn();
-        ring_release(smem.V, v);
-      }
-      float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
-      float slope =
-          0;  // of ALiBi, in units of what the function returns, which is multiplied by scale_log2
-      if constexpr (alibi) slope = of_head(scores.slopes, at.q.head) * log2_e / scores.scale_log2;
-      if (sinks && scores.sink_logits) {
-        // A key of no tile: m is its logit, and l its power, 2^0, in the first of the row's four lanes.
-        m[0] = m[1] = of_head(scores.sink_logits, at.q.head) * log2_e;
-        l[0] = l[1] = lane % 4 == 0;
-      }
-      ring_release(smem.K, k);
-      // Of the tiles of keys from all_from to before all_to, all 64 rows see all keys.
-      const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
-      const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
-      // How far the lane's first row stands from its first column: in the first tile of keys.
-      const int ahead = at.position + warpgroup * 64 + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
-      const auto change_scores = [&](int j) {  // of the tile j of keys
-        const float distance = ahead - j * Bc;
-#pragma unroll
-        for (int i = 0; i < s.size; i++) {
-          if constexpr (softcap) s(i) = tanh_approx(s(i) * scores.to_cap);
-          if constexpr (alibi)
-            s(i) = fmaf(-slope, fabsf(distance + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2)), s(i));
-        }
-      };
-      const auto mask_keys = [&](int j) {  // after change_scores: a soft cap would show them again
-        // With a soft cap alone nvcc 13.0 had no register left for this branch, and spilled.
-        if ((!softcap || alibi) && j < all_to && j >= all_from) return;
-        mask_tile(s, problem, smem.work, q.stage, j, all_from, all_to, warpgroup, warp, lane);
-      };
-      change_scores(last);
-      mask_keys(last);
-      softmax(s, m, l, alpha, scores.scale_log2);
-      to_fragments<T>(p, s);
-
-      // A warpgroup without rows multiplies one tile of keys, and passes on the others as one that it skips.
-      for (; last > first && at.row + warpgroup * 64 < 0; last--) {
-        my_turn();
-        next_turn();
-        ring_release(smem.K, k);
-        ring_release(smem.V, v);
-      }
-      for (int j = last; j > first; j--) {
-        my_turn();
-        start_qk();
-        start_pv(j < last);  // of the tile before
-        next_turn();
-        wgmma_wait<1>(s);
-        ring_release(smem.K, k);
-        change_scores(j - 1);
-        mask_keys(j - 1);
-        const bool must_rescale = softmax(s, m, l, alpha, scores.scale_log2);
-        wgmma_wait<0>(o);
-        ring_release(smem.V, v);
-        to_fragments<T>(p, s);
-        if (must_rescale) rescale(o, alpha);
-      }
-
-      const int used = q.stage;
-      q.next();
-      at = wait_for_q();
-      if (at.to > 0) {
-        my_turn();
-        start_pv(last > first);
-        start_first_qk(at);  // of the next tile
-        next_turn();
-        finish_rows(m, l, used);
-        wgmma_wait<1>(o);
-        ring_release(smem.V, v);
-        store_o(l, used);
-        wgmma_wait<0>(s);
-      } else {  // a branch of its own: with `if` around start_qk alone, nvcc 13.0 serialises all wgmma
-        my_turn();
-        start_pv(last > first);
-        next_turn();
-        finish_rows(m, l, used);
-        wgmma_wait<0>(o);
-        store_o(l, used);
-      }
-    }
+    consume<T, d, softcap, alibi, sinks>(smem, map_O, problem, scores, lse, q, k, v, warpgroup,
+                                         warp, lane);
   }
 }
 
@@ -308,20 +154,17 @@ void run(const Problem &p) {
     return sequence_map<T>(tensor, strides, pages.count, p.kv_heads, rows, packed, d,
                            pages.box_rows);
   };
-  const Order order = order_of<Br<d>>(p, d * 2 * int(sizeof(T)));
-  const int l2_tiles = is_causal(p) ? (32 << 20) / (Bc * d * 2 * int(sizeof(T))) : 0;
+  constexpr int kv_row_bytes = d * 2 * sizeof(T);
+  const Order order = order_of<Br<d>>(p, kv_row_bytes);
   const Plan plan(p, Br<d>);
-  const bool planned =
-      p.lengths_q || p.lengths_k || p.cu_seqlens_q || p.cu_seqlens_k || p.starts_k || p.cache_index;
-  if (planned)
-    launch_on<void>(p.stream, make_plan<Br<d>>, dim3(1), dim3(plan_threads), p, plan, l2_tiles);
+  const bool planned = plan_tiles<Br<d>>(p, plan, kv_row_bytes);
   const auto kernel = attention<T, d, softcap, alibi, sinks>;
   const int blocks =
-      std::min(std::max(1, order.tiles), resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
-  launch_beside_on<SharedStorage<T, d>>(
-      p.stream, kernel, dim3(blocks), dim3(threads<d>), map_of_q<T, d>(p, p.Q, p.Q_strides),
-      map_k(p.K, p.K_strides), map_k(p.V, p.V_strides), map_of_q<T, d>(p, p.O, p.O_strides), p,
-      order, plan, pages, planned, scores_of(p));
+      std::min(std::max(1, order.tiles), resident_blocks<WorkRings<T, d>>(kernel, threads<d>));
+  launch_beside_on<WorkRings<T, d>>(p.stream, kernel, dim3(blocks), dim3(threads<d>),
+                                    map_of_q<T>(p, p.Q, p.Q_strides, d), map_k(p.K, p.K_strides),
+                                    map_k(p.V, p.V_strides), map_of_q<T>(p, p.O, p.O_strides, d), p,
+                                    order, plan, pages, planned, scores_of(p));
 }
 
 template <class T, int d>

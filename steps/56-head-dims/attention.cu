@@ -13,11 +13,10 @@
 //             62 to 70% of that. One stage of Q adds 4,000 clocks to a tile of Q: at head dim 256 and 8192 keys 1.5%.
 #include <algorithm>
 
+#include "common/kernel/lse.h"
 #include "common/kernel/plan.h"
 
 namespace {
-
-constexpr float ln_2 = 0.693147181f;  // of log2: ln x is log2(x) ln_2
 
 /// The tiles for Q and K of up to d columns and V and O of up to dv. The chapter has the budget.
 template <int d, int dv>
@@ -64,19 +63,12 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
               const Plan plan, bool planned, float scale_log2) {
   using Sizes = Tiles<d, dv>;
   constexpr int consumers = Sizes::warpgroups, Bc = Sizes::Bc, q_stages = Sizes::q_stages;
-  constexpr int stored = first_turn + consumers;  // the named barriers behind those of the turns
   auto &smem = shared_storage<SharedStorage<T, d, dv>>();
   const auto Q_of = [&](int i) { return ring_of(smem.Q[i], smem.Q_barriers[i]); };
   const auto K = ring_of(smem.K, smem.K_barriers);
   const auto V = ring_of(smem.V, smem.V_barriers);
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    for (auto &Q : smem.Q_barriers) ring_init(Q, 1);
-    ring_init(smem.K_barriers, consumers * 4);  // the warps that compute
-    ring_init(smem.V_barriers, consumers * 4);
-    mbarrier_fence_init();
-  }
-  __syncthreads();  // the barriers are initialised
+  init_rings(smem.Q_barriers, smem.K_barriers, smem.V_barriers);
   RingPosition<q_stages> q;
   RingPosition<Sizes::stages> k, v;
   const Matrix<float> lse{problem.lse, problem.batch * problem.heads, problem.seqlen_q};
@@ -151,36 +143,17 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         wgmma<T>(s, k_major(Q.tile[q.stage], 0, col), k_major(K.tile[k.stage], 0, col), col > 0);
       wgmma_commit();
     };
-    const auto start_pv = [&](bool add) {
-      mbarrier_wait(V.full[v.stage], v.parity);
-      wgmma_fence();
-#pragma unroll
-      for (int key = 0; key < Bc; key += 16)
-        wgmma<T>(o, p[key / 16], mn_major(V.tile[v.stage], key, 0), add || key > 0);
-      wgmma_commit();
-    };
-    // Ping-pong (step 34): a warpgroup's products start when those of the one before have been started.
-    const auto my_turn = [&] { named_barrier_sync(first_turn + warpgroup, 2 * 128); };
-    const auto next_turn = [&] {
-      named_barrier_arrive(first_turn + (warpgroup + 1) % consumers, 2 * 128);
-    };
+    const auto start_pv = [&](bool add) { start_output<T, dv>(o, p, V, v, add); };
+    const auto my_turn = [&] { begin_turn(warpgroup); };
+    const auto next_turn = [&] { end_turn<consumers>(warpgroup); };
     if (warpgroup == consumers - 1) next_turn();
 
-    // Four lanes share a row: they add their parts of l, and the first stores the row's log-sum-exp. Then l
-    // becomes 1 / l.
-    const auto finish_rows = [&](const float(&m)[2], float(&l)[2], int stage) {
-      const Work done = read_work(smem.work, stage);
-      const int row = done.row + warpgroup * 64 + warp % 4 * 16 + lane / 4;
-      for (int r = 0; r < 2; r++) {
-        for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-        if (lse.data && lane % 4 == 0 && row >= 0 && row + r * 8 < done.q.count)
-          lse(done.q.sequence * problem.heads + done.q.head, row + r * 8) =
-              (m[r] + lg2(l[r])) * ln_2;
-        l[r] = l[r] == 0 ? 1 : 1 / l[r];  // 0: the row sees no key, and O is 0
-      }
+    const auto finish = [&](const float(&m)[2], float(&l)[2], int stage) {
+      finish_rows(m, l, stage, smem.work, problem, lse, warpgroup, warp, lane, lse.data);
     };
     // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
     const auto store_o = [&](const float(&l)[2], int stage) {
+      // As write_rows does. A call of it, with warp and lane by value, makes nvcc 13.0 write other code.
       const int to = warp % 4 * 16 + lane % 16;
 #pragma unroll
       for (int i = 0; i < o.size; i += 8)
@@ -189,27 +162,12 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
                      cvt_rn_x2<T>(o(i + 2) * l[1], o(i + 3) * l[1]),
                      cvt_rn_x2<T>(o(i + 4) * l[0], o(i + 5) * l[0]),
                      cvt_rn_x2<T>(o(i + 6) * l[1], o(i + 7) * l[1])});
-      fence_proxy_async();
-      named_barrier_sync(stored + warpgroup, 128);  // all four warps have written O
-      if (threadIdx.x % 128 == 0) {
-        const Work done = read_work(smem.work, stage);
-        const int row = done.row + warpgroup * 64;
-        if (row >= 0)
-          tma_store<dv>(map_O, done.q, row, done.q.head, done.q.sequence, Q.tile[stage]);
-        tma_store_commit();
-        tma_store_wait_read<0>();
-        mbarrier_arrive(Q.empty[stage]);
-      }
+      store_tile<consumers, dv>(Q, stage, smem.work, map_O, warpgroup);
     };
 
-    const auto wait_for_q = [&] {
-      mbarrier_wait(Q.full[q.stage], q.parity);
-      return read_work(smem.work, q.stage);
-    };
-    // Whether none of the warpgroup's rows sees the last tile of keys (step 42). Of two tiles of keys one stays.
+    const auto wait_for_q = [&] { return wait_for_work(Q, q, smem.work); };
     const auto skips = [&](const Work &work) {
-      const int end = Keys(problem, work, warpgroup * 64 + 63).end;
-      return consumers == 3 && work.to - work.from > 1 && uniform(end <= (work.to - 1) * Bc);
+      return skips_last<consumers, Bc>(problem, work, warpgroup);
     };
     const auto start_first_qk = [&](const Work &work) {  // step 42 says why nothing waits here
       if (skips(work)) ring_release(K, k);
@@ -241,20 +199,7 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
       const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
       const auto mask_keys = [&](int j) {  // scores of the tile j of keys
         if (j < all_to && j >= all_from) return;
-        const Work work = read_work(smem.work, q.stage);  // read again: registers are few
-        const int row = warpgroup * 64 + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-          const Keys seen(problem, work, row + r * 8);
-          if (j >= all_to)
-#pragma unroll
-            for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
-              if (i / 4 * 8 + i % 2 >= seen.end - key) s(i) = -INFINITY;
-          if (j < all_from)
-#pragma unroll
-            for (int i = r * 2; i < s.size; i += i % 2 ? 3 : 1)
-              if (i / 4 * 8 + i % 2 < seen.first - key) s(i) = -INFINITY;
-        }
+        mask_tile(s, problem, smem.work, q.stage, j, all_from, all_to, warpgroup, warp, lane);
       };
       mask_keys(last);
       softmax(s, m, l, alpha, scale_log2);
@@ -290,7 +235,7 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         start_pv(last > first);
         start_first_qk(at);  // of the next tile
         next_turn();
-        finish_rows(m, l, used);
+        finish(m, l, used);
         wgmma_wait<1>(o);
         ring_release(V, v);
         store_o(l, used);
@@ -299,7 +244,7 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         my_turn();
         start_pv(last > first);
         next_turn();
-        finish_rows(m, l, used);
+        finish(m, l, used);
         wgmma_wait<0>(o);
         ring_release(V, v);
         store_o(l, used);
@@ -312,23 +257,10 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
 template <class T, int d, int dv>
 void run(const Problem &p) {
   using Sizes = Tiles<d, dv>;
-  const auto map = [&](const void *tensor, const Strides &strides, bool of_q, int columns,
-                       int tile_rows) {
-    const bool packed = of_q ? p.cu_seqlens_q : p.cu_seqlens_k;
-    const int rows = of_q ? (packed ? p.total_q : p.seqlen_q) : (packed ? p.total_k : p.seqlen_k);
-    const int blocks = !of_q && p.cache_index ? p.caches : p.batch;
-    return sequence_map<T>(tensor, strides, blocks, of_q ? p.heads : p.kv_heads, rows, packed,
-                           columns, tile_rows);
-  };
   constexpr int kv_row_bytes = (d + dv) * sizeof(T);
   const Order order = order_of<Sizes::Br>(p, kv_row_bytes);
-  const int l2_tiles = is_causal(p) ? (32 << 20) / (Sizes::Bc * kv_row_bytes) : 0;
   const Plan plan(p, Sizes::Br);
-  const bool planned =
-      p.lengths_q || p.lengths_k || p.cu_seqlens_q || p.cu_seqlens_k || p.starts_k || p.cache_index;
-  if (planned)
-    launch_on<void>(p.stream, make_plan<Sizes::Br, Sizes::Bc>, dim3(1), dim3(plan_threads), p, plan,
-                    l2_tiles);
+  const bool planned = plan_tiles<Sizes::Br, Sizes::Bc>(p, plan, kv_row_bytes);
   // With a scale of 0 a masked score would be -inf * 0 = NaN. No score shows 1e-20 of itself.
   const float scale_log2 = std::max(log2_e * p.scale, 1e-20f);
   const auto kernel = attention<T, d, dv>;
@@ -336,10 +268,10 @@ void run(const Problem &p) {
   const int blocks =
       std::min(std::max(1, order.tiles), resident_blocks<Storage>(kernel, Sizes::threads));
   launch_beside_on<Storage>(p.stream, kernel, dim3(blocks), dim3(Sizes::threads),
-                            map(p.Q, p.Q_strides, true, p.head_dim, 64),
-                            map(p.K, p.K_strides, false, p.head_dim, Sizes::Bc),
-                            map(p.V, p.V_strides, false, p.head_dim_v, Sizes::Bc),
-                            map(p.O, p.O_strides, true, p.head_dim_v, 64), p, order, plan, planned,
+                            map_of_q<T>(p, p.Q, p.Q_strides, p.head_dim),
+                            map_of_k<T, Sizes::Bc>(p, p.K, p.K_strides, p.head_dim),
+                            map_of_k<T, Sizes::Bc>(p, p.V, p.V_strides, p.head_dim_v),
+                            map_of_q<T>(p, p.O, p.O_strides, p.head_dim_v), p, order, plan, planned,
                             scale_log2);
 }
 
