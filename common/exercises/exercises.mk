@@ -5,7 +5,7 @@
 EXERCISES := build/host/common/exercises/all.o
 TESTING := build/host/common/testing/all.o
 $(EXERCISES): $(call sources,common/exercises,%/main.cpp %/watch.cpp)
-$(TESTING): $(patsubst %,common/testing/%.cpp,compiler edits mutants problems process)
+$(TESTING): $(patsubst %,common/testing/%.cpp,compiler edits instances mutants problems process)
 $(EXERCISES) $(TESTING): $(TEST_HEADER).gch
 $(EXERCISES) $(TESTING): private QUICK = $(HOST) $(TEST_FLAGS) -include $(TEST_HEADER)
 # Behind the bar: what the reader's programs are linked with.

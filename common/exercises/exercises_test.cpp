@@ -61,7 +61,19 @@ bool says_what_the_step_has(const Exercise &exercise) {
       });
 }
 
-/// All programs that an exercise's trials may run.
+/// The options of all runs of a program, "work", "step" or another.
+std::vector<std::string> runs_of(const Exercise &exercise, const std::string &program) {
+  const std::string head_dim =
+      describe("./step-" + exercise.chapter()).head_dims.front();  // where none is named
+  std::vector<std::string> runs;
+  for (const Statement &statement : exercise.statements)
+    if (statement.key == "run" && words(statement.words)[1] == program)
+      runs.push_back("--head-dim " + head_dim + " " + statement.words);
+  return runs;
+}
+
+/// All programs that an exercise's trials may run. What a reader begins with and the answer are compiled whole, as a
+/// reader compiles them; the others for their runs.
 std::vector<Copy> copies_of(const Exercise &exercise) {
   std::map<std::string, std::string> sources;  // by name
   for (const Statement &statement : exercise.statements)
@@ -77,8 +89,12 @@ std::vector<Copy> copies_of(const Exercise &exercise) {
         sources[name] = source_of(exercise, *change);
   }
   std::vector<Copy> copies;
-  for (const auto &[name, source] : sources)
-    copies.push_back({exercise.step + ":" + name, exercise.name() + "/" + name, source});
+  for (const auto &[name, source] : sources) {
+    std::vector<std::string> runs = runs_of(exercise, name), work = runs_of(exercise, "work");
+    runs.insert(runs.end(), work.begin(), work.end());
+    if (name == "start" || name == "answer") runs.clear();
+    copies.push_back({exercise.step + ":" + name, exercise.name() + "/" + name, source, runs});
+  }
   return copies;
 }
 

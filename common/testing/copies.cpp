@@ -10,6 +10,7 @@
 
 #include "common/program/ladder.h"
 #include "common/testing/compiler.h"
+#include "common/testing/instances.h"
 
 namespace fs = std::filesystem;
 
@@ -48,7 +49,8 @@ std::string unit_of(const std::vector<Copy *> &copies, const fs::path &folder) {
   std::string all, choice;
   for (std::size_t i = 0; i < copies.size(); i++) {
     const Copy *copy = copies[i];
-    const std::vector<std::string> lines = lines_of(copy->source);
+    const std::vector<std::string> lines =
+        lines_of(copy->runs.empty() ? copy->source : with_instances_of(copy->runs, copy->source));
     const std::string place = "copy_" + std::to_string(i);
     all += "#undef STEP_NAME\n#undef STEP_NEEDS\n#undef STEP_TAKES\n" + macros_of(copy->step) +
            "namespace " + place + " {\n#line 1 \"" + (folder / copy->name).string() + ".cu\"\n";
@@ -149,7 +151,7 @@ Copy compile_woven(const fs::path &folder, const Mutants &mutants, std::vector<b
   std::vector<bool> leave_out(mutants.changes.size());
   for (bool fewer = true;;) {
     const Woven woven = weave(mutants.source, mutants.changes, leave_out);
-    Copy copy = {mutants.step, mutants.name, woven.source};
+    Copy copy = {mutants.step, mutants.name, woven.source, mutants.runs};
     compile_together(folder, {&copy}, "");
     holds.clear();
     for (const auto &[first, last] : woven.lines) holds.push_back(first > 0);
@@ -193,7 +195,7 @@ void compile_mutants(const fs::path &folder, std::vector<Mutants> &all) {
     for (std::size_t k = 0; k < holds[i].size(); k++)
       if (!holds[i][k]) {
         copies.push_back({all[i].step, all[i].name + "-" + std::to_string(k),
-                          edited(all[i].source, all[i].changes[k])});
+                          edited(all[i].source, all[i].changes[k]), all[i].runs});
         of.push_back({i, k});
       }
   compile_copies(folder, copies);

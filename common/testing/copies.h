@@ -16,6 +16,8 @@ struct Copy {
   std::string step;    // "02-loop-inverted", of which there may be a ':' and more
   std::string name;    // what messages cite: FOLDER/NAME.cu
   std::string source;  // the text of that file
+  std::vector<std::string> runs =
+      {};  // as of with_instances_of(); none: it may be run with any options
 
   std::string command = "";    // starts it, where it was compiled
   std::string complaint = "";  // what the compiler said, where it was not
@@ -31,6 +33,7 @@ void compile_copies(const std::filesystem::path &folder, std::vector<Copy> &copi
 struct Mutants {
   std::string step, name, source;  // as of a Copy
   Changes changes;
+  std::vector<std::string> runs = {};  // as of a Copy
 
   std::string unchanged = "";  // starts the source as it is
   std::vector<std::string> commands =
