@@ -9,13 +9,14 @@ void Copies::reset() {
     thread.first = 0;
     thread.groups = 0;
   }
-  under_way_ = 0;
+  reading_.fill(0);
 }
 
 void Copies::begin(unsigned thread, std::size_t offset, const void *global, SiteId site) {
   Thread &self = threads_[thread];
-  self.copies.push_back({offset, static_cast<const std::byte *>(global), site, self.groups});
-  under_way_++;
+  const auto *source = static_cast<const std::byte *>(global);
+  self.copies.push_back({offset, source, site, self.groups});
+  if (source) reading_[piece_of(source)]++;
 }
 
 bool Copies::end_one(unsigned thread, int groups, Copy &copy) {
@@ -27,13 +28,14 @@ bool Copies::end_one(unsigned thread, int groups, Copy &copy) {
     return false;
   }
   copy = self.copies[self.first++];
-  under_way_--;
+  if (copy.global) reading_[piece_of(copy.global)]--;
   return true;
 }
 
 Error Copies::check_store(const void *global, int bytes) const {
-  if (under_way_ == 0) return {};
   const auto *begin = static_cast<const std::byte *>(global);
+  if (bytes <= kPieceBytes && !reading_[piece_of(begin)] && !reading_[piece_of(begin + bytes - 1)])
+    return {};
   for (unsigned thread = 0; thread < threads_.size(); thread++)
     for (std::size_t i = threads_[thread].first; i < threads_[thread].copies.size(); i++)
       if (const Copy &copy = threads_[thread].copies[i];

@@ -2,6 +2,7 @@
 // The cp.async that the threads of a block have under way, in groups.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -49,7 +50,14 @@ class Copies {
     std::uint64_t groups = 0;  // committed so far
   };
   std::vector<Thread> threads_;
-  std::size_t under_way_ = 0;
+
+  // How many copies under way read a piece of global memory, or another with the same place here: where none does, a
+  // store needs no closer look. (A copy lies in one piece.)
+  static constexpr int kPieceBytes = 4096;
+  std::array<std::uint32_t, 1024> reading_ = {};
+  static std::size_t piece_of(const std::byte *global) {
+    return reinterpret_cast<std::uintptr_t>(global) / kPieceBytes % 1024;
+  }
 };
 
 }  // namespace emulator
