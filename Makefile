@@ -154,7 +154,7 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(BUILD)
 .DELETE_ON_ERROR:
 .SECONDARY:
 .SECONDEXPANSION:
-.PHONY: all help clean tests test test-all check-gpu check-gpus check-deadlock check-bound check-docs truth \
+.PHONY: all help clean tests some-tests test test-all check-gpu check-gpus check-deadlock check-bound check-docs truth \
 	$(BENCHES) counters ceilings racecheck cycles sustained regs bench-emulator docs plot format FORCE \
 	$(PROGRAMS) $(EMULATED) $(VARIANTS)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
@@ -248,14 +248,21 @@ DOCUMENTS := README.md plots/README.md $(wildcard common/emulator/*.md steps/*.m
 QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[-a-z0-9]+) .*|\1|p' $(DOCUMENTS)))
 build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp) $(TESTING) $(EMULATOR) $(REFERENCE) $(OPTIONS)
 	$(call says,$@) $(call link,$(CXX) -pthread $^)
-tests:
+# For a GPU `make test` builds step 15, step 30 and what was built for it before, and the others for the emulator
+# alone: it runs nothing else, and nvcc would take most of its time.
+BUILT_BEFORE := $(notdir $(wildcard $(BUILD)/bin/step-*))
+FOR_TEST := $(if $(FOR_GPU),$(filter step-15 step-30 $(BUILT_BEFORE),$(PROGRAMS)),$(PROGRAMS))
+FOR_EMULATOR := $(filter-out $(FOR_TEST),$(NUMBERS:%=step-%))
+BESIDE_TESTS := build/host/common/program/no_gpu.o \
+	$(addprefix build/host/bin/,tests docs exercises libattention.so client train)
+tests some-tests:
 	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh
 	@echo "building the steps for $(built_for), and the tests"
-	@+$(MAKE) all build/host/common/program/no_gpu.o \
-		$(addprefix build/host/bin/,tests docs exercises libattention.so client train)
+	@+$(MAKE) $(if $(filter tests,$@),all,$(call reverse,$(FOR_TEST))) $(BESIDE_TESTS)
+	@+$(if $(and $(filter some-tests,$@),$(FOR_EMULATOR)),$(MAKE) NVCC= $(FOR_EMULATOR))
 # Options of doctest, or a test's name.
 chosen_tests = $(if $(filter -%,$(TESTS)),$(TESTS),$(if $(TESTS),$(call quoted,$(TESTS))))
-test: tests ; @CXX="$(CXX)" TESTS_SOME=1 build/host/bin/tests $(chosen_tests)
+test: some-tests ; @CXX="$(CXX)" TESTS_SOME=1 build/host/bin/tests $(chosen_tests)
 test-all: tests ; @CXX="$(CXX)" build/host/bin/tests $(chosen_tests)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
 	$(call says,$@) $(call link,$(NVCC) -Xcompiler -pthread $^)
