@@ -5,19 +5,11 @@
 
 #include <algorithm>
 
-#include "common/kernel/backward.h"
 #include "common/kernel/heads.h"
 #include "common/kernel/kernel.h"
-#include "common/kernel/mbarrier.h"
-#include "common/kernel/swizzle.h"
+#include "common/kernel/tile_gradients.h"
 
 namespace mma_gradients {
-
-constexpr int Br = 64;   // rows of Q in a tile
-constexpr int Bc = 128;  // rows of K and V in a tile
-constexpr int num_warps = 8;
-constexpr int m_tiles = Bc / (num_warps / 2) / 16;  // a warp's keys, in units of mma's 16
-constexpr int threads = num_warps * 32;
 
 /// A launch: these rows of Q with these rows of K and V, [batch, rows, heads or kv_heads, d] each.
 struct Piece {
@@ -86,11 +78,7 @@ struct alignas(16) Visit {
 };
 
 template <class T, int d>
-struct SharedStorage {
-  SharedTile<Bc, d, T> K, V;
-  SharedTile<Br, d, T> Q[2], dO[2];
-  SharedTile<Bc, Br, T> P_dS[2];  // P^T, then dS^T in its place: a row for each key
-  Tile<float, 1, Br> lse[2], D[2];
+struct SharedStorage : Operands<T, d> {
   Tile<Visit, 1, 1> visit[4];  // the same for all threads: the loop leaves no registers for it
 };
 
@@ -154,105 +142,25 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
   const int warp_key = warp % 4 * 32, key_row = threadIdx.x / 32 % 4 * 32 + lane / 4;
   const int query = lane % 4 * 2;
   FragmentC sum[m_tiles][d / 8] = {};
-  // Adds dS K of visit t: each warp has 32 of its 64 queries and a quarter of the columns.
-  const auto add_to_dQ = [&](int t) {
-    auto &dS = smem.P_dS[t % 2];
-    constexpr int cols = d / 4;
-    const int warp_row = warp / 4 * 32, warp_col = warp % 4 * cols;
-    FragmentC dq[2][cols / 8] = {};
-#pragma unroll 4  // unrolled further, it takes more registers than there are
-    for (int key = 0; key < Bc; key += 16) {
-      FragmentA ds[2];
-      for (int mt = 0; mt < 2; mt++)
-        ds[mt] = ldmatrix_x4_trans(
-            dS(key + lane % 8 + lane / 16 * 8, warp_row + mt * 16 + lane / 8 % 2 * 8));
-      for (int n = 0; n < cols / 8; n += 2) {
-        const auto k = ldmatrix_x4_trans(smem.K(key + lane % 16, warp_col + n * 8 + lane / 16 * 8));
-        for (int mt = 0; mt < 2; mt++) {
-          mma<T>(dq[mt][n], ds[mt], {k[0], k[1]});
-          mma<T>(dq[mt][n + 1], ds[mt], {k[2], k[3]});
-        }
-      }
-    }
+  // The score of a query and a key that it does not see is -infinity.
+  const auto hide = [&](auto &x, int t) {
     const Visit visit = smem.visit[t % 4](0, 0);
-    const std::int64_t row = std::int64_t{visit.head} * piece.all_rows + visit.row + warp_row;
+    if (warp_key + 32 > keys_end || warp_key + 31 > visit.to) {
 #pragma unroll
-    for (int mt = 0; mt < 2; mt++) {
-      const Matrix<float> sums = sums_of<d>(piece.dQ_sum, row + mt * 16, warp_col);
-      for (int n = 0; n < cols / 8; n++)
-        for (int e = 0; e < 4; e++) red_add(sums(n * 4 + e, lane), dq[mt][n][e]);
+      for (int mt = 0; mt < m_tiles; mt++)
+        for (int n = 0; n < Br / 8; n++)
+          for (int e = 0; e < 4; e++) {
+            const int key = key_row + mt * 16 + e / 2 * 8;
+            if (key >= keys_end || key - (query + 8 * n + e % 2) > visit.to)
+              x[mt][n][e] = -INFINITY;
+          }
     }
   };
-  for (int t = 0; t < visits; t++) {
-    const int stage = t % 2;
-    // The other stage has been read by all warps. Its copies are on their way behind the products.
-    if (t + 1 < visits) load_queries(stage ^ 1, t + 1);
-    cp_async_commit();
-
-    // dQ of the visit before is the first product of the warps that keep dK, and the last of the others.
-    if (!keeps_dV && t > 0) add_to_dQ(t - 1);
-    FragmentC x[m_tiles][Br / 8] = {};
-    FragmentA a[m_tiles][Br / 16];
-    multiply_rows<T>(x, keeps_dV ? smem.K : smem.V, keeps_dV ? smem.Q[stage] : smem.dO[stage],
-                     warp_key);
-    auto &tile = smem.P_dS[stage];
-    if (keeps_dV) {
-      // The score of a query and a key that it does not see is -infinity.
-      const Visit visit = smem.visit[t % 4](0, 0);
-      if (warp_key + 32 > keys_end || warp_key + 31 > visit.to) {
-#pragma unroll
-        for (int mt = 0; mt < m_tiles; mt++)
-          for (int n = 0; n < Br / 8; n++)
-            for (int e = 0; e < 4; e++) {
-              const int key = key_row + mt * 16 + e / 2 * 8;
-              if (key >= keys_end || key - (query + 8 * n + e % 2) > visit.to)
-                x[mt][n][e] = -INFINITY;
-            }
-      }
-      // P^T = e^(S^T - lse), rounded.
-#pragma unroll
-      for (int n = 0; n < Br / 8; n++) {
-        const auto row_lse = load<2>(smem.lse[stage](0, query + 8 * n));
-        for (int mt = 0; mt < m_tiles; mt++)
-          for (int r = 0; r < 2; r++) {
-            float p[2];
-            for (int e = 0; e < 2; e++)
-              p[e] = ex2(fmaf(x[mt][n][2 * r + e], scale_log2, -row_lse[e]));
-            a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(p[0], p[1]);
-            store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
-                     unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
-          }
-      }
-      named_barrier_arrive(1 + warp % 4, 64);  // P^T of these keys is there for the other warp
-    } else {
-      // dS^T = P^T o (dP^T - D), rounded.
-      named_barrier_sync(1 + warp % 4, 64);  // the other warp has stored P^T of these keys
-      for (int mt = 0; mt < m_tiles; mt++)
-        for (int row = 0; row < Br; row += 16)
-          a[mt][row / 16] = ldmatrix_x4(tile(warp_key + mt * 16 + lane % 16, row + lane / 16 * 8));
-      __syncwarp();  // all lanes have P^T, and dS^T takes its place
-#pragma unroll
-      for (int n = 0; n < Br / 8; n++) {
-        const auto row_D = load<2>(smem.D[stage](0, query + 8 * n));
-        for (int mt = 0; mt < m_tiles; mt++)
-          for (int r = 0; r < 2; r++) {
-            const auto p = to_floats<T>(a[mt][n / 2][n % 2 * 2 + r]);
-            float ds[2];
-            for (int e = 0; e < 2; e++) ds[e] = p[e] * (x[mt][n][2 * r + e] - row_D[e]);
-            a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(ds[0], ds[1]);
-            store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
-                     unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
-          }
-      }
-    }
-    // dV += P^T dO, or dK += dS^T Q.
-    add_product<T>(sum, a, keeps_dV ? smem.dO[stage] : smem.Q[stage]);
-    if (keeps_dV && t > 0) add_to_dQ(t - 1);
-
-    cp_async_wait<0>();
-    __syncthreads();  // dS of all keys is there for all warps, and the next Q, dO, lse and D
-  }
-  if (visits > 0) add_to_dQ(visits - 1);
+  const auto row_of = [&](int t) {
+    const Visit visit = smem.visit[t % 4](0, 0);
+    return std::int64_t{visit.head} * piece.all_rows + visit.row;
+  };
+  add_visits<T>(sum, smem, warp, visits, scale_log2, piece.dQ_sum, load_queries, hide, row_of);
 
   const auto out = of_keys.template operator()<float>(keeps_dV ? piece.dV : piece.dK);
   const float factor = keeps_dV ? 1 : scale;

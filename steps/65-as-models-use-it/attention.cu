@@ -12,17 +12,12 @@
 //             TFLOP/s. Without a mask it is 1.4% more clocks than step 64 takes.
 #include <algorithm>
 
-#include "common/kernel/backward.h"
-#include "common/kernel/mbarrier.h"
+#include "common/kernel/tile_gradients.h"
 #include "steps/65-as-models-use-it/rows.h"
 
-namespace {
+using namespace mma_gradients;
 
-constexpr int Br = 64;   // rows of Q in a tile
-constexpr int Bc = 128;  // rows of K and V in a tile
-constexpr int num_warps = 8;
-constexpr int m_tiles = Bc / (num_warps / 2) / 16;  // a warp's keys, in units of mma's 16
-constexpr int threads = num_warps * 32;
+namespace {
 
 /// What the keys need of each query, and dQ's sums begin at 0. A warp takes one row. A query that does not exist, or
 /// sees no key, gets an infinite log-sum-exp: its weights are 0 then.
@@ -33,7 +28,7 @@ __global__ void __launch_bounds__(threads)
           int rows) {
   const int row = blockIdx.x * num_warps + threadIdx.x / 32, lane = threadIdx.x % 32;
   const int head = blockIdx.y;
-  const Sequence queries = queries_of(problem, head / problem.heads, head % problem.heads);
+  const Rows queries = queries_of(problem, head / problem.heads, head % problem.heads);
   const auto o = matrix_of<const T, d>(problem.O, problem.O_strides, queries);
   const auto dO = matrix_of<const T, d>(problem.dO, problem.O_strides, queries);
   const Matrix<float> sums{dQ_sum + (std::int64_t{head} * rows + row) * d, 1, d};
@@ -62,13 +57,9 @@ struct alignas(16) Visit {
 };
 
 template <class T, int d>
-struct SharedStorage {
-  SharedTile<Bc, d, T> K, V;
-  SharedTile<Br, d, T> Q[2], dO[2];
-  SharedTile<Bc, Br, T> P_dS[2];  // P^T, then dS^T in its place: a row for each key
-  Tile<float, 1, Br> lse[2], D[2];
+struct SharedStorage : Operands<T, d> {
   // What is the same for all threads: the loop leaves no registers for it.
-  Tile<Sequence, 1, 1> queries, keys;
+  Tile<Rows, 1, 1> queries, keys;
   Tile<Plan, 1, 1> plan;
   Tile<Visit, 1, 1> visit[4];
 };
@@ -88,9 +79,9 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
   const int kv_head = (gridDim.z - 1 - blockIdx.z) * gridDim.x + blockIdx.x;
   const int first_key = blockIdx.y * Bc, b = kv_head / problem.kv_heads;
   if (b >= problem.batch) return;
-  const Sequence keys = keys_of(problem, b, kv_head % problem.kv_heads);
+  const Rows keys = keys_of(problem, b, kv_head % problem.kv_heads);
   const int group = problem.heads / problem.kv_heads;  // heads of Q that share these keys
-  const Sequence queries = queries_of(problem, b, keys.head * group);
+  const Rows queries = queries_of(problem, b, keys.head * group);
   const int keys_here = min(keys.rows - first_key, Bc);
   if (keys_here <= 0) return;  // the sequence is shorter than the longest
 
@@ -121,7 +112,7 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
     Visit visit = smem.visit[(t + 3) % 4](0, 0);
     visit.row += Br;
     if (visit.row == plan.end) visit.row = plan.first_row, visit.head++;
-    Sequence of = smem.queries(0, 0);
+    Rows of = smem.queries(0, 0);
     of.head = visit.head - of.b * problem.heads;
     load_tile<threads>(smem.Q[stage], matrix_of<const T, d>(problem.Q, problem.Q_strides, of),
                        visit.row);
@@ -151,117 +142,28 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
   const int warp_key = warp % 4 * 32, key_row = threadIdx.x / 32 % 4 * 32 + lane / 4;
   const int query = lane % 4 * 2;
   FragmentC sum[m_tiles][d / 8] = {};
-  // Adds dS K of visit t: each warp has 32 of its 64 queries and a quarter of the columns.
-  const auto add_to_dQ = [&](int t) {
-    auto &dS = smem.P_dS[t % 2];
-    constexpr int cols = d / 4;
-    const int warp_row = warp / 4 * 32, warp_col = warp % 4 * cols;
-    FragmentC dq[2][cols / 8] = {};
-#pragma unroll 4  // unrolled further, it takes more registers than there are
-    for (int key = 0; key < Bc; key += 16) {
-      FragmentA ds[2];
-      for (int mt = 0; mt < 2; mt++)
-        ds[mt] = ldmatrix_x4_trans(
-            dS(key + lane % 8 + lane / 16 * 8, warp_row + mt * 16 + lane / 8 % 2 * 8));
-      for (int n = 0; n < cols / 8; n += 2) {
-        const auto k = ldmatrix_x4_trans(smem.K(key + lane % 16, warp_col + n * 8 + lane / 16 * 8));
-        for (int mt = 0; mt < 2; mt++) {
-          mma<T>(dq[mt][n], ds[mt], {k[0], k[1]});
-          mma<T>(dq[mt][n + 1], ds[mt], {k[2], k[3]});
-        }
-      }
-    }
+  // The score of a query and a key that it does not see is -infinity.
+  const auto hide = [&](auto &x, int t) {
     const Visit visit = smem.visit[t % 4](0, 0);
-    const std::int64_t row = std::int64_t{visit.head} * rows + visit.row + warp_row;
+    const Rows of = smem.keys(0, 0);
+    const int keys_end = of.rows - first_key;
+    if (warp_key + 32 > keys_end || warp_key + 31 > visit.to || warp_key - (Br - 1) < visit.from) {
 #pragma unroll
-    for (int mt = 0; mt < 2; mt++) {
-      const Matrix<float> sums = sums_of<d>(dQ_sum, row + mt * 16, warp_col);
-      for (int n = 0; n < cols / 8; n++)
-        for (int e = 0; e < 4; e++) red_add(sums(n * 4 + e, lane), dq[mt][n][e]);
+      for (int mt = 0; mt < m_tiles; mt++)
+        for (int n = 0; n < Br / 8; n++)
+          for (int e = 0; e < 4; e++) {
+            const int key = key_row + mt * 16 + e / 2 * 8, after = key - (query + 8 * n + e % 2);
+            if (key >= keys_end || after > visit.to || after < visit.from) x[mt][n][e] = -INFINITY;
+          }
     }
   };
-  for (int t = 0; t < visits; t++) {
-    const int stage = t % 2;
-    // The other stage has been read by all warps. Its copies are on their way behind the products.
-    if (t + 1 < visits) load_queries(stage ^ 1, t + 1);
-    cp_async_commit();
+  const auto row_of = [&](int t) {
+    const Visit visit = smem.visit[t % 4](0, 0);
+    return std::int64_t{visit.head} * rows + visit.row;
+  };
+  add_visits<T, part>(sum, smem, warp, visits, scale_log2, dQ_sum, load_queries, hide, row_of);
 
-    // dQ of the visit before is the first product of the warps that keep dK, and the last of the others.
-    if (!keeps_dV && t > 0) add_to_dQ(t - 1);
-    FragmentC x[m_tiles][Br / 8] = {};
-    FragmentA a[m_tiles][Br / 16];
-    multiply_rows<T>(x, keeps_dV ? smem.K : smem.V, keeps_dV ? smem.Q[stage] : smem.dO[stage],
-                     warp_key);
-    auto &tile = smem.P_dS[stage];
-    if (keeps_dV) {
-      // The score of a query and a key that it does not see is -infinity.
-      const Visit visit = smem.visit[t % 4](0, 0);
-      const Sequence of = smem.keys(0, 0);
-      const int keys_end = of.rows - first_key;
-      if (warp_key + 32 > keys_end || warp_key + 31 > visit.to ||
-          warp_key - (Br - 1) < visit.from) {
-#pragma unroll
-        for (int mt = 0; mt < m_tiles; mt++)
-          for (int n = 0; n < Br / 8; n++)
-            for (int e = 0; e < 4; e++) {
-              const int key = key_row + mt * 16 + e / 2 * 8, after = key - (query + 8 * n + e % 2);
-              if (key >= keys_end || after > visit.to || after < visit.from)
-                x[mt][n][e] = -INFINITY;
-            }
-      }
-      // P^T = e^(S^T - lse), rounded.
-#pragma unroll
-      for (int first = 0; first < Br / 8; first += part) {
-        Vector<float, 2> row_lse[part];
-        for (int n = 0; n < part; n++)
-          row_lse[n] = load<2>(smem.lse[stage](0, query + 8 * (first + n)));
-        for (int n = first; n < first + part; n++)
-          for (int mt = 0; mt < m_tiles; mt++)
-            for (int r = 0; r < 2; r++) {
-              float p[2];
-              for (int e = 0; e < 2; e++)
-                p[e] = ex2(fmaf(x[mt][n][2 * r + e], scale_log2, -row_lse[n - first][e]));
-              a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(p[0], p[1]);
-              store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
-                       unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
-            }
-      }
-      named_barrier_arrive(1 + warp % 4, 64);  // P^T of these keys is there for the other warp
-    } else {
-      // dS^T = P^T o (dP^T - D), rounded.
-      named_barrier_sync(1 + warp % 4, 64);  // the other warp has stored P^T of these keys
-      for (int mt = 0; mt < m_tiles; mt++)
-        for (int row = 0; row < Br; row += 16)
-          a[mt][row / 16] = ldmatrix_x4(tile(warp_key + mt * 16 + lane % 16, row + lane / 16 * 8));
-      __syncwarp();  // all lanes have P^T, and dS^T takes its place
-#pragma unroll
-      for (int first = 0; first < Br / 8; first += part) {
-        Vector<float, 2> row_D[part];
-        for (int n = 0; n < part; n++)
-          row_D[n] = load<2>(smem.D[stage](0, query + 8 * (first + n)));
-        for (int n = first; n < first + part; n++)
-          for (int mt = 0; mt < m_tiles; mt++)
-            for (int r = 0; r < 2; r++) {
-              const auto p = to_floats<T>(a[mt][n / 2][n % 2 * 2 + r]);
-              float ds[2];
-              for (int e = 0; e < 2; e++)
-                ds[e] = p[e] * (x[mt][n][2 * r + e] - row_D[n - first][e]);
-              a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(ds[0], ds[1]);
-              store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
-                       unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
-            }
-      }
-    }
-    // dV += P^T dO, or dK += dS^T Q.
-    add_product<T>(sum, a, keeps_dV ? smem.dO[stage] : smem.Q[stage]);
-    if (keeps_dV && t > 0) add_to_dQ(t - 1);
-
-    cp_async_wait<0>();
-    __syncthreads();  // dS of all keys is there for all warps, and the next Q, dO, lse and D
-  }
-  if (visits > 0) add_to_dQ(visits - 1);
-
-  const Sequence of = smem.keys(0, 0);
+  const Rows of = smem.keys(0, 0);
   const auto out = keeps_dV ? matrix_of<T, d>(problem.dV, problem.V_strides, of)
                             : matrix_of<T, d>(problem.dK, problem.K_strides, of);
   const float factor = keeps_dV ? 1 : scale;
@@ -286,7 +188,7 @@ __global__ void __launch_bounds__(threads)
              int rows, float scale) {
   const int lane = threadIdx.x % 32, first = (blockIdx.x * num_warps + threadIdx.x / 32) * 16;
   const int head = blockIdx.y;
-  const Sequence queries = queries_of(problem, head / problem.heads, head % problem.heads);
+  const Rows queries = queries_of(problem, head / problem.heads, head % problem.heads);
   const auto dQ = matrix_of<T, d>(problem.dQ, problem.O_strides, queries);
   const auto sums = sums_of<d>(dQ_sum, std::int64_t{head} * rows + first);
   for (int i = 0; i < d / 2; i += 2) {

@@ -17,19 +17,19 @@ __device__ __forceinline__ void load_tile(SharedTile<Rows, d, T> &tile,
 }
 
 /// The rows of one head of a sequence: `rows` of them, from row `start` of the tensor on.
-struct alignas(16) Sequence {
+struct alignas(16) Rows {
   int b, head, start, rows;
 };
-__device__ __forceinline__ Sequence queries_of(const Problem &p, int b, int head) {
+__device__ __forceinline__ Rows queries_of(const Problem &p, int b, int head) {
   return {b, head, uniform(of_batch(p.cu_seqlens_q, p, b, 0)),
           uniform(of_batch(p.lengths_q, p, b, p.seqlen_q))};
 }
-__device__ __forceinline__ Sequence keys_of(const Problem &p, int b, int head) {
+__device__ __forceinline__ Rows keys_of(const Problem &p, int b, int head) {
   return {b, head, uniform(of_batch(p.cu_seqlens_k, p, b, 0)),
           uniform(of_batch(p.lengths_k, p, b, p.seqlen_k))};
 }
 template <class T, int d, class Void>
 __device__ __forceinline__ StridedMatrix<T> matrix_of(Void *tensor, const Strides &strides,
-                                                      const Sequence &of) {
+                                                      const Rows &of) {
   return head_of<T, d>(tensor, strides, of.b, of.head, of.start, of.rows);
 }

@@ -12,19 +12,15 @@
 //             within 1%. At head dim 96 it has the products of 128, and 96/128 of its TFLOP/s.
 #include <algorithm>
 
-#include "common/kernel/backward.h"
-#include "common/kernel/mbarrier.h"
-#include "common/kernel/swizzle.h"
-#include "steps/69-training/backward.h"
+#include "common/kernel/tile_gradients.h"
+#include "common/kernel/visits.h"
+#include "steps/69-training/rows.h"
+
+using namespace mma_gradients;
 
 namespace {
 
-constexpr int Br = 64;            // rows of Q in a tile
 constexpr int whole_tiles = 128;  // the workspace has such a multiple of rows for a sequence
-constexpr int Bc = 128;           // rows of K and V in a tile
-constexpr int num_warps = 8;
-constexpr int m_tiles = Bc / (num_warps / 2) / 16;  // a warp's keys, in units of mma's 16
-constexpr int threads = num_warps * 32;
 
 /// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Rows and columns that do not exist become
 /// zeros.
@@ -37,26 +33,6 @@ __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<cons
 #pragma unroll
   for (int i = 0; i < Rows; i += threads / (d / 8))
     cp_async_16_or_zeros(tile(row + i, col), part(i, 0), i < rows);
-}
-
-/// The rows of one head of a sequence: `rows` of them, from row `start` of the tensor on. All lie inside the tensor,
-/// whatever the arrays on the device hold.
-struct alignas(16) Rows {
-  int b, head, start, rows;
-};
-__device__ Rows queries_of(const Backward &p, int b, int head) {
-  const Sequence at = sequence_of(p, b);
-  return {b, head, at.q_start, at.q_count};
-}
-__device__ Rows keys_of(const Backward &p, int b, int head) {
-  const Sequence at = sequence_of(p, b);
-  return {b, head, at.k_start, at.k_count};
-}
-template <class T, class Void>
-__device__ StridedMatrix<T> matrix_of(Void *tensor, const Strides &strides, const Rows &of,
-                                      int head_dim) {
-  const std::int64_t first = of.b * strides.batch + of.head * strides.head + of.start * strides.row;
-  return {static_cast<T *>(tensor) + first, of.rows, head_dim, strides.row};
 }
 
 /// Where a sequence's rows begin in the workspace, which has `rows` of each head. Packed sequences follow each other
@@ -96,22 +72,8 @@ __global__ void __launch_bounds__(threads)
   Matrix<float>{D + row, 1, 1}(0, 0) = sum;
 }
 
-/// What a block visits in each head: the tiles of queries from row `first_row` to row `end`. Query i sees the keys
-/// `lowest` + i to `highest` + i, counted from the block's first.
-struct alignas(16) Plan {
-  int first_row, end, lowest, highest;
-};
-/// One tile of them: its head, its first query, and the keys `from` to `to` that this query sees.
-struct alignas(16) Visit {
-  int head, row, from, to;
-};
-
 template <class T, int d>
-struct SharedStorage {
-  SharedTile<Bc, d, T> K, V;
-  SharedTile<Br, d, T> Q[2], dO[2];
-  SharedTile<Bc, Br, T> P_dS[2];  // P^T, then dS^T in its place: a row for each key
-  Tile<float, 1, Br> lse[2], D[2];
+struct SharedStorage : Operands<T, d> {
   // What is the same for all threads: the loop leaves no registers for it.
   Tile<Rows, 1, 1> queries, keys;
   Tile<Plan, 1, 1> plan;
@@ -138,23 +100,15 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
   const int keys_here = min(keys.rows - first_key, Bc);
   if (keys_here <= 0) return;  // the sequence is shorter than the longest
 
-  // Query i stands at key i + offset. It sees the keys from `left` before that one to `right` after it.
-  const int offset = keys.rows - queries.rows, all = keys.rows + queries.rows;
-  const int left = problem.window_left < 0 ? all : min(problem.window_left, all);
-  const int right = problem.window_right < 0 ? all : min(problem.window_right, all);
-  const int lowest = offset - left - first_key, highest = offset + right - first_key;
-  // Query -highest is the first that sees the block's first key. Query keys_here - 1 - lowest is the last one that
-  // sees its last key.
-  const int first_query = max(0, -highest) / Br * Br;
-  const int queries_end = min(queries.rows, keys_here - lowest);
-  const int tiles = max(0, (queries_end - first_query + Br - 1) / Br), visits = group * tiles;
+  const auto [of_block, tiles] = plan_of<Br>(problem, queries, keys, first_key, keys_here);
+  const int visits = group * tiles;
   if (threadIdx.x == 0) {
     smem.queries(0, 0) = queries;
     smem.keys(0, 0) = keys;
     smem.first_in_workspace(0, 0) = first_in_workspace(problem, queries, rows);
-    smem.plan(0, 0) = {first_query, first_query + tiles * Br, lowest, highest};
+    smem.plan(0, 0) = of_block;
     // The one before the first, in whose place visit 3 will be.
-    smem.visit[3](0, 0) = {queries.head, first_query - Br, 0, 0};
+    smem.visit[3](0, 0) = {queries.head, of_block.first_row - Br, 0, 0};
   }
   __syncthreads();  // these numbers are there for all threads
 
@@ -191,116 +145,21 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
   cp_async_wait<0>();
   __syncthreads();  // K, V, and the first Q, dO, lse and D are there for all warps
 
-  // Warps 0 to 3 keep dV of 32 keys each, and compute S^T and P^T. Warps 4 to 7 keep dK of the same keys,
-  // and compute dP^T and dS^T. In each 16 keys and 8 queries a lane has two keys, `key_row` and 8 further,
-  // and two queries, `query` and `query` + 1.
+  // In each 16 keys and 8 queries a lane has two keys, `key_row` and 8 further, and two queries, `query` and `query` + 1.
   const bool keeps_dV = warp < 4;
   const int warp_key = warp % 4 * 32, key_row = threadIdx.x / 32 % 4 * 32 + lane / 4;
   const int query = lane % 4 * 2;
   FragmentC sum[m_tiles][d / 8] = {};
-  // Adds dS K of visit t: each warp has 32 of its 64 queries and a quarter of the columns.
-  const auto add_to_dQ = [&](int t) {
-    auto &dS = smem.P_dS[t % 2];
-    constexpr int cols = d / 4;
-    const int warp_row = warp / 4 * 32, warp_col = warp % 4 * cols;
-    FragmentC dq[2][cols / 8] = {};
-#pragma unroll 4  // unrolled further, it takes more registers than there are
-    for (int key = 0; key < Bc; key += 16) {
-      FragmentA ds[2];
-      for (int mt = 0; mt < 2; mt++)
-        ds[mt] = ldmatrix_x4_trans(
-            dS(key + lane % 8 + lane / 16 * 8, warp_row + mt * 16 + lane / 8 % 2 * 8));
-      for (int n = 0; n < cols / 8; n += 2) {
-        const auto k = ldmatrix_x4_trans(smem.K(key + lane % 16, warp_col + n * 8 + lane / 16 * 8));
-        for (int mt = 0; mt < 2; mt++) {
-          mma<T>(dq[mt][n], ds[mt], {k[0], k[1]});
-          mma<T>(dq[mt][n + 1], ds[mt], {k[2], k[3]});
-        }
-      }
-    }
+  const auto hide = [&](auto &x, int t) {
     const Visit visit = smem.visit[t % 4](0, 0);
-    const std::int64_t row =
-        smem.first_in_workspace(0, 0) + std::int64_t{visit.head} * rows + visit.row + warp_row;
-#pragma unroll
-    for (int mt = 0; mt < 2; mt++) {
-      const Matrix<float> sums = sums_of<d>(dQ_sum, row + mt * 16, warp_col);
-      for (int n = 0; n < cols / 8; n++)
-        for (int e = 0; e < 4; e++) red_add(sums(n * 4 + e, lane), dq[mt][n][e]);
-    }
+    const Rows of = smem.keys(0, 0);
+    hide_scores(x, warp_key, key_row, query, visit, of.rows - first_key);
   };
-  for (int t = 0; t < visits; t++) {
-    const int stage = t % 2;
-    // The other stage has been read by all warps. Its copies are on their way behind the products.
-    if (t + 1 < visits) load_queries(stage ^ 1, t + 1);
-    cp_async_commit();
-
-    // dQ of the visit before is the first product of the warps that keep dK, and the last of the others.
-    if (!keeps_dV && t > 0) add_to_dQ(t - 1);
-    FragmentC x[m_tiles][Br / 8] = {};
-    FragmentA a[m_tiles][Br / 16];
-    multiply_rows<T>(x, keeps_dV ? smem.K : smem.V, keeps_dV ? smem.Q[stage] : smem.dO[stage],
-                     warp_key);
-    auto &tile = smem.P_dS[stage];
-    if (keeps_dV) {
-      // The score of a query and a key that it does not see is -infinity.
-      const Visit visit = smem.visit[t % 4](0, 0);
-      const Rows of = smem.keys(0, 0);
-      const int keys_end = of.rows - first_key;
-      if (warp_key + 32 > keys_end || warp_key + 31 > visit.to ||
-          warp_key - (Br - 1) < visit.from) {
-#pragma unroll
-        for (int mt = 0; mt < m_tiles; mt++)
-          for (int n = 0; n < Br / 8; n++)
-            for (int e = 0; e < 4; e++) {
-              const int key = key_row + mt * 16 + e / 2 * 8, after = key - (query + 8 * n + e % 2);
-              if (key >= keys_end || after > visit.to || after < visit.from)
-                x[mt][n][e] = -INFINITY;
-            }
-      }
-      // P^T = e^(S^T - lse), rounded.
-#pragma unroll
-      for (int n = 0; n < Br / 8; n++) {
-        const auto row_lse = load<2>(smem.lse[stage](0, query + 8 * n));
-        for (int mt = 0; mt < m_tiles; mt++)
-          for (int r = 0; r < 2; r++) {
-            float p[2];
-            for (int e = 0; e < 2; e++)
-              p[e] = ex2(fmaf(x[mt][n][2 * r + e], scale_log2, -row_lse[e]));
-            a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(p[0], p[1]);
-            store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
-                     unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
-          }
-      }
-      named_barrier_arrive(1 + warp % 4, 64);  // P^T of these keys is there for the other warp
-    } else {
-      // dS^T = P^T o (dP^T - D), rounded.
-      named_barrier_sync(1 + warp % 4, 64);  // the other warp has stored P^T of these keys
-      for (int mt = 0; mt < m_tiles; mt++)
-        for (int row = 0; row < Br; row += 16)
-          a[mt][row / 16] = ldmatrix_x4(tile(warp_key + mt * 16 + lane % 16, row + lane / 16 * 8));
-      __syncwarp();  // all lanes have P^T, and dS^T takes its place
-#pragma unroll
-      for (int n = 0; n < Br / 8; n++) {
-        const auto row_D = load<2>(smem.D[stage](0, query + 8 * n));
-        for (int mt = 0; mt < m_tiles; mt++)
-          for (int r = 0; r < 2; r++) {
-            const auto p = to_floats<T>(a[mt][n / 2][n % 2 * 2 + r]);
-            float ds[2];
-            for (int e = 0; e < 2; e++) ds[e] = p[e] * (x[mt][n][2 * r + e] - row_D[e]);
-            a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(ds[0], ds[1]);
-            store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
-                     unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
-          }
-      }
-    }
-    // dV += P^T dO, or dK += dS^T Q.
-    add_product<T>(sum, a, keeps_dV ? smem.dO[stage] : smem.Q[stage]);
-    if (keeps_dV && t > 0) add_to_dQ(t - 1);
-
-    cp_async_wait<0>();
-    __syncthreads();  // dS of all keys is there for all warps, and the next Q, dO, lse and D
-  }
-  if (visits > 0) add_to_dQ(visits - 1);
+  const auto row_of = [&](int t) {
+    const Visit visit = smem.visit[t % 4](0, 0);
+    return smem.first_in_workspace(0, 0) + std::int64_t{visit.head} * rows + visit.row;
+  };
+  add_visits<T>(sum, smem, warp, visits, scale_log2, dQ_sum, load_queries, hide, row_of);
 
   const Rows of = smem.keys(0, 0);
   const auto out = keeps_dV ? matrix_of<T>(problem.dV, problem.dV_strides, of, problem.head_dim)
@@ -349,18 +208,6 @@ std::int64_t all_rows_in_workspace(const Backward &p) {
   return std::int64_t{p.cu_seqlens_q ? 1 : p.batch} * p.heads * rows_in_workspace(p);
 }
 
-/// Returns a grid of x: the heads of K and V of a section, y: tiles of keys, z: sections. With a causal mask a section
-/// is as many heads as have 32 MB of Q, dO and dQ's sums, which stay in L2 until all tiles of keys have visited them.
-/// Without one all blocks take as long, and a section is one head.
-dim3 grid_of(const Backward &p) {
-  const int kv_heads = p.batch * p.kv_heads, group = p.heads / p.kv_heads;
-  const std::int64_t bytes = std::int64_t{group} * p.seqlen_q * p.head_dim * (2 + 2 + 4);
-  const int most =
-      p.window_right == 0 ? std::clamp<std::int64_t>((32 << 20) / bytes, 1, kv_heads) : 1;
-  const int sections = (kv_heads + most - 1) / most;
-  return dim3((kv_heads + sections - 1) / sections, (p.seqlen_k + Bc - 1) / Bc, sections);
-}
-
 template <class T, int d>
 void run(const Backward &p) {
   const std::int64_t all_rows = all_rows_in_workspace(p);
@@ -373,8 +220,8 @@ void run(const Backward &p) {
   float *const lse_log2 = dQ_sum + all_rows * d, *const D = lse_log2 + all_rows;
   launch_on<void>(p.stream, begin<T, d>, dim3(longest / num_warps, heads), block, p, lse_log2, D,
                   dQ_sum, rows);
-  launch_on<SharedStorage<T, d>>(p.stream, gradients<T, d>, grid_of(p), block, p, lse_log2, D,
-                                 dQ_sum, rows, scale_log2);
+  launch_on<SharedStorage<T, d>>(p.stream, gradients<T, d>, grid_of<Bc>(p, p.window_right == 0),
+                                 block, p, lse_log2, D, dQ_sum, rows, scale_log2);
   launch_on<void>(p.stream, round_dQ<T, d>, dim3(longest / 16 / num_warps, heads), block, p, dQ_sum,
                   rows);
 }
