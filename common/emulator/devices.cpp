@@ -625,6 +625,9 @@ void call(Message message, Stream *stream, Where where) {
   if (message.peer < 0 || message.peer >= comm.ranks)
     refuse(Fault::kMessage, message.site,
            name + ": rank " + std::to_string(message.peer) + " of " + std::to_string(comm.ranks));
+  if (!stream)
+    refuse(Fault::kMessage, message.site,
+           name + ": no stream, and the emulator has no default stream");
   if (stream->device != comm.rank)
     refuse(Fault::kMessage, message.site,
            name + ": the communicator is " + device_name(comm.rank) + "'s, and the stream is " +
