@@ -218,7 +218,7 @@ build/host/flags: FORCE
 	@mkdir -p $(@D) && echo | $(HOST) -dM -E -x c++ - >$@.$$PPID || { rm $@.$$PPID; exit 2; }
 	@awk '$$2 == "__clang_major__" && $$3 < 16 { exit 1 }' $@.$$PPID || { rm $@.$$PPID; \
 		echo "CXX=$(CXX) is too old: clang 16 or later is needed, or g++ (std::source_location)" >&2; exit 2; }
-	@[ -e $@ ] || echo "the first build takes about 12 s on two cores, then each step 1 s$(if $(FOR_GPU), and nvcc's time)"
+	@[ -e $@ ] || echo "the first build takes 10 to 25 s on two cores, then each step 1 s$(if $(FOR_GPU), and nvcc's time)"
 	@echo $(call quoted,$(filter-out -Werror,$(HOST))) >$@.$$PPID
 	$(changed)
 $(BUILD)/flags: FORCE
