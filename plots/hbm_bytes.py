@@ -17,16 +17,15 @@ def main():
     path = arguments.results / f"{arguments.gpu}-hbm-counters.csv"
     if not path.is_file():
         style.skip(f"no {path}; make counters writes it")
-    rows, per_score = style.read(path), {}
+    rows, sums = style.read(path), {}
     seqlen = int(rows[0]["seqlen"])
     for r in rows:  # of the shape that the file has first
-        if r["line"] != "0" or r["source"] != "ncu" or any(r[c] != rows[0][c] for c in SHAPE):
+        if any(r[c] != rows[0][c] for c in SHAPE):
             continue
         scores = int(r["batch"]) * int(r["heads"]) * seqlen**2
         for counters, label, *_ in DOTS:
-            if r["counter"] in counters:
-                per_score.setdefault((label, r["step"]), []).append(float(r["value"]) / scores)
-    sums = {key: sum(found) for key, found in per_score.items() if len(found) == 2}
+            if all(r[c] for c in counters):
+                sums[label, r["step"]] = sum(float(r[c]) for c in counters) / scores
     steps = []  # of Parts I and II (Part IV requests by TMA) those that request more or less than the last one
     for step in sorted({step for _, step in sums if step < "20"}):
         requested = f"{sums['requested', step]:.3g}"

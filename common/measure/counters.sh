@@ -121,8 +121,6 @@ sms=132
   --device gpu --check-only | awk -F'","' '$13 ~ /multiprocessor_count/ { print $15 + 0; exit }')
 [[ $sms =~ ^[1-9] ]] || { echo "make counters: ncu does not say how many multiprocessors this GPU has" >&2; exit 1; }
 
-header="step,source,batch,heads,seqlen,head_dim,options,line,counter,value"
-
 # The lines whose counts truth.awk needs: a name, the file, and the text that one line of it contains.
 places="
 store_part 27-split-kv/attention.cu store<4>(parts(row, col)
@@ -138,6 +136,15 @@ while read -r name file text; do
   }
   names+="/^${file%/*},/s/,${file#*/}:$line,/,$name,/;"
 done <<<"$places"
+
+# begin NAME...: nothing is counted yet. in_rows NAME...: of all that was counted, one row of each problem.
+begin() { for name; do : >"build/$name.csv"; done; }
+in_rows() {
+  for name; do
+    awk -f common/measure/problems.awk "build/$name.csv" >build/rows.csv
+    mv build/rows.csv "build/$name.csv"
+  done
+}
 
 # emulate FILE STEP OPTIONS: appends what the emulator counts of the whole step and of these lines. Status 2: the
 # step does not take the problem.
@@ -188,7 +195,7 @@ measure() {
 }
 
 if [ -n "${SHAPES:-}" ]; then
-  echo "$header" >build/shapes-counters.csv
+  begin shapes-counters
   while read -r shape; do
     for step; do
       # What the shape leaves out is the emulator's default, on the GPU, too.
@@ -197,17 +204,19 @@ if [ -n "${SHAPES:-}" ]; then
       [ -z "$can_measure" ] || measure shapes-counters "$(metrics_counted "$step")" "$step" "$problem"
     done
   done < <(tr ';' '\n' <<<"$SHAPES" | sed -E 's/^ +//; /^$/d')
+  in_rows shapes-counters
   ALL=1 common/measure/truth.sh build/shapes-counters.csv || status=$?
   [ -n "$can_measure" ] || echo "SKIP: no GPU, nvcc or ncu to measure with; these are the emulator's counts alone"
   exit ${status:-0}
 fi
 
-echo "$header" >build/counted.csv
+begin counted
 for step; do
   while read -r problem; do
     emulate counted "$step" "$problem" || echo "left out: $step at $problem"
   done < <(counted "$step")
 done
+in_rows counted
 mv build/counted.csv "$results/emulator-counters.csv"
 
 # What each block does, for the picture of the causal step's schedule.
@@ -247,7 +256,7 @@ done
   echo "SKIP: no GPU, nvcc or ncu to measure with; the emulator's counts: $results/emulator-counters.csv"
   exit
 }
-echo "$header" | tee build/counters.csv build/hbm-counters.csv >build/stalls-counters.csv
+begin counters hbm-counters stalls-counters
 for step; do
   while read -r problem; do
     measure counters "$(metrics_counted "$step")" "$step" "$problem"
@@ -259,5 +268,6 @@ for step; do
     measure stalls-counters "$(metrics_stalls "$step")" "$step" "$problem"
   done < <(counted_large "$step")
 done
+in_rows counters hbm-counters stalls-counters
 finish counters hbm-counters stalls-counters
 common/measure/truth.sh "$results/$GPU-counters.csv"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# Turns the CSV that ncu prints into rows of a counters CSV: the sum over all kernels of a step.
+# Turns the CSV that ncu prints into rows for problems.awk: the sum over all kernels of a step.
 # Input: common/emulator/counters.def, and what ncu printed.
 # Variables: step, problem: "batch,heads,seqlen,head_dim,options".
 # A ratio has no sum: it is left out for a step of several kernels.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the Makefile and the measuring scripts decide by awk: ladder.awk, ncu.awk and truth.awk, given
+// What the Makefile and the measuring scripts decide by awk: ladder.awk, ncu.awk, problems.awk and truth.awk, given
 // small pieces of their input. And what the scripts refuse.
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -46,12 +46,13 @@ std::string measured(const std::string &metric, const std::string &value) {
   return line + ",\"" + metric + "\",\"inst\",\"" + value + "\"\n";
 }
 
-/// A row of a counters CSV at batch 1, heads 3, seqlen 384.
+/// A counters CSV of one count at batch 1, heads 3, seqlen 384.
 std::string count(const std::string &step, const std::string &source, int head_dim,
                   const std::string &counter, int value, const std::string &options = "",
                   const std::string &line = "0") {
-  return step + "," + source + ",1,3,384," + std::to_string(head_dim) + "," + options + "," + line +
-         ",\"" + counter + "\"," + std::to_string(value) + "\n";
+  return "step,source,batch,heads,seqlen,head_dim,options,line,\"" + counter + "\"\n" + step + "," +
+         source + ",1,3,384," + std::to_string(head_dim) + "," + options + "," + line + "," +
+         std::to_string(value) + "\n";
 }
 
 /// What truth.sh says of a step's tiles.
@@ -105,6 +106,24 @@ TEST_CASE("ncu: kernels are summed, loads that are switched off are no requests"
   CHECK(finished.out.find("\"TMA loads\",7\n") != std::string::npos);
   CHECK(finished.out.find("cp.async") == std::string::npos);
   CHECK(finished.out.find("wgmma") == std::string::npos);
+}
+
+TEST_CASE("counters: a problem is one row, and no count has two values") {
+  const std::string list = "22-x,ncu,1,3,384,64,\"causal lengths=3,4:5\",0,";
+  const std::string counts =
+      "05-x,emulator,1,3,384,64,,0,\"mma\",0\n"
+      "05-x,emulator,1,3,384,64,,line,\"mma\",2\n" +
+      list + "\"wavefronts, ideal\",5\n" + list + "\"mma\",6.5\n";
+  const std::string problems = "-f common/measure/problems.awk";
+  CHECK(awk(problems, {counts + counts}).out ==
+        "step,source,batch,heads,seqlen,head_dim,options,line,\"mma\",\"wavefronts, ideal\"\n"
+        "05-x,emulator,1,3,384,64,,0,0,\n05-x,emulator,1,3,384,64,,line,2,\n" +
+            list + "6.5,5\n");
+  const Finished twice = awk(problems, {counts + list + "\"mma\",7\n"});
+  CHECK(twice.status == 1);
+  CHECK(twice.out == "");
+  CHECK(twice.err ==
+        "problems.awk: two values of 'mma' at " + list.substr(0, list.size() - 1) + "\n");
 }
 
 TEST_CASE("truth: equal, explained by the shape, or a failure") {

@@ -51,26 +51,35 @@ $1 ~ /^open / {
   opened[key] = 1
   next
 }
+$1 == "step" { fields_of($0, column) }
 $2 == "emulator" || $2 == "ncu" {
-  # What follows the shape: the options, between quotes if they hold a comma; the line, 0 for all of
-  # them; the counter, between quotes; the value.
-  n = split($0, part, "\"")
-  options = substr($0, 1, length($0) - length(part[n]) - length(part[n - 1]) - 3)
-  for (i = 0; i < 6; i++) sub(/^[^,]*,/, "", options)
-  line = options
-  sub(/^.*,/, "", line)
-  sub(/,[^,]*$/, "", options)
-  gsub("\"", "", options)
-  problem = $1 "|" $3 "|" $4 "|" $5 "|" $6 "|" options
-  value = substr(part[n], 2)
-  if (line != "0") {
-    of_line[problem, line, part[n - 1]] = value
-    next
+  # The shape and the options, the line, which is 0 for all of them, and a column for each counter.
+  n = fields_of($0, field)
+  problem = field[1]
+  for (i = 3; i <= 7; i++) problem = problem "|" field[i]
+  for (i = 9; i <= n; i++) {
+    if (field[i] == "") continue
+    if (field[8] != "0") {
+      of_line[problem, field[8], column[i]] = field[i]
+      continue
+    }
+    key = problem "|" column[i]
+    if (!(key in known)) order[++keys] = key
+    known[key] = 1
+    count[key, $2] = field[i]
   }
-  key = problem "|" part[n - 1]
-  if (!(key in known)) order[++keys] = key
-  known[key] = 1
-  count[key, $2] = value
+}
+
+# Splits a line of CSV; fields that hold a comma stand between quotes. Returns their number.
+function fields_of(line, field,  part, n, i, text) {
+  n = split(line, part, "\"")
+  for (i = 1; i <= n; i++) {
+    if (i % 2 == 0) gsub(",", "\001", part[i])
+    text = text part[i]
+  }
+  n = split(text, field, ",")
+  for (i = 1; i <= n; i++) gsub("\001", ",", field[i])
+  return n
 }
 
 # A number of a step's source. Without it no rule holds: the program ends.

@@ -14,7 +14,8 @@ for step in 29-types-and-dims 50-in-a-model; do
   tiles+="tile $step Br 128"$'\n'"tile $step Bc 64"$'\n'
 done
 for file; do
-  grep -qE "${ALL:+,emulator,|},ncu,.*\"shared load requests\"" "$file" 2>/dev/null || continue
+  head -1 "$file" 2>/dev/null | grep -q '"shared load requests"' && grep -qE "${ALL:+,emulator,|},ncu," "$file" ||
+    continue
   echo "$file"
   compared=yes
   {

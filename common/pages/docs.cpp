@@ -118,41 +118,52 @@ double number(const Row &row, const std::string &column) {
   return std::stod(text);
 }
 
-/// The rows of CSV files. Each option that has a value is a column, too, kv-heads of kv-heads=8. Of
-/// counters each source is a column with its value, emulator or ncu. Of a benchmark cache_TBs is one:
-/// kv_bytes over the time, in TB/s.
+/// The rows of CSV files. Each option that has a value is a column, too, kv-heads of kv-heads=8. Of a benchmark
+/// cache_TBs is one: kv_bytes over the time, in TB/s. What stands behind the column 'line' are counters: each count is
+/// a row, with the columns counter and one for each source, emulator or ncu.
 Rows read_csv(const std::vector<fs::path> &paths) {
-  Strings columns, lines;
   Rows rows;
-  std::map<Row, size_t> places;  // of counters
-  for (const fs::path &path : paths)
-    for (const std::string &line : lines_of(read_text(path))) lines.push_back(line);
-  const fs::path &path = paths.back();
-  for (const std::string &line : lines) {
-    const Strings fields = csv_fields(line);
-    if (columns.empty()) columns = fields;
-    if (fields.size() != columns.size())
-      throw Error(path.string() + ": '" + line + "': the columns must be " + join(columns, ","));
-    Row row;
-    for (size_t c = 0; c < columns.size(); ++c) row[columns[c]] = fields[c];
-    if (fields == columns) continue;
-    for (const std::string &word : words(row.count("options") ? row["options"] : ""))
-      if (const Strings parts = split(word, "="); parts.size() == 2) row[parts[0]] = parts[1];
-    if (row.count("kv_bytes") && !row["kv_bytes"].empty())
-      row["cache_TBs"] = std::to_string(number(row, "kv_bytes") / number(row, "median_ms") / 1e9);
-    if (row.count("counter")) {
-      const std::string source = row["source"], value = row["value"];
-      row.erase("source"), row.erase("value");
-      const auto [place, fresh] = places.try_emplace(row, rows.size());
-      if (fresh) rows.push_back(row);
-      std::string &cell = rows[place->second][source];
-      if (!cell.empty() && cell != value) throw Error("two values of " + line);
-      cell = value;
-    } else {
-      rows.push_back(row);
+  std::map<Row, size_t> places;  // of counts
+  for (const fs::path &path : paths) {
+    Strings columns;
+    size_t shared = std::string::npos;  // columns before the counters
+    for (const std::string &line : lines_of(read_text(path))) {
+      const Strings fields = csv_fields(line);
+      if (columns.empty()) {
+        columns = fields;
+        const auto last = std::find(columns.begin(), columns.end(), "line");
+        if (std::count(columns.begin(), last, "source"))
+          shared = static_cast<size_t>(last - columns.begin()) + 1;
+      }
+      if (fields.size() != columns.size())
+        throw Error(path.string() + ": '" + line + "': the columns must be " + join(columns, ","));
+      if (fields == columns) continue;
+      size_t c = 0;
+      Row row;
+      for (; c < std::min(shared, columns.size()); ++c) row[columns[c]] = fields[c];
+      for (const std::string &word : words(row.count("options") ? row["options"] : ""))
+        if (const Strings parts = split(word, "="); parts.size() == 2) row[parts[0]] = parts[1];
+      if (row.count("kv_bytes") && !row["kv_bytes"].empty())
+        row["cache_TBs"] = std::to_string(number(row, "kv_bytes") / number(row, "median_ms") / 1e9);
+      if (shared == std::string::npos) {
+        rows.push_back(row);
+        continue;
+      }
+      const std::string source = row["source"];
+      row.erase("source");
+      for (; c < columns.size(); ++c) {
+        if (fields[c].empty()) continue;
+        row["counter"] = columns[c];
+        const auto [place, fresh] = places.try_emplace(row, rows.size());
+        if (fresh) rows.push_back(row);
+        std::string &cell = rows[place->second][source];
+        if (!cell.empty() && cell != fields[c])
+          throw Error("two values of " + columns[c] + ": " + line);
+        cell = fields[c];
+      }
     }
   }
-  if (rows.empty()) throw Error("no rows in " + path.string());
+  if (rows.empty()) throw Error("no rows in " + paths.back().string());
   return rows;
 }
 
