@@ -24,6 +24,7 @@
 #include "common/program/options.h"
 #include "common/program/parts.h"
 #include "common/program/placement.h"
+#include "common/program/ranks.h"
 #include "common/program/report.h"
 #include "common/program/shape.h"
 #include "reference/gradients.h"
@@ -499,6 +500,13 @@ ExitStatus run(const Options &asked) {
   if (asked.rank >= 0 && !device->is_gpu())
     throw UsageError("--rank " + std::to_string(asked.rank) +
                      " needs GPUs: the emulator runs all of --gpus in one process; leave it out");
+  std::optional<Ranks> ranks;
+  if (asked.rank >= 0)
+    ranks.emplace(asked.id_file, [](const std::string &text) {
+      std::fflush(stdout);
+      std::fprintf(stderr, "%s: %s\n", cpu_step.name, one_line(text).c_str());
+      std::_Exit(kWrongAnswer);
+    });
   if (asked.sms && device->is_gpu())
     throw UsageError("--sms " + std::to_string(asked.sms) +
                      " needs the emulator: add --device cpu, or leave it out");
@@ -783,6 +791,7 @@ ExitStatus run(const Options &asked) {
   }
   finish_output();
   if (!options.again) append_rows();
+  if (ranks) ranks->passed();
   return kPassed;
 }
 

@@ -6,7 +6,7 @@ set -euo pipefail
 ranks=$1
 shift
 id=$(mktemp -u)
-trap 'rm -f "$id"' EXIT
+trap 'rm -f "$id" "$id.failed"' EXIT
 for ((rank = 0; rank < ranks; rank++)); do "$@" --gpus "$ranks" --rank "$rank:$id" & done
 for ((rank = 0; rank < ranks; rank++)); do
   wait -n && continue
