@@ -117,10 +117,12 @@ struct EventRow {
 };
 
 /// A slice of a trace: what a warp or an engine of block 0, or of its cluster, does for a while. Times have no unit:
-/// each thing that a thread or an engine does is one later than what was done before.
+/// each thing that a thread or an engine does is one later than what was done before. Or, of several devices, what a
+/// stream does (timeline.h).
 struct TraceSlice {
   // Tracks of a block: its warps by their numbers, and then its engines.
   static constexpr unsigned kTma = 32, kTensorCores = 33;
+  // Of a device: two for each of its streams, because it may send and receive at once.
   int launch;
   unsigned block;  // its rank in the cluster
   unsigned track;
@@ -129,6 +131,7 @@ struct TraceSlice {
   std::uint64_t bytes, times;  // of all lanes; how often it was done, with nothing between
   std::uint64_t begin, end;    // slices of one track do not overlap
   std::ptrdiff_t cause;        // the slice before which it could not end, or begin; -1: none
+  int device = -1, peer = -1;  // of several devices; the other one
 };
 
 /// All counts of the launches since the profile began.

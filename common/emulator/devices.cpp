@@ -10,6 +10,7 @@
 
 #include "common/emulator/memory.h"
 #include "common/emulator/sites.h"
+#include "common/emulator/timeline.h"
 
 namespace emulator {
 
@@ -22,6 +23,7 @@ struct EventMoment {
   StreamClock clock;
   int device;
   SiteId site;
+  Progress progress = {};  // of the stream in which it was recorded
 };
 
 struct Event {
@@ -88,6 +90,7 @@ struct Stream {
   int device;
   unsigned number;  // among all streams
   std::deque<Action> queue = {};
+  Track track;
   unsigned queued = 0;     // so many actions ever
   StreamClock clock = {};  // what its next action knows
 };
@@ -111,6 +114,7 @@ struct Devices {
   StreamClock host;                      // what the host knows
   std::vector<Done> done;
   LinkBytes links;
+  Timeline timeline;
   int groups = 0;  // of ncclGroupStart, one in another
   std::vector<std::pair<Stream *, Message>> called;
   std::mt19937_64 random;
@@ -224,6 +228,14 @@ void note_launch(const Action &action) {
   note(action, std::move(uses));
 }
 
+/// The first place in the source at which the kernel that has just run touched memory.
+SiteId first_place() {
+  SiteId first = 0;
+  for (const Touched &touched : touched_by_launch())
+    if (!first || comes_before(touched.site, first)) first = touched.site;
+  return first;
+}
+
 // --- NCCL ------------------------------------------------------------------------------------------
 
 /// The action at the head of the stream of a rank's communicator that has a message of this kind which is not
@@ -275,6 +287,7 @@ void finish_if_done(Stream *stream) {
   Action &action = stream->queue.front();
   for (const Message &message : action.messages)
     if (!message.done) return;
+  devices.timeline.end_group(stream->track);
   end(stream);
 }
 
@@ -294,6 +307,9 @@ void carry(const std::vector<Message *> &all) {
     std::memmove(receive.to, send.from, send.bytes());
     // The receiver knows what came before the send. The sender may be done before the receiver begins.
     join(action_of(receive).learned, action_of(send).clock);
+    if (settings.streams)
+      devices.timeline.send(send.comm->stream->track, send.site, receive.comm->stream->track,
+                            receive.site, send.bytes());
     if (send.comm != receive.comm)
       devices.links[{send.comm->rank, receive.comm->rank}] += send.bytes();
   } else {
@@ -310,6 +326,15 @@ void carry(const std::vector<Message *> &all) {
         std::memmove(to->to + from->comm->rank * send.bytes(), from->from, send.bytes());
     for (const Message *to : all)
       for (const Message *from : all) join(action_of(*to).learned, action_of(*from).clock);
+    if (settings.streams) {
+      std::vector<Track *> tracks;
+      std::vector<SiteId> sites;
+      for (const Message *message : all) {
+        tracks.push_back(&message->comm->stream->track);
+        sites.push_back(message->site);
+      }
+      devices.timeline.gather(tracks, sites, send.bytes());
+    }
     // Along a ring, each rank passes on all parts but its neighbour's.
     for (int rank = 0; rank < send.comm->ranks && send.comm->ranks > 1; rank++)
       devices.links[{rank, (rank + 1) % send.comm->ranks}] += (all.size() - 1) * send.bytes();
@@ -323,33 +348,43 @@ void carry(const std::vector<Message *> &all) {
 
 // --- what runs when --------------------------------------------------------------------------------
 
-/// All that may run now.
-std::vector<std::function<void()>> choices() {
-  std::vector<std::function<void()>> all;
+/// What may run now, and from which time of its streams on.
+struct Choice {
+  std::uint64_t time;
+  std::function<void()> run;
+};
+std::vector<Choice> choices() {
+  std::vector<Choice> all;
   for (const auto &each : devices.streams) {
     Stream *const stream = each.get();
     if (stream->queue.empty()) continue;
     Action &action = stream->queue.front();
     if (action.work) {
-      all.emplace_back([stream, &action] {
-        begin(action);
-        action.work(action);
-        end(stream);
-      });
+      all.push_back({stream->track.now.time, [stream, &action] {
+                       begin(action);
+                       action.work(action);
+                       end(stream);
+                     }});
     } else if (action.event && (!action.waits || action.event->reached)) {
-      all.emplace_back([stream, &action] {
+      const auto run = [stream, &action] {
         begin(action);
         const std::shared_ptr<EventMoment> event = action.event;
         const bool waits = action.waits;
         if (waits) action.learned = event->clock;
+        if (waits && settings.streams)
+          devices.timeline.wait(stream->track, action.site, event->progress, event->device);
         end(stream);
-        if (!waits) *event = {true, stream->clock, event->device, event->site};
-      });
+        if (!waits) *event = {true, stream->clock, event->device, event->site, stream->track.now};
+      };
+      all.push_back({stream->track.now.time, run});
     }
     for (Message &message : action.messages)
       if (const std::vector<Message *> parts = ready(message);
-          !parts.empty() && (message.kind == Message::kSend || parts.front() == &message))
-        all.emplace_back([parts] { carry(parts); });
+          !parts.empty() && (message.kind == Message::kSend || parts.front() == &message)) {
+        std::uint64_t time = 0;
+        for (const Message *part : parts) time = std::max(time, part->comm->stream->track.now.time);
+        all.push_back({time, [parts] { carry(parts); }});
+      }
   }
   return all;
 }
@@ -390,13 +425,15 @@ std::vector<std::function<void()>> choices() {
   refuse(Fault::kDeadlock, first, text);
 }
 
-/// Runs what is drawn until `done` says so.
+/// Runs what is drawn until `done` says so; for a trace what may begin first.
 template <class Done>
 void run_until(const Done &is_done) {
   while (!is_done()) {
-    const std::vector<std::function<void()>> all = choices();
+    const std::vector<Choice> all = choices();
     if (all.empty()) report_deadlock();
-    all[devices.random() % all.size()]();
+    const auto first = std::min_element(
+        all.begin(), all.end(), [](const Choice &a, const Choice &b) { return a.time < b.time; });
+    (settings.streams ? *first : all[devices.random() % all.size()]).run();
   }
 }
 
@@ -428,12 +465,17 @@ void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
                device_name(devices.current) + " is the current one: cudaSetDevice");
   Action action{queue};
   action.work = [=](const Action &self) {
+    const Counts before = settings.streams ? counted() : Counts{};
     try {
       run(grid, block, shared_bytes, thread, attributes);
     } catch (const KernelError &error) {
       throw KernelError(error.what() + (" (" + device_name(self.stream->device)) + ")");
     }
     note_launch(self);
+    if (!settings.streams) return;
+    Counts counts = counted();
+    for (std::size_t i = 0; i < counts.size(); i++) counts[i] -= before[i];
+    devices.timeline.run(self.stream->track, first_place(), counts);
   };
   add(queue, std::move(action));
 }
@@ -461,6 +503,10 @@ LinkBytes take_link_bytes() {
   return std::exchange(devices.links, {});
 }
 
+std::vector<TraceSlice> take_streams() {
+  return devices.timeline.take();
+}
+
 // --- CUDA's runtime --------------------------------------------------------------------------------
 
 namespace api {
@@ -486,8 +532,13 @@ cudaError_t cudaFree(void *memory) {
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
-  devices.streams.push_back(std::make_unique<Stream>(
-      Stream{devices.current, static_cast<unsigned>(devices.streams.size())}));
+  const auto of_device = static_cast<unsigned>(
+      std::count_if(devices.streams.begin(), devices.streams.end(),
+                    [](const auto &other) { return other->device == devices.current; }));
+  devices.streams.push_back(
+      std::make_unique<Stream>(Stream{.device = devices.current,
+                                      .number = static_cast<unsigned>(devices.streams.size()),
+                                      .track = {devices.current, of_device}}));
   *stream = devices.streams.back().get();
   return cudaSuccess;
 }
@@ -557,6 +608,8 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
     };
     note(self, {use(from, false), use(to, true)});
     std::memmove(to, from, bytes);
+    if (settings.streams)
+      devices.timeline.copy(self.stream->track, kName, site, from_device, to_device, bytes);
     if (to_device != from_device) devices.links[{from_device, to_device}] += bytes;
   };
   add(stream, std::move(action));

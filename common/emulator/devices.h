@@ -37,6 +37,9 @@ void rewrite(void *stream, const void *memory, std::size_t bytes, Where where = 
 using LinkBytes = std::map<std::pair<int, int>, std::uint64_t>;
 LinkBytes take_link_bytes();
 
+/// What the streams have done since the last call, if settings.streams is set.
+std::vector<TraceSlice> take_streams();
+
 namespace api {
 
 // --- CUDA's runtime --------------------------------------------------------------------------------

@@ -451,3 +451,90 @@ TEST_CASE("devices: an error in a kernel names its device") {
   CHECK(error.starts_with("[bounds] "));
   CHECK(error.ends_with("(device 1)"));
 }
+
+namespace {
+
+/// What the streams of two devices do, a line each: "0 kernel 0-2", the device, and when it begins and ends. The same
+/// under all seeds.
+std::vector<std::string> traced(const std::function<void(Gpus &)> &work) {
+  std::vector<std::string> one;
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    Gpus gpus(2, static_cast<std::uint64_t>(seed));
+    emulator::settings.profile = emulator::settings.streams = true;
+    emulator::take_profile();
+    work(gpus);
+    emulator::synchronise_devices();
+    std::vector<std::string> lines;
+    const std::vector<emulator::TraceSlice> slices = emulator::take_profile().slices;
+    for (const emulator::TraceSlice &slice : slices) {
+      const std::string cause =
+          slice.cause < 0
+              ? ""
+              : std::string(" after ") + slices[static_cast<std::size_t>(slice.cause)].what;
+      lines.push_back(std::to_string(slice.device) + " " + slice.what + " " +
+                      std::to_string(slice.begin) + "-" + std::to_string(slice.end) + cause);
+    }
+    if (seed == 1) one = lines;
+    CHECK(lines == one);
+  }
+  return one;
+}
+
+/// A message from one device to the other, on these streams. It takes 16 turns: 512 bytes.
+void pass(Gpus &gpus, std::vector<cudaStream_t> &on, int from, std::size_t place = 0) {
+  ncclSend(gpus.a[from], elements, ncclFloat16, 1 - from, gpus.comm[from], on[from]);
+  ncclRecv(gpus.b[1 - from] + place, elements, ncclFloat16, from, gpus.comm[1 - from],
+           on[1 - from]);
+}
+
+using Lines = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("devices: in the trace a message goes beside a kernel, or after it if an event says so") {
+  const auto work = [](bool waits) {
+    return [=](Gpus &gpus) {
+      gpus.run(gpus.stream[0], 0, 0, gpus.load(gpus.a[0]));
+      if (waits) {
+        cudaEventRecord(gpus.event[0], gpus.stream[0]);
+        cudaStreamWaitEvent(gpus.side[0], gpus.event[0]);
+      }
+      ncclGroupStart();
+      pass(gpus, gpus.side, 0);
+      ncclGroupEnd();
+      gpus.run(gpus.side[1], 1, 1, gpus.load(gpus.b[1]));
+    };
+  };
+  CHECK(traced(work(false)) == Lines{"0 kernel 0-2", "0 ncclSend 0-16",
+                                     "1 ncclRecv 0-16 after ncclSend", "1 kernel 16-18"});
+  CHECK(traced(work(true)) == Lines{"0 kernel 0-2", "0 cudaStreamWaitEvent 0-2 after kernel",
+                                    "0 ncclSend 2-18", "1 ncclRecv 2-18 after ncclSend",
+                                    "1 kernel 18-20"});
+}
+
+TEST_CASE("devices: in the trace a link carries one message at a time in each direction") {
+  CHECK(traced([](Gpus &gpus) {
+          ncclGroupStart();
+          pass(gpus, gpus.stream, 0);
+          pass(gpus, gpus.stream, 1);
+          pass(gpus, gpus.stream, 0, elements);
+          ncclGroupEnd();
+          cudaEventRecord(gpus.event[1], gpus.stream[1]);
+          cudaStreamWaitEvent(gpus.side[0], gpus.event[1]);
+          cudaMemcpyPeerAsync(gpus.b[0] + elements, 0, gpus.a[1], 1, bytes, gpus.side[0]);
+        }) == Lines{"0 ncclRecv 0-16 after ncclSend", "0 ncclSend 0-16", "0 ncclSend 16-32",
+                    "0 cudaStreamWaitEvent 0-32 after ncclRecv", "0 cudaMemcpyPeerAsync 32-48",
+                    "1 ncclRecv 0-16 after ncclSend", "1 ncclRecv 16-32 after ncclSend",
+                    "1 ncclSend 0-16"});
+}
+
+TEST_CASE("devices: in the trace an all-gather begins when the last rank has come") {
+  CHECK(traced([](Gpus &gpus) {
+          gpus.run(gpus.stream[1], 1, 0, gpus.load(gpus.a[1]));
+          ncclGroupStart();
+          for (int i = 0; i < 2; i++)
+            ncclAllGather(gpus.a[i], gpus.b[i], elements, ncclFloat16, gpus.comm[i],
+                          gpus.stream[i]);
+          ncclGroupEnd();
+        }) == Lines{"0 ncclAllGather 2-18", "1 kernel 0-2", "1 ncclAllGather 2-18"});
+}

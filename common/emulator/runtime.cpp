@@ -166,8 +166,14 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   }
 }
 
+Counts counted() {
+  return profile.total();
+}
+
 Profile take_profile() {
   profile.link_bytes = take_link_bytes();
+  if (std::vector<TraceSlice> streams = take_streams(); !streams.empty())
+    profile.slices = std::move(streams);
   return std::exchange(profile, Profile{});
 }
 

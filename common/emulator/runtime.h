@@ -54,6 +54,7 @@ struct Settings {
   std::uint64_t seed = 0;  // draws the order in which threads run
   bool profile = false;    // count, at up to ten times the time
   bool trace = false;      // and trace block 0, or its cluster
+  bool streams = false;    // and trace the streams of several devices
   int host_threads = 0;    // 0: all cores
   // A small GPU's: few enough that a test's problem fills them or does not. An H200 has 132.
   int multiprocessors = 16;
@@ -89,6 +90,9 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
 /// at once.
 void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
                const std::function<void()> &thread, const LaunchAttributes &attributes = {});
+
+/// The counts of all launches so far, of this profile.
+Counts counted();
 
 /// The counts of all launches since the last call, which begins a new profile.
 Profile take_profile();

@@ -252,6 +252,18 @@ for step; do
   rm build/trace.csv
 done
 
+# What four GPUs do, and when, for the pictures of hops.
+for step; do
+  case $step in
+    71-* | 72-*) ;;
+    *) continue ;;
+  esac
+  for mask in "" --causal; do
+    ./step-"$(number_of "$step")" --device cpu --gpus 4 --heads 1 --seqlen 2048 --head-dim 128 $mask \
+      --streams-csv "$results/trace-$step.csv" >/dev/null
+  done
+done
+
 [ -n "$can_measure" ] || {
   echo "SKIP: no GPU, nvcc or ncu to measure with; the emulator's counts: $results/emulator-counters.csv"
   exit

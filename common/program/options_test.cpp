@@ -369,8 +369,8 @@ TEST_CASE("options: a number is read well whatever went wrong before") {
 }
 
 TEST_CASE("options: a path that is empty, or given twice, is refused") {
-  for (const std::string option :
-       {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv", "--events-csv", "--trace"}) {
+  for (const std::string option : {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv",
+                                   "--events-csv", "--streams-csv", "--trace"}) {
     CHECK(error_of({option, ""}) == option + " needs a file name");
     CHECK(error_of({option, "--seqlen", "128"}) == option + " needs a file name");
   }
@@ -461,6 +461,8 @@ TEST_CASE("options: counting on a GPU is refused, and the option is named") {
   CHECK(error_of({"--trace-csv", "a.csv", "--device", "gpu"}) == "--trace-csv" + emulator_counts);
   CHECK(error_of({"--blocks-csv", "a.csv", "--device", "gpu"}) == "--blocks-csv" + emulator_counts);
   CHECK(error_of({"--events-csv", "a.csv", "--device", "gpu"}) == "--events-csv" + emulator_counts);
+  CHECK(error_of({"--streams-csv", "a.csv", "--device", "gpu"}) ==
+        "--streams-csv" + emulator_counts);
   CHECK(error_of({"--trace", "a.json", "--device", "gpu"}) ==
         "--trace cannot be combined with --device gpu, because the emulator alone traces; leave "
         "--device out");
@@ -500,6 +502,7 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
                                           "--trace-csv FILE",
                                           "--blocks-csv FILE",
                                           "--events-csv FILE",
+                                          "--streams-csv FILE",
                                           "--trace FILE",
                                           "--describe ",
                                           "--help "};
@@ -564,27 +567,30 @@ TEST_CASE("options: a step that decodes has one query per head by default, and a
 }
 
 TEST_CASE("options: --describe says all that scripts ask for, a line for each thing") {
-  CHECK(describe_text(kStep) ==
-        "step 02-loop-inverted\n"
-        "needs sm_75\n"
-        "takes\n"
-        "tile 48\n"
-        "page-rows 1\n"
-        "head-dims 64 128\n"
-        "types fp16\n"
-        "inputs normal rising one-hot ends equal-keys huge\n"
-        "writes O\n"
-        "bits same\n"
-        "gpu batch=12 heads=16 seqlen=8192 head-dim=128\n"
-        "emulator batch=1 heads=2 seqlen=256 head-dim=64\n"
-        "csv "
-        "step,device,batch,heads,seqlen,head_dim,options,operations,kv_bytes,median_ms,min_ms,"
-        "sm_clocks,tflops,rms_error\n"
-        "profile-csv step,source,batch,heads,seqlen,head_dim,options,line,counter,value\n"
-        "trace-csv line,op,request,lane,address,bytes,bank,wavefront\n"
-        "blocks-csv step,batch,heads,seqlen,head_dim,options,launch,block,x,y,z,mma\n"
-        "events-csv step,batch,heads,seqlen,head_dim,options,launch,warpgroup,event,what,line,of,"
-        "times,after\n");
+  CHECK(
+      describe_text(kStep) ==
+      "step 02-loop-inverted\n"
+      "needs sm_75\n"
+      "takes\n"
+      "tile 48\n"
+      "page-rows 1\n"
+      "head-dims 64 128\n"
+      "types fp16\n"
+      "inputs normal rising one-hot ends equal-keys huge\n"
+      "writes O\n"
+      "bits same\n"
+      "gpu batch=12 heads=16 seqlen=8192 head-dim=128\n"
+      "emulator batch=1 heads=2 seqlen=256 head-dim=64\n"
+      "csv "
+      "step,device,batch,heads,seqlen,head_dim,options,operations,kv_bytes,median_ms,min_ms,"
+      "sm_clocks,tflops,rms_error\n"
+      "profile-csv step,source,batch,heads,seqlen,head_dim,options,line,counter,value\n"
+      "trace-csv line,op,request,lane,address,bytes,bank,wavefront\n"
+      "blocks-csv step,batch,heads,seqlen,head_dim,options,launch,block,x,y,z,mma\n"
+      "events-csv step,batch,heads,seqlen,head_dim,options,launch,warpgroup,event,what,line,of,"
+      "times,after\n"
+      "streams-csv step,device,batch,heads,seqlen,head_dim,options,gpu,stream,what,line,peer,bytes,"
+      "begin,end\n");
   const std::string all = describe_text(kTakesAll);
   CHECK(contains(all, "\ntakes " + std::string(kTakesAll.takes) + "\n"));
   CHECK(contains(all, "\ntypes fp16 bf16\n"));

@@ -529,6 +529,8 @@ ExitStatus run(const Options &asked) {
     throw UsageError("--rank " + std::to_string(options.rank) +
                      ": no rows are left for it of --seqlen " + std::to_string(problem.seqlen_q) +
                      "; use fewer GPUs");
+  if (!options.files[kStreamsCsv].empty() && problem.gpus < 2)
+    throw UsageError("--streams-csv needs several GPUs: add --gpus 2, which steps 70 to 74 accept");
   if (problem.gpus) device->use_gpus(problem.gpus);
   check_fits(problem, options, *device);
 
@@ -573,7 +575,10 @@ ExitStatus run(const Options &asked) {
     if (!survives_garbage(*device, placement, problem, options.seed + i)) return kWrongAnswer;
   emulator::settings.profile = profiled;
   emulator::settings.same_bits = step.gradients && step.same_bits;
-  emulator::settings.trace = !options.files[kTrace].empty();
+  const bool streams = problem.gpus > 1;  // of one GPU the trace has the first block
+  emulator::settings.trace = !streams && !options.files[kTrace].empty();
+  emulator::settings.streams =
+      streams && !(options.files[kTrace].empty() && options.files[kStreamsCsv].empty());
   const auto launch = [&] { step.launch(problem); };
   // As processes with a GPU each would, one after the other.
   const auto launch_by_rank = [&] {
@@ -713,7 +718,7 @@ ExitStatus run(const Options &asked) {
     throw std::runtime_error("the program's own forward pass is wrong");
   if (!passes(true)) return kWrongAnswer;
   if (options.repeat) {
-    emulator::settings.profile = emulator::settings.trace = false;
+    emulator::settings.profile = emulator::settings.trace = emulator::settings.streams = false;
     // What is compared and poisoned: of several GPUs the buffer of each.
     std::vector<Output> buffers = outputs;
     if (problem.gpus) buffers.clear();

@@ -495,6 +495,14 @@ TEST_CASE("--profile-csv: every counter in total, and line by line") {
   CHECK(!sum.empty());
 }
 
+TEST_CASE("--streams-csv needs several GPUs") {
+  const Scratch scratch;
+  for (const std::string command : {"./step-02", "./step-71 --gpus 1"})
+    check_refused(command + " --device cpu --streams-csv " + shell_word(scratch.file("a.csv")), 2,
+                  {"--streams-csv needs several GPUs: add --gpus 2, which steps 70 to 74 accept"});
+  CHECK(scratch.empty());
+}
+
 TEST_CASE("--trace-csv: where each lane of a request goes") {
   const Scratch scratch;
   const std::string file = scratch.file("trace.csv");

@@ -121,6 +121,19 @@ std::vector<std::string> event_rows(const Result &result, const emulator::Profil
   return rows;
 }
 
+std::vector<std::string> stream_rows(const Result &result, const emulator::Profile &profile) {
+  std::vector<std::string> rows;
+  for (const emulator::TraceSlice &slice : profile.slices)
+    if (slice.device >= 0)
+      rows.push_back(result.step + ",\"" + result.device + "\"," + problem_fields(result) + "," +
+                     std::to_string(slice.device) + "," + std::to_string(slice.track / 2) + "," +
+                     slice.what + "," + emulator::describe(slice.line) + "," +
+                     (slice.peer < 0 ? "" : std::to_string(slice.peer)) + "," +
+                     std::to_string(slice.bytes) + "," + std::to_string(slice.begin) + "," +
+                     std::to_string(slice.end));
+  return rows;
+}
+
 std::string result_row(const Result &result) {
   const auto number = [](const std::optional<double> &value) {
     return value ? format("%.6g", *value) : std::string();
@@ -299,36 +312,50 @@ std::string named(const std::string &what, int process, int thread, const std::s
          std::to_string(thread) + R"(,"args":{"name":")" + name + R"("}},)";
 }
 
+/// What a slice's track stands for.
+std::string name_of_track(const emulator::TraceSlice &slice) {
+  using Slice = emulator::TraceSlice;
+  if (slice.device >= 0)
+    return "stream " + std::to_string(slice.track / 2) + (slice.track % 2 ? ", sends" : "");
+  return slice.track == Slice::kTma           ? "TMA"
+         : slice.track == Slice::kTensorCores ? "tensor cores"
+                                              : "warp " + std::to_string(slice.track);
+}
+
 /// The lines of a JSON file in the trace event format, which Perfetto and chrome://tracing read.
 std::vector<std::string> chrome_trace(const emulator::Profile &profile) {
   using Slice = emulator::TraceSlice;
   constexpr int kClusterBlocks = 8;  // of a cluster
   const auto number = [](std::uint64_t value) { return std::to_string(value); };
   const auto process = [&](const Slice &slice) {
+    if (slice.device >= 0) return slice.device;
     return slice.launch * kClusterBlocks + static_cast<int>(slice.block);
   };
   const auto place = [&](const Slice &slice, std::uint64_t time) {
     return R"("pid":)" + std::to_string(process(slice)) + R"(,"tid":)" + number(slice.track) +
            R"(,"ts":)" + number(time);
   };
-  std::vector<std::string> rows = {R"({"otherData":{"time":"turns of the emulator, not clocks"},)",
+  const bool of_devices = !profile.slices.empty() && profile.slices[0].device >= 0;
+  const std::string unit = of_devices ? "mma, not clocks" : "turns, not clocks";
+  std::vector<std::string> rows = {R"({"otherData":{"time":")" + unit + R"("},)",
                                    R"("traceEvents":[)"};
   const Slice *before = nullptr;
   for (const Slice &slice : profile.slices) {
     const bool same_block = before && process(*before) == process(slice);
     if (!same_block)
-      rows.push_back(
-          named("process_name", process(slice), 0,
-                "launch " + std::to_string(slice.launch) + ", block " + number(slice.block)));
+      rows.push_back(named("process_name", process(slice), 0,
+                           of_devices ? "device " + std::to_string(slice.device)
+                                      : "launch " + std::to_string(slice.launch) + ", block " +
+                                            number(slice.block)));
     if (!same_block || before->track != slice.track)
       rows.push_back(named("thread_name", process(slice), static_cast<int>(slice.track),
-                           slice.track == Slice::kTma           ? "TMA"
-                           : slice.track == Slice::kTensorCores ? "tensor cores"
-                                                                : "warp " + number(slice.track)));
+                           name_of_track(slice)));
     rows.push_back(R"({"ph":"X",)" + place(slice, slice.begin) + R"(,"dur":)" +
                    number(slice.end - slice.begin) + R"(,"name":")" + slice.what +
                    R"(","args":{"line":")" + describe(slice.line) + R"(","bytes":)" +
-                   number(slice.bytes) + R"(,"times":)" + number(slice.times) + "}},");
+                   number(slice.bytes) +
+                   (slice.peer >= 0 ? R"(,"device":)" + std::to_string(slice.peer) : "") +
+                   R"(,"times":)" + number(slice.times) + "}},");
     before = &slice;
   }
   for (std::size_t i = 0; i < profile.slices.size(); i++) {
@@ -336,10 +363,12 @@ std::vector<std::string> chrome_trace(const emulator::Profile &profile) {
     if (slice.cause < 0) continue;
     const Slice &cause = profile.slices[static_cast<std::size_t>(slice.cause)];
     const std::string arrow = R"("cat":"arrow","name":"arrow","id":)" + number(i) + ",";
-    rows.push_back(R"({"ph":"s",)" + arrow + place(cause, cause.end - 1) + "},");
+    // What ends a device's wait has ended then, too: the arrow begins where it began.
+    rows.push_back(R"({"ph":"s",)" + arrow +
+                   place(cause, of_devices ? cause.begin : cause.end - 1) + "},");
     rows.push_back(R"({"ph":"f","bp":"e",)" + arrow + place(slice, slice.end - 1) + "},");
   }
-  rows.push_back(named("process_labels", 0, 0, "turns, not clocks"));
+  rows.push_back(named("process_labels", 0, 0, unit));
   rows.back().pop_back();  // the comma
   rows.push_back("]}");
   return rows;
@@ -354,6 +383,7 @@ std::vector<std::string> csv_rows(CsvKind kind, const Result &result,
     case kTraceCsv: return trace_rows(profile);
     case kBlocksCsv: return block_rows(result, profile);
     case kEventsCsv: return event_rows(result, profile);
+    case kStreamsCsv: return stream_rows(result, profile);
     case kTrace: return chrome_trace(profile);
     default: return {result_row(result)};
   }

@@ -197,7 +197,15 @@ TEST_CASE("trace: a step of each kind, with what it does and what ends its waits
       {"step-36 --seqlen 512",
        {"named_barrier_sync", "tma_store", "tma_store_wait_read", "stmatrix"},
        {"named_barrier_arrive -> named_barrier_sync", "tma_store -> tma_store_wait_read"},
-       {"TMA", "tensor cores"}}};
+       {"TMA", "tensor cores"}},
+      {"step-70 --gpus 3 --seqlen 192", {"ncclAllGather", "kernel"}, {}, {"stream 0"}},
+      {"step-71 --gpus 4 --seqlen 512",
+       {"kernel", "cudaStreamWaitEvent"},
+       {"ncclSend -> ncclRecv", "kernel -> cudaStreamWaitEvent"},
+       {"stream 0", "stream 1", "stream 1, sends"}},
+      {"step-71 --gpus 2 --seqlen 128 --link copies", {"cudaMemcpyPeerAsync"}, {}, {"stream 1"}},
+      // One of several GPUs is one GPU, of which the trace has the first block.
+      {"step-71 --gpus 1 --seqlen 128", {"wgmma"}, {}, {"TMA"}}};
   for (const Expected &expected : steps) {
     CAPTURE(expected.command);
     const Content content = read_trace(traced(expected.command));
@@ -220,6 +228,20 @@ TEST_CASE("trace: bytes are those of the transfers") {
     if (event["ph"].text == "X" && event["name"].text == "tma_load")
       bytes += event["args"]["bytes"].number();
   CHECK(bytes == (128 + 2 * 256) * 64 * 2);  // a tile of Q, all of K and V, in fp16
+}
+
+TEST_CASE("trace: the messages of several GPUs have the bytes of the links") {
+  const Json all = Parser(traced("step-71 --gpus 3 --seqlen 384")).read_all();
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> bytes;  // of a link
+  for (const Json &event : all["traceEvents"].items)
+    if (event["ph"].text == "X" && event["name"].text == "ncclSend")
+      bytes[{event["pid"].number(), event["args"]["device"].number()}] +=
+          event["args"]["bytes"].number();
+  CHECK(bytes.size() == 3);
+  for (const auto &[link, carried] : bytes) {
+    CHECK(link.second == (link.first + 1) % 3);
+    CHECK(carried == 2 * 2 * 128 * 64 * 2);  // K and V in two hops
+  }
 }
 
 TEST_CASE("trace: what breaks it is found") {
