@@ -130,6 +130,10 @@ void stmatrix_x4_trans(const Reference<T> &row, const Vector<std::uint32_t, 4> &
   emulator::stmatrix<true>(row, r, where);
 }
 
+inline void store_global(const Reference<float> &first, const Vector<float, 4> &x) {
+  store<4>(first, x);
+}
+
 template <class T>
 void cp_async_16(const Reference<T> &shared, const Reference<const T> &global,
                  Where where = Where::current()) {

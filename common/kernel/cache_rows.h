@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/kernel/cache.h"
+#include "common/kernel/tma.h"
 
 /// Returns x, but at least 0 and at most `most`.
 __device__ __forceinline__ int clamped(int x, int most) {
@@ -37,6 +38,23 @@ __device__ __forceinline__ Matrix<const T> cache_row(const Problem &p, bool of_V
   const Strides &strides = of_V ? p.V_strides : p.K_strides;
   return {head_of<const T, d>(of_V ? p.V : p.K, strides, block, kv_h, row, 1).data, 1, d};
 }
+
+/// Where the box of a cache lies that begins with this key of a sequence: in its page, if there are pages (step 54).
+struct Box {
+  SequenceRows source;
+  int row, block;
+
+  __device__ Box(const Problem &p, int b, int key, int seqlen_k)
+      : source{0, seqlen_k}, row(key), block(b) {
+    if (p.page_table) {
+      const Pages pages(p);
+      block = clamped(pages.page_of(b, key), p.num_pages - 1), row = key % pages.size;
+      source.count = min(seqlen_k - key + row, pages.size);
+    } else if (p.cu_seqlens_k) {
+      source.first = clamped(of_batch(p.cu_seqlens_k, p, b, 0), p.total_k - seqlen_k);
+    }
+  }
+};
 
 /// A tile of the rows of Q and O that share a head of K and V: row r of all of them is query r / group of the
 /// group's head r % group. The tile begins at row `first`, and has `there` rows.

@@ -98,6 +98,14 @@ __device__ __forceinline__ void stmatrix_x4_trans(T &row, const Vector<std::uint
                : "memory");
 }
 
+/// Stores 4 numbers that follow each other in global memory as one access; the first is aligned to 16 bytes
+/// (PTX ISA 'st'). nvcc 13.0 makes four stores of store<4> if the numbers come from an accumulator.
+__device__ __forceinline__ void store_global(float &first, const Vector<float, 4> &x) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(&first)),
+               "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+
 /// Starts a copy of 16 bytes from global to shared memory, past the registers and the L1 cache. It
 /// may arrive at any time until the thread has waited for its group (PTX ISA 'cp.async').
 template <class T>

@@ -32,7 +32,7 @@ constexpr int threads = consumers + 128;  // and a warpgroup whose first warp co
 // Registers of a thread after setmaxnreg: together what the launch gives, 168 of 384 threads.
 constexpr int consumer_registers = 232, producer_registers = 40;
 // Named barriers; 0 is that of __syncthreads.
-constexpr int q_there = 1, p_written = 2, p_read = 3;
+constexpr int q_there = 1, p_written = 2, p_read = 3, o_there = 4;
 // A wait ends a kernel that waits forever by a store, not by a trap, with which ptxas 13.0 spills (mbarrier.h).
 constexpr bool by_trap = false;
 
@@ -46,9 +46,10 @@ struct SharedStorage {
   Tile<float, 2, 128> factor;  // of its two rows of O
 };
 
-/// A block's part of O: of each row 512 columns, then m and l.
+/// A block's part of O: of each row 512 columns, then m and l. A row is a multiple of 32 bytes.
+constexpr int part_row = dv + 8;
 __device__ Matrix<float> part_of(const Problem &p, std::int64_t block) {
-  return {static_cast<float *>(p.workspace) + block * rows * (dv + 4), rows, dv + 4};
+  return {static_cast<float *>(p.workspace) + block * rows * part_row, rows, part_row};
 }
 
 template <class T>
@@ -84,31 +85,25 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     const int to_row = copies ? lane * box_rows : 0;
     for (int j = begin; j < end; j++) {
       // A box behind the last key brings the tile's first rows again: they are masked, and finite.
-      const int key = j * Bc + to_row < seqlen_k ? j * Bc + to_row : j * Bc;
-      int block = b, row = key;
-      SequenceRows source{0, seqlen_k};
-      if (p.page_table) {
-        const Pages pages(p);
-        block = clamped(pages.page_of(b, key), p.num_pages - 1), row = key % pages.size;
-        source.count = min(seqlen_k - key + row, pages.size);
-      } else if (p.cu_seqlens_k) {
-        source.first = clamped(of_batch(p.cu_seqlens_k, p, b, 0), p.total_k - seqlen_k);
-      }
+      const Box box(p, b, j * Bc + (j * Bc + to_row < seqlen_k ? to_row : 0), seqlen_k);
       mbarrier_wait<by_trap>(K.empty[k.stage], k.parity ^ 1);
       if (lane == 0) mbarrier_arrive_expect_tx(K.full[k.stage], sizeof(K.tile[0]));
       __syncwarp();  // the bytes are expected, and no lane is a phase behind
       if (copies)
-        tma_load_rows(K.tile[k.stage], to_row, map_K, source, row, kv_h, block, K.full[k.stage]);
+        tma_load_rows(K.tile[k.stage], to_row, map_K, box.source, box.row, kv_h, box.block,
+                      K.full[k.stage]);
       k.next();
     }
     return;
   }
   setmaxnreg_inc<consumer_registers>();
 
-  for (int i = threadIdx.x * 8; i < rows * d; i += consumers * 8)
-    cp_async_16_or_zeros(smem.Q(i / d, i % d),
-                         tile.row(static_cast<const T *>(p.Q), p.Q_strides, i / d)(0, i % d),
-                         i / d < tile.there);
+  const int first_col = threadIdx.x % 8 * 8;  // 8 threads copy 128 bytes of a row at a time
+  for (int row = threadIdx.x / 8; row < rows; row += consumers / 8) {
+    const auto Q = tile.row(static_cast<const T *>(p.Q), p.Q_strides, row);
+    for (int col = first_col; col < d; col += 64)
+      cp_async_16_or_zeros(smem.Q(row, col), Q(0, col), row < tile.there);
+  }
   cp_async_commit();
   cp_async_wait<0>();
   fence_proxy_async();                     // wgmma reads Q
@@ -176,7 +171,7 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     }
     for (int r = 0; r < 2; r++) {
       for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-      factor[r] = splits > 1 ? 1 : l[r] == 0 ? 0 : 1 / l[r];  // 0: the row sees no key
+      factor[r] = l[r] == 0 ? 0 : 1 / l[r];  // 0: the row sees no key
     }
     named_barrier_sync(p_read, consumers);
     for (int r = 0; r < 2; r++) smem.factor(r, thread) = factor[r];
@@ -199,23 +194,31 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     for (int r = 0; r < 2; r++) factor[r] = smem.factor(r, thread);
   }
 
-  const GroupRows<rows, dv> tile_of_O(p, b, kv_h, tile.first);
-  const auto part = part_of(p, (b * gridDim.y + kv_h) * gridDim.x + blockIdx.x);
-  for (int r = 0; r < 2; r++) {
-    const int row = warp % 4 * 16 + lane / 4 + r * 8;
-    if (row >= tile.there) continue;
-    const auto O = tile_of_O.row(static_cast<T *>(p.O), p.O_strides, row);
+  if (splits > 1) {  // 16 columns as a lane has them: 2t, 2t + 1, 2t + 8, 2t + 9 for t of 0 to 3
+    const auto part = part_of(p, (b * gridDim.y + kv_h) * gridDim.x + blockIdx.x);
+    for (int r = 0; r < 2; r++) {
+      const int row = warp % 4 * 16 + lane / 4 + r * 8;
 #pragma unroll
-    for (int i = r * 2; i < o.size; i += 4) {
-      const int col = warpgroup * (dv / 2) + i / 4 * 8 + lane % 4 * 2;
-      const float left = o(i) * factor[r], right = o(i + 1) * factor[r];
-      if (splits > 1)
-        store<2>(part(row, col), Vector<float, 2>{left, right});
-      else
-        store<2>(O(0, col), Vector<T, 2>{from_float<T>(left), from_float<T>(right)});
+      for (int i = r * 2; i < o.size; i += 8)
+        store_global(part(row, warpgroup * (dv / 2) + i / 8 * 16 + lane % 4 * 4),
+                     {o(i), o(i + 1), o(i + 4), o(i + 5)});
+      if (warpgroup == 0 && lane % 4 == 0) store<2>(part(row, dv), Vector<float, 2>{m[r], l[r]});
     }
-    if (splits > 1 && warpgroup == 0 && lane % 4 == 0)
-      store<2>(part(row, dv), Vector<float, 2>{m[r], l[r]});
+    return;
+  }
+  // Q's place becomes O's: the first warpgroup has computed the last S.
+#pragma unroll
+  for (int i = 0; i < o.size; i += 8)
+    stmatrix_x4(smem.Q(warp % 4 * 16 + lane % 16, warpgroup * (dv / 2) + i * 2 + lane / 16 * 8),
+                {cvt_rn_x2<T>(o(i) * factor[0], o(i + 1) * factor[0]),
+                 cvt_rn_x2<T>(o(i + 2) * factor[1], o(i + 3) * factor[1]),
+                 cvt_rn_x2<T>(o(i + 4) * factor[0], o(i + 5) * factor[0]),
+                 cvt_rn_x2<T>(o(i + 6) * factor[1], o(i + 7) * factor[1])});
+  named_barrier_sync(o_there, consumers);  // all warps have written O
+  const GroupRows<rows, dv> tile_of_O(p, b, kv_h, tile.first);
+  for (int row = threadIdx.x / 8; row < tile.there; row += consumers / 8) {
+    const auto O = tile_of_O.row(static_cast<T *>(p.O), p.O_strides, row);
+    for (int col = first_col; col < dv; col += 64) store<8>(O(0, col), load<8>(smem.Q(row, col)));
   }
 }
 
@@ -228,14 +231,22 @@ __global__ void __launch_bounds__(dv / 4) merge_splits(const Problem p, int spli
   const int tiles_of_head = (gridDim.x + rows - 1) / rows;
   const int first = (b * gridDim.y + kv_h) * tiles_of_head * splits + row / rows;
   Part sum;
-#pragma unroll 8
-  for (int split = 0; split < splits; split++) {
-    const auto part = part_of(p, first + split * tiles_of_head);
-    sum.add(part_at<dv>(part, row % rows, col));
+  for (int split = 0; split < splits; split += 8) {
+    Part parts[8];  // all are under way before the first is added
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const auto part = part_of(p, first + (split + i) * tiles_of_head);
+      if (split + i < splits) parts[i] = part_at<dv>(part, row % rows, col);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum.add(parts[i]);
   }
-  Vector<T, 4> O;  // of a row that saw no key it is 0
-  for (int e = 0; e < 4; e++) O[e] = from_float<T>(sum.l > 0 ? sum.O[e] / sum.l : 0);
-  store<4>(tile.row(static_cast<T *>(p.O), p.O_strides, 0)(0, col), O);
+  const auto O = tile.row(static_cast<T *>(p.O), p.O_strides, 0);
+  for (int e = 0; e < 4; e += 2) {  // of a row that saw no key O is 0
+    const float factor = sum.l > 0 ? 1 / sum.l : 0;
+    store<2>(O(0, col / 16 * 16 + col % 16 / 2 + e * 4),
+             Vector<T, 2>{from_float<T>(sum.O[e] * factor), from_float<T>(sum.O[e + 1] * factor)});
+  }
 }
 
 /// As many splits as fill the GPU, each of two tiles of keys or more: a part is as many bytes as two tiles.
@@ -270,7 +281,7 @@ EXPORT_STEP({
     .workspace_bytes =
         [](const Problem &p) {
           const int splits = num_splits(p);
-          return splits == 1 ? 0 : sizeof(float) * row_tiles(p, rows) * splits * rows * (dv + 4);
+          return splits == 1 ? 0 : sizeof(float) * row_tiles(p, rows) * splits * rows * part_row;
         },
     .head_dims = {d},
     .page_rows = 8,
