@@ -15,6 +15,7 @@
 #include <nccl.h>
 
 #include "common/kernel/id_file.h"
+#include "common/kernel/marks.h"
 #else
 #include "common/emulator/devices.h"
 
@@ -39,6 +40,7 @@ inline void record(cudaEvent_t event, cudaStream_t on,
                    [[maybe_unused]] Where where = Where::current()) {
 #ifdef __CUDACC__
   cuda_check(cudaEventRecord(event, on), "cudaEventRecord");
+  marks.add(on, false);
 #else
   cudaEventRecord(event, on, where);
 #endif
@@ -48,7 +50,9 @@ inline void record(cudaEvent_t event, cudaStream_t on,
 inline void wait(cudaStream_t on, cudaEvent_t event,
                  [[maybe_unused]] Where where = Where::current()) {
 #ifdef __CUDACC__
+  marks.add(on, false);
   cuda_check(cudaStreamWaitEvent(on, event, 0), "cudaStreamWaitEvent");
+  marks.add(on, true);
 #else
   cudaStreamWaitEvent(on, event, 0, where);
 #endif
@@ -85,6 +89,9 @@ static inline const std::vector<Traffic> &traffic(const Problem &p) {
     set_device(gpu);
     of.begun = new_event();
     cuda_check(cudaStreamCreateWithFlags(&of.stream, cudaStreamNonBlocking), "cudaStreamCreate");
+#ifdef __CUDACC__
+    marks.places[of.stream] = {gpu, 1};
+#endif
     for (int hop = 0; hop < p.gpus + 2; hop++) {
       of.arrived.push_back(new_event());
       of.computed.push_back(new_event());

@@ -7,7 +7,16 @@
 #include <vector>
 
 /// What a run can write into a file. What has no header is written anew.
-enum CsvKind { kResultCsv, kProfileCsv, kTraceCsv, kBlocksCsv, kEventsCsv, kStreamsCsv, kTrace, kCsvKinds };
+enum CsvKind {
+  kResultCsv,
+  kProfileCsv,
+  kTraceCsv,
+  kBlocksCsv,
+  kEventsCsv,
+  kStreamsCsv,
+  kTrace,
+  kCsvKinds
+};
 
 #define PROBLEM_COLUMNS "batch,heads,seqlen,head_dim,options"
 constexpr struct {
@@ -26,7 +35,8 @@ constexpr struct {
     {"events-csv", "step," PROBLEM_COLUMNS ",launch,warpgroup,event,what,line,of,times,after",
      "append what block 0's warpgroups did, and what had to come before it"},
     {"streams-csv", "step,device," PROBLEM_COLUMNS ",gpu,stream,what,line,peer,bytes,begin,end",
-     "append what each GPU's streams did, and when, with --gpus"},
+     "append what each GPU's streams did, and when, with --gpus: in mma by a\n"
+     "model, or with --device gpu in nanoseconds"},
     {"trace", "",
      "write what the first block of each launch, or its cluster, did on the\n"
      "emulator, or with --gpus what each GPU's streams did, for\n"

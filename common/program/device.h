@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,6 +15,13 @@
 struct Times {
   std::vector<float> ms;       // between two events
   std::vector<double> clocks;  // of an SM: elapsed, whatever the power limit does to the clock rate
+};
+
+/// What a GPU's stream does for a while, in nanoseconds since all GPUs began the launch.
+struct StreamSlice {
+  int gpu, stream;
+  const char *what;  // "kernel", "message", "cudaStreamWaitEvent"
+  std::uint64_t begin, end;
 };
 
 class Device {
@@ -45,6 +53,8 @@ class Device {
   /// that are not timed. All are queued before the first is waited for, as peers.py does.
   virtual Times time(const std::function<void()> &launch, int warm_up, int iterations,
                      int each) = 0;
+  /// What the streams of several GPUs do in a launch. (The emulator's profile has that.)
+  virtual std::vector<StreamSlice> trace(const std::function<void()> &) { return {}; }
 };
 
 std::unique_ptr<Device> make_cpu_device();

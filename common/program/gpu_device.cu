@@ -3,12 +3,14 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <map>
 #include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/kernel/marks.h"
 #include "common/kernel/processes.h"
 #include "common/program/device.h"
 #include "common/program/ladder.h"
@@ -73,8 +75,11 @@ class Event {
     check(cudaStreamWaitEvent(stream, event_), "cudaStreamWaitEvent");
   }
   float milliseconds_since(const Event &earlier) const {
+    return earlier.milliseconds_until(event_);
+  }
+  float milliseconds_until(cudaEvent_t later) const {
     float milliseconds;
-    check(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "cudaEventElapsedTime");
+    check(cudaEventElapsedTime(&milliseconds, event_, later), "cudaEventElapsedTime");
     return milliseconds;
   }
 
@@ -160,6 +165,7 @@ class Gpu : public Device {
       devices_[gpu] = gpu;
       check(cudaSetDevice(gpu), "cudaSetDevice");
       check(cudaStreamCreateWithFlags(&streams_[gpu], cudaStreamNonBlocking), "cudaStreamCreate");
+      marks.places[streams_[gpu]] = {gpu, 0};
       for (int peer = 0; peer < count; peer++) {  // copies go directly where they can
         int direct = 0;
         if (peer != gpu) check(cudaDeviceCanAccessPeer(&direct, gpu, peer), "the peers");
@@ -228,11 +234,56 @@ class Gpu : public Device {
     return times;
   }
 
+  std::vector<StreamSlice> trace(const std::function<void()> &launch) override {
+    const std::size_t gpus = streams_.size();
+    std::vector<Event> ready, begin;
+    for (std::size_t gpu = 0; gpu < gpus; gpu++) {
+      check(cudaSetDevice(devices_[gpu]), "cudaSetDevice");
+      ready.emplace_back();
+      begin.emplace_back();
+    }
+    hold_all();
+    for (std::size_t gpu = 0; gpu < gpus; gpu++) ready[gpu].record(streams_[gpu]);
+    for (std::size_t gpu = 0; gpu < gpus; gpu++) {
+      for (std::size_t peer = 0; peer < gpus; peer++) ready[peer].hold_back(streams_[gpu]);
+      begin[gpu].record(streams_[gpu]);
+    }
+    marks.wanted = true;
+    launch();
+    for (const cudaStream_t stream : streams_) marks.add(stream, false);
+    marks.wanted = false;
+    synchronise();
+    std::vector<StreamSlice> slices;
+    std::map<cudaStream_t, std::uint64_t> reached;
+    for (const Marks::Mark &mark : std::exchange(marks.all, {})) {
+      const auto [gpu, stream] = marks.places.at(mark.stream);
+      check(cudaSetDevice(gpu), "cudaSetDevice");
+      const auto end = static_cast<std::uint64_t>(
+          std::max(0.0f, begin[gpu].milliseconds_until(mark.moment)) * 1e6);
+      std::uint64_t &now = reached[mark.stream];
+      const char *const what = mark.waited   ? "cudaStreamWaitEvent"
+                               : stream == 0 ? "kernel"
+                                             : "message";
+      if (end > now) slices.push_back({gpu, stream, what, now, end});
+      now = std::max(now, end);
+      check(cudaEventDestroy(mark.moment), "cudaEventDestroy");
+    }
+    return slices;
+  }
+
  private:
   void synchronise() {
     for (const int device : devices_) {
       check(cudaSetDevice(device), "cudaSetDevice");
       check(cudaDeviceSynchronize(), "the kernel failed");
+    }
+  }
+
+  /// The GPUs wait until all is queued: the host is slower than short launches.
+  void hold_all() {
+    for (std::size_t gpu = 0; gpu < streams_.size(); gpu++) {
+      check(cudaSetDevice(devices_[gpu]), "cudaSetDevice");
+      hold<<<1, 1, 0, streams_[gpu]>>>(kHoldNanoseconds);
     }
   }
 
@@ -250,11 +301,7 @@ class Gpu : public Device {
     };
     for (int i = 0; i < warm_up; i++) launch();
     synchronise();
-    // The GPUs wait until all is queued: the host is slower than short launches.
-    for (std::size_t gpu = 0; gpu < gpus; gpu++) {
-      check(cudaSetDevice(devices_[gpu]), "cudaSetDevice");
-      hold<<<1, 1, 0, streams_[gpu]>>>(kHoldNanoseconds);
-    }
+    hold_all();
     for (int i = 0; i < iterations; i++) {
       for (std::size_t gpu = 0; gpu < gpus; gpu++) at(ready, gpu, i).record(streams_[gpu]);
       for (std::size_t gpu = 0; gpu < gpus; gpu++) {

@@ -386,7 +386,8 @@ std::string csv_option(int kind) {
 /// Refuses options that exclude each other.
 void check_together(const Options &options) {
   const std::string counting = counting_option(options);
-  if (!counting.empty() && options.device == DeviceChoice::kGpu)
+  if (!counting.empty() && counting != csv_option(kStreamsCsv) &&
+      options.device == DeviceChoice::kGpu)
     throw UsageError(counting + " cannot be combined with --device gpu, because " +
                      (counting == csv_option(kTrace)
                           ? "the emulator alone traces; leave --device out"
@@ -408,6 +409,10 @@ void check_together(const Options &options) {
     throw UsageError(
         "--link copies cannot be combined with --rank, because a process cannot copy from the "
         "memory of another one's GPU");
+  if (options.rank >= 0 && !options.files[kStreamsCsv].empty())
+    throw UsageError(
+        "--streams-csv cannot be combined with --rank, because no clock is common to the "
+        "processes");
   using reference::Family;
   if (const Family family = options.inputs;
       options.shape.rope != Rope::kNone &&

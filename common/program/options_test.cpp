@@ -461,8 +461,7 @@ TEST_CASE("options: counting on a GPU is refused, and the option is named") {
   CHECK(error_of({"--trace-csv", "a.csv", "--device", "gpu"}) == "--trace-csv" + emulator_counts);
   CHECK(error_of({"--blocks-csv", "a.csv", "--device", "gpu"}) == "--blocks-csv" + emulator_counts);
   CHECK(error_of({"--events-csv", "a.csv", "--device", "gpu"}) == "--events-csv" + emulator_counts);
-  CHECK(error_of({"--streams-csv", "a.csv", "--device", "gpu"}) ==
-        "--streams-csv" + emulator_counts);
+  CHECK(error_of({"--streams-csv", "a.csv", "--device", "gpu"}) == "");  // it measures
   CHECK(error_of({"--trace", "a.json", "--device", "gpu"}) ==
         "--trace cannot be combined with --device gpu, because the emulator alone traces; leave "
         "--device out");
@@ -609,6 +608,9 @@ TEST_CASE("options: --rank is one of --gpus, and names the file through which th
   CHECK(error_of({"--rank", "0:file", "--link", "copies"}, kShared) ==
         "--link copies cannot be combined with --rank, because a process cannot copy from the "
         "memory of another one's GPU");
+  CHECK(error_of({"--rank", "0:file", "--streams-csv", "a.csv"}, kShared) ==
+        "--streams-csv cannot be combined with --rank, because no clock is common to the "
+        "processes");
   CHECK(error_of({"--rank", "0:file"}) ==
         "--rank: this step does not accept it; step 71 accepts it");
   CHECK(contains(help_text("./step-71", kShared), "--rank R:FILE"));

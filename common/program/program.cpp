@@ -766,6 +766,19 @@ ExitStatus run(const Options &asked) {
     if (options.profile) print_lines(profile);
   } else if (!options.check_only) {
     if (shape.seqlen_new) forget_new_rows(*device, placement, shape, problem);
+    if (!options.files[kStreamsCsv].empty()) {
+      emulator::Profile measured;
+      for (const auto &[gpu, stream, what, begin, end] : device->trace(launch)) {
+        emulator::TraceSlice &slice = measured.slices.emplace_back();
+        slice.device = gpu;
+        slice.track = 2 * static_cast<unsigned>(stream);
+        slice.what = what;
+        slice.begin = begin;
+        slice.end = end;
+      }
+      for (const auto &[kind, file] : files)
+        if (kind == kStreamsCsv) file.append(csv_rows(kind, result, measured));
+    }
     // Of several processes none goes by its own time: all must launch as often.
     const float estimate = options.rank < 0 ? device->time(launch, 0, 1, 1).ms[0] : 1;
     if (options.again) {

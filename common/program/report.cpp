@@ -127,8 +127,8 @@ std::vector<std::string> stream_rows(const Result &result, const emulator::Profi
     if (slice.device >= 0)
       rows.push_back(result.step + ",\"" + result.device + "\"," + problem_fields(result) + "," +
                      std::to_string(slice.device) + "," + std::to_string(slice.track / 2) + "," +
-                     slice.what + "," + emulator::describe(slice.line) + "," +
-                     (slice.peer < 0 ? "" : std::to_string(slice.peer)) + "," +
+                     slice.what + "," + (slice.line.line ? emulator::describe(slice.line) : "") +
+                     "," + (slice.peer < 0 ? "" : std::to_string(slice.peer)) + "," +
                      std::to_string(slice.bytes) + "," + std::to_string(slice.begin) + "," +
                      std::to_string(slice.end));
   return rows;
