@@ -528,6 +528,16 @@ TEST_CASE("devices: in the trace a link carries one message at a time in each di
                     "1 ncclSend 0-16"});
 }
 
+TEST_CASE(
+    "devices: in the trace of two copies that need one link the first is that which can begin "
+    "first") {
+  CHECK(traced([](Gpus &gpus) {
+          gpus.run(gpus.stream[0], 0, 0, gpus.load(gpus.a[0]));
+          cudaMemcpyPeerAsync(gpus.b[0], 0, gpus.a[1], 1, bytes, gpus.stream[0]);
+          cudaMemcpyPeerAsync(gpus.b[0] + elements, 0, gpus.a[1], 1, bytes, gpus.side[0]);
+        }) == Lines{"0 kernel 0-2", "0 cudaMemcpyPeerAsync 16-32", "0 cudaMemcpyPeerAsync 0-16"});
+}
+
 TEST_CASE("devices: in the trace an all-gather begins when the last rank has come") {
   CHECK(traced([](Gpus &gpus) {
           gpus.run(gpus.stream[1], 1, 0, gpus.load(gpus.a[1]));
