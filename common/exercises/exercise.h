@@ -21,7 +21,8 @@
 //   demand EXPR REL EXPR | MESSAGE
 //                              REL: < <= = >= >. EXPR: arithmetic over numbers and [RUN: COUNT]. COUNT is a
 //                              counter, 'COUNTER @ TEXT' on the lines with this text, 'worst shared load'
-//                              of all lines, per request, 'line', the line that a report names, or
+//                              of all lines, per request, 'lines of the first request @ TEXT' or 'bytes between
+//                              lanes 0 and 8 of the first request @ TEXT', of shared memory, 'line', the line that a report names, or
 //                              'first line @ TEXT' or 'last line @ TEXT', where the source's code holds it,
 //                              or 0; with ' before TEXT' only above the first line that holds that.
 //                              MESSAGE may hold {left}, {right} and {line}, the line of the last COUNT

@@ -114,16 +114,17 @@ const Build &Judge::built(const std::string &program) {
 /// How a run of this name ends, counted if the exercise counts anything in it.
 const Outcome &Judge::outcome(const std::string &name) {
   if (const auto found = outcomes_.find(name); found != outcomes_.end()) return found->second;
-  bool counts = false;
+  bool counts = false, traced = false;
   const Statement *run_statement = nullptr;
   for (const Statement &statement : exercise_.statements) {
     if (statement.key == "run" && first_word(statement.words) == name) run_statement = &statement;
-    if (statement.key != "ask")
-      counts = counts || statement.words.find("[" + name + ":") != std::string::npos;
+    if (statement.key == "ask" || !contains(statement.words, "[" + name + ":")) continue;
+    counts = true;
+    traced = traced || contains(statement.words, "of the first request");
   }
   if (!run_statement) throw std::runtime_error(exercise_.name() + ": there is no run " + name);
   const std::string rest = after_first_word(run_statement->words);
-  return outcomes_[name] = run(built(first_word(rest)), after_first_word(rest), counts);
+  return outcomes_[name] = run(built(first_word(rest)), after_first_word(rest), counts, traced);
 }
 
 /// The value of a key: "it", "RUN: COUNTER", "RUN: COUNTER @ TEXT", "RUN: worst KIND", "RUN: line".
@@ -180,7 +181,9 @@ double Judge::count(const std::string &key) {
   double sum = 0;
   for (const auto &[line, counts] : of.counts)
     if (line && source_line(source, line).find(text) != std::string::npos) {
-      sum += value(counts, counter);
+      // What a request has is no sum: the largest of several lines.
+      const double here = value(counts, counter);
+      sum = contains(counter, "of the first request") ? std::max(sum, here) : sum + here;
       if (value(counts, counter)) set_place(line);
     }
   return sum;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -169,14 +170,15 @@ std::string build(const Build &what) {
   return first_error(finished.err, what.source);
 }
 
-Outcome run(const Build &what, const std::string &options, bool counts) {
-  const fs::path csv = what.program.string() + ".csv", problem = what.program.string() + ".row.csv";
-  fs::remove(csv);
-  fs::remove(problem);
+Outcome run(const Build &what, const std::string &options, bool counts, bool traced) {
+  const fs::path csv = what.program.string() + ".csv", problem = what.program.string() + ".row.csv",
+                 trace = what.program.string() + ".trace.csv";
+  for (const fs::path &file : {csv, problem, trace}) fs::remove(file);
   const Finished finished = run_command(
       kLimitOutput + shell_word(fs::absolute(what.program)) + " --device cpu " + options +
       (counts ? " --profile-csv " + shell_word(csv) + " --csv " + shell_word(problem)
-              : " --check-only"));
+              : " --check-only") +
+      (traced ? " --trace-csv " + shell_word(trace) : ""));
   Outcome outcome = explain(what, finished);
   if (const auto rows = lines_of(read_text(problem)); rows.size() == 2) {
     const Strings names = csv_fields(rows[0]), values = csv_fields(rows[1]);
@@ -200,6 +202,19 @@ Outcome run(const Build &what, const std::string &options, bool counts) {
     if (is_here || place == "0")
       outcome.counts[static_cast<unsigned>(std::atoi(place.c_str() + (is_here ? here.size() : 0)))]
                     [fields.at(fields.size() - 2)] += std::atof(fields.back().c_str());
+  }
+  std::map<unsigned, std::map<int, int>> first_requests;  // by line, the address of each lane
+  for (const std::string &row : lines_of(read_text(trace)))
+    // line,op,request,lane,address,...
+    if (const Strings fields = csv_fields(row); fields.at(2) == "0")
+      first_requests[static_cast<unsigned>(std::atoi(fields[0].c_str()))]
+                    [std::atoi(fields[3].c_str())] = std::atoi(fields[4].c_str());
+  for (const auto &[line, addresses] : first_requests) {
+    std::set<int> lines;
+    for (const auto &[lane, address] : addresses) lines.insert(address / 128);
+    outcome.counts[line][kLinesOfFirst] = static_cast<double>(lines.size());
+    if (addresses.contains(0) && addresses.contains(8))
+      outcome.counts[line][kBytesOfFirst] = std::abs(addresses.at(8) - addresses.at(0));
   }
   return outcome;
 }

@@ -32,8 +32,13 @@ struct Outcome {
   double o_bytes = 0;  // 0 where the sequences are of several lengths
 };
 
-/// Runs a program with these options, for at most EXERCISE_SECONDS; with counts, if they are wanted.
-Outcome run(const Build &what, const std::string &options, bool counts);
+/// What a trace tells of the first request at each place: how many lines of 128 bytes of shared memory its lanes
+/// address, and how many bytes lie between lanes 0 and 8.
+constexpr const char *kLinesOfFirst = "lines of the first request",
+                     *kBytesOfFirst = "bytes between lanes 0 and 8 of the first request";
+
+/// Runs a program with these options, for at most EXERCISE_SECONDS; with counts, if they are wanted, and with these.
+Outcome run(const Build &what, const std::string &options, bool counts, bool traced);
 
 /// The words for how a run ends: "passed", "wrong", "race", ...
 const std::vector<std::string> &ending_words();
