@@ -11,6 +11,17 @@ constexpr float rescale_threshold = 8;  // P is at most 2^8 then: far from fp16'
 // A lane has scores of two rows; element i is of row r = i / 2 % 2. Four lanes share a row, and
 // each of them has the row's m and alpha, but only its own part of the sum l.
 
+/// Masks the scores of the tile j of keys that lie behind the diagonal (step 38). s has those of 64 rows, from
+/// first_row on.
+template <int Bc>
+__device__ __forceinline__ void mask_diagonal(Accumulator<Bc> &s, int first_row, int j, int warp,
+                                              int lane) {
+  const int row = first_row + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < s.size; i++)
+    if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
+}
+
 /// Computes m_lane, the maxima of this lane's scores.
 template <int Bc>
 __device__ __forceinline__ void lane_maxima(Accumulator<Bc> &s, float (&m_lane)[2]) {

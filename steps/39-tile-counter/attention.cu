@@ -9,10 +9,9 @@
 //             consumers its number with the tile's Q.
 // Prediction  The blocks end within 0.5% of each other: 1.13 times step 38 at 1024, 1.01 times at 8192, and
 //             no change without a mask.
-#include <algorithm>
-
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
+#include "common/kernel/tile_order.h"
 
 namespace {
 
@@ -36,24 +35,7 @@ struct SharedStorage {
   Tile<int, 1, stages> tile;  // the tile that each stage of Q is of
 };
 
-/// The order in which the tiles of Q begin: the last rows of `side` heads, which share L2. They see the
-/// most keys. Then come the rows before them, and so on; then the next `side` heads.
-struct Order {
-  int heads, row_tiles, side;  // heads: of the whole batch
-  int Br, seqlen;              // Br: rows of a tile
-  bool causal;
-};
-struct Place {
-  int row, head, key_tiles;
-  __device__ Place(int tile, const Order &order) {
-    const int section = tile / (order.side * order.row_tiles) * order.side;  // its first head
-    const int here = min(order.side, order.heads - section);
-    const int in_section = tile - section * order.row_tiles;
-    row = (order.row_tiles - 1 - in_section / here) * order.Br;
-    head = section + in_section % here;
-    key_tiles = (order.causal ? min(row + order.Br + Bc - 1, order.seqlen) : order.seqlen) / Bc;
-  }
-};
+using Place = PlaceInOrder<Bc>;
 
 /// Draws the next tile; the first gridDim.x tiles are not drawn. The counter must hold 0, or `tiles` or
 /// more. A launch draws `tiles` numbers, and leaves a 0.
@@ -183,12 +165,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
       ring_release(smem.K, k);
       const int first_row = at.row + warpgroup * 64;
-      const auto mask_keys = [&](int j) {  // scores of the tile j of keys
-        const int row = first_row + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < s.size; i++)
-          if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
-      };
+      const auto mask_keys = [&](int j) { mask_diagonal(s, first_row, j, warp, lane); };
       if (order.causal) mask_keys(at.key_tiles - 1);
       softmax(s, m, l, alpha, scale_log2);
       to_fragments<T>(p, s);
@@ -240,11 +217,7 @@ void run(const Problem &p) {
   const auto map = [&](const void *tensor, int tile_rows) {
     return tensor_map<T>(tensor, p.Q_strides, 1, heads, p.seqlen_q, d, tile_rows);
   };
-  constexpr int Br = warpgroups<d> * 64;
-  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);
-  Order order{heads, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
-  if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
+  const Order order = order_of(p, warpgroups<d> * 64, d * 2 * sizeof(T));
   const int blocks = std::min(heads * order.row_tiles,
                               resident_blocks<SharedStorage<T, d>>(attention<T, d>, threads<d>));
   launch<SharedStorage<T, d>>(attention<T, d>, dim3(blocks), dim3(threads<d>), map(p.Q, 64),

@@ -8,12 +8,11 @@
 //             the keys as a thread has its scores, so that P stays in registers. The scales of Q and K join
 //             the scores' factor, that of V joins 1 / l. O has twice Q's bytes and gets a place of its own.
 // Prediction  Products take 1024 clocks, as many as the exponentials: 1.3 to 1.5 times step 39 at 8192.
-#include <algorithm>
-
 #include "common/kernel/draw.h"
 #include "common/kernel/heads.h"
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
+#include "common/kernel/tile_order.h"
 
 namespace {
 
@@ -40,24 +39,7 @@ struct SharedStorage {
   Tile<float, 2, 2> scale;            // row 0: of the scores, for exponents of 2; row 1: of V
 };
 
-/// The order in which the tiles of Q begin: the last rows of `side` heads, which share L2. They see the
-/// most keys. Then come the rows before them, and so on; then the next `side` heads.
-struct Order {
-  int heads, row_tiles, side;  // heads: of the whole batch
-  int Br, seqlen;              // Br: rows of a tile
-  bool causal;
-};
-struct Place {
-  int row, head, key_tiles;
-  __device__ Place(int tile, const Order &order) {
-    const int section = tile / (order.side * order.row_tiles) * order.side;  // its first head
-    const int here = min(order.side, order.heads - section);
-    const int in_section = tile - section * order.row_tiles;
-    row = (order.row_tiles - 1 - in_section / here) * order.Br;
-    head = section + in_section % here;
-    key_tiles = (order.causal ? min(row + order.Br + Bc - 1, order.seqlen) : order.seqlen) / Bc;
-  }
-};
+using Place = PlaceInOrder<Bc>;
 
 /// Returns which of 16 keys stands at this place in V^T. A thread has the scores of keys 2t and 2t + 1,
 /// and of those 8 further on; the tensor cores read them, as A of P V, as columns 4t to 4t + 3.
@@ -213,12 +195,7 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
       ring_release(smem.K, k);
       const int first_row = at.row + warpgroup * 64;
-      const auto mask_keys = [&](int j) {  // scores of the tile j of keys
-        const int row = first_row + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < s.size; i++)
-          if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
-      };
+      const auto mask_keys = [&](int j) { mask_diagonal(s, first_row, j, warp, lane); };
       if (order.causal) mask_keys(at.key_tiles - 1);
       softmax(s, m, l, alpha, scale_log2, rise);
       to_fragments();
@@ -264,10 +241,6 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
   }
 }
 
-std::size_t transposed_bytes(const Problem &p) {
-  return std::size_t(p.batch) * p.heads * p.seqlen_k * d;
-}
-
 void run(const Problem &p) {
   const int heads = p.batch * p.heads;
   const auto map = [&](const void *tensor, int tile_rows) {
@@ -276,10 +249,7 @@ void run(const Problem &p) {
   const auto V_transposed = static_cast<T *>(p.workspace) + before_v;  // in rows of Bc = d, as K
   launch<void>(transpose, dim3(p.seqlen_k / Bc, heads), dim3(Bc / 16 * 32), p.V, p.V_strides,
                V_transposed, p.heads, p.seqlen_k);
-  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);
-  Order order{heads, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
-  if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
+  const Order order = order_of(p, Br, d * 2 * sizeof(T));
   const int blocks =
       std::min(heads * order.row_tiles, resident_blocks<SharedStorage>(attention, threads));
   launch<SharedStorage>(attention, dim3(blocks), dim3(threads), map(p.Q, 64), map(p.K, Bc),
@@ -294,6 +264,7 @@ EXPORT_STEP({
     .tile = 128,
     .default_batch = 16,
     .launch = run,
-    .workspace_bytes = [](const Problem &p) { return before_v + transposed_bytes(p); },
+    .workspace_bytes =
+        [](const Problem &p) { return before_v + std::size_t(p.batch) * p.heads * p.seqlen_k * d; },
     .head_dims = {d},
 });

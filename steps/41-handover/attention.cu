@@ -11,11 +11,10 @@
 //             is still being transposed.
 // Prediction  As step 40's two warpgroups with 3/2 of the work under way: 1.1 to 1.2 times at 8192. Causal at
 //             1024, 72 tiles of keys are multiplied instead of 96. At 512 the launch saves 4 us, 6%.
-#include <algorithm>
-
 #include "common/kernel/draw.h"
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
+#include "common/kernel/tile_order.h"
 #include "common/kernel/transpose.h"
 
 namespace {
@@ -43,24 +42,7 @@ struct SharedStorage {
   Tile<float, 2, 2> scale;            // row 0: of the scores, for exponents of 2; row 1: of V
 };
 
-/// The order in which the tiles of Q begin: the last rows of `side` heads, which share L2. They see the
-/// most keys. Then come the rows before them, and so on; then the next `side` heads.
-struct Order {
-  int heads, row_tiles, side;  // heads: of the whole batch
-  int Br, seqlen;              // Br: rows of a tile
-  bool causal;
-};
-struct Place {
-  int row, head, key_tiles;
-  __device__ Place(int tile, const Order &order) {
-    const int section = tile / (order.side * order.row_tiles) * order.side;  // its first head
-    const int here = min(order.side, order.heads - section);
-    const int in_section = tile - section * order.row_tiles;
-    row = (order.row_tiles - 1 - in_section / here) * order.Br;
-    head = section + in_section % here;
-    key_tiles = (order.causal ? min(row + order.Br + Bc - 1, order.seqlen) : order.seqlen) / Bc;
-  }
-};
+using Place = PlaceInOrder<Bc>;
 
 __global__ void __launch_bounds__(threads, 1)           // blocks per SM
     attention(const __grid_constant__ TensorMap map_Q,  // [batch * heads, seqlen, d], all four
@@ -179,12 +161,7 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
       const float scale_log2 = smem.scale(0, q.stage), V_scale = smem.scale(1, q.stage);
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
       const int first_row = at.row + warpgroup * 64;
-      const auto mask_keys = [&](int j) {  // scores of the tile j of keys
-        const int row = first_row + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < s.size; i++)
-          if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
-      };
+      const auto mask_keys = [&](int j) { mask_diagonal(s, first_row, j, warp, lane); };
       // The tiles of keys that these 64 rows see. Rows behind the last query see none, and are not stored.
       const int keys = order.causal ? first_row + 64 : order.seqlen;
       const int own_tiles = first_row < order.seqlen ? (keys + Bc - 1) / Bc : 0;
@@ -215,10 +192,6 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
   }
 }
 
-std::size_t transposed_bytes(const Problem &p) {
-  return std::size_t(p.batch) * p.heads * p.seqlen_k * d;
-}
-
 void run(const Problem &p) {
   const int heads = p.batch * p.heads;
   const auto map = [&](const void *tensor, int tile_rows) {
@@ -227,10 +200,7 @@ void run(const Problem &p) {
   const auto V_transposed = static_cast<T *>(p.workspace) + before_v;  // in rows of Bc = d, as K
   launch<void>(transpose<d, Bc>, dim3(p.seqlen_k / Bc, heads), dim3(Bc / 16 * 32), p.V, p.V_strides,
                V_transposed, p.heads, p.seqlen_k);
-  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);
-  Order order{heads, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
-  if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
+  const Order order = order_of(p, Br, d * 2 * sizeof(T));
   const int blocks =
       std::min(heads * order.row_tiles, resident_blocks<SharedStorage>(attention, threads));
   launch_beside<SharedStorage>(attention, dim3(blocks), dim3(threads), map(p.Q, 64), map(p.K, Bc),
@@ -245,6 +215,7 @@ EXPORT_STEP({
     .tile = 128,
     .default_batch = 16,
     .launch = run,
-    .workspace_bytes = [](const Problem &p) { return before_v + transposed_bytes(p); },
+    .workspace_bytes =
+        [](const Problem &p) { return before_v + std::size_t(p.batch) * p.heads * p.seqlen_k * d; },
     .head_dims = {d},
 });

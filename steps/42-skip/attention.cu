@@ -11,11 +11,10 @@
 //             tile that has one tile of keys. K and V have three stages at head dim 64.
 // Prediction  74 such pieces per head instead of 96 at 1024, 4,161 instead of 4,287 at 8192: up to 1.30 times step 39
 //             at 1024 and 1.03 times at 8192. No change at head dim 128 or without a mask.
-#include <algorithm>
-
 #include "common/kernel/draw.h"
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
+#include "common/kernel/tile_order.h"
 
 namespace {
 
@@ -41,13 +40,6 @@ struct SharedStorage {
   Tile<int, 1, q_stages> tile;  // the tile that each stage of Q is of
 };
 
-/// The order in which the tiles of Q begin: the last rows of `side` heads, which share L2. They see the
-/// most keys. Then come the rows before them, and so on; then the next `side` heads.
-struct Order {
-  int heads, row_tiles, side;  // heads: of the whole batch
-  int Br, seqlen;              // Br: rows of a tile
-  bool causal;
-};
 struct Place {
   int row, head, key_tiles;
   __device__ Place(int tile, const Order &order) {
@@ -204,12 +196,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
       ring_release(smem.K, k);
       const int first_row = at.row + warpgroup * 64;
-      const auto mask_keys = [&](int j) {  // scores of the tile j of keys
-        const int row = first_row + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < s.size; i++)
-          if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
-      };
+      const auto mask_keys = [&](int j) { mask_diagonal(s, first_row, j, warp, lane); };
       if (order.causal) mask_keys(last);
       softmax(s, m, l, alpha, scale_log2);
       to_fragments<T>(p, s);
@@ -259,11 +246,7 @@ void run(const Problem &p) {
   const auto map = [&](const void *tensor, int tile_rows) {
     return tensor_map<T>(tensor, p.Q_strides, 1, heads, p.seqlen_q, d, tile_rows);
   };
-  constexpr int Br = warpgroups<d> * 64;
-  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);
-  Order order{heads, (p.seqlen_q + Br - 1) / Br, 1, Br, p.seqlen_k, p.causal};
-  if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
+  const Order order = order_of(p, warpgroups<d> * 64, d * 2 * sizeof(T));
   const int blocks = std::min(heads * order.row_tiles,
                               resident_blocks<SharedStorage<T, d>>(attention<T, d>, threads<d>));
   launch<SharedStorage<T, d>>(attention<T, d>, dim3(blocks), dim3(threads<d>), map(p.Q, 64),

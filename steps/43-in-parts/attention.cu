@@ -8,9 +8,8 @@
 // Change      The shape of a block, its rings and their barriers, the counter, the turns, the two products and how a warp
 //             writes its rows of O are functions of persistent.h. They are inlined.
 // Prediction  The same machine code, instruction for instruction.
-#include <algorithm>
-
 #include "common/kernel/persistent.h"
+#include "common/kernel/tile_order.h"
 
 namespace {
 
@@ -19,13 +18,6 @@ struct SharedStorage : Rings<T, d> {
   Tile<int, 1, q_stages> tile;  // the tile that each stage of Q is of
 };
 
-/// The order in which the tiles of Q begin: the last rows of `side` heads, which share L2. They see the
-/// most keys. Then come the rows before them, and so on; then the next `side` heads.
-struct Order {
-  int heads, row_tiles, side;  // heads: of the whole batch
-  int Br, seqlen;              // Br: rows of a tile
-  bool causal;
-};
 struct Place {
   int row, head, key_tiles;
   __device__ Place(int tile, const Order &order) {
@@ -145,12 +137,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
       ring_release(smem.K, k);
       const int first_row = at.row + warpgroup * 64;
-      const auto mask_keys = [&](int j) {  // scores of the tile j of keys
-        const int row = first_row + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < s.size; i++)
-          if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
-      };
+      const auto mask_keys = [&](int j) { mask_diagonal(s, first_row, j, warp, lane); };
       if (order.causal) mask_keys(last);
       softmax(s, m, l, alpha, scale_log2);
       to_fragments<T>(p, s);
@@ -199,14 +186,10 @@ void run(const Problem &p) {
   const auto map = [&](const void *tensor, const Strides &strides, int heads, int tile_rows) {
     return tensor_map<T>(tensor, strides, 1, p.batch * heads, p.seqlen_q, d, tile_rows);
   };
-  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);
-  const int row_tiles = (p.seqlen_q + Br<d> - 1) / Br<d>, heads = p.batch * p.heads;
-  Order order{heads, row_tiles, 1, Br<d>, p.seqlen_k, p.causal};
-  if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
+  const Order order = order_of(p, Br<d>, d * 2 * sizeof(T));
   const auto kernel = attention<T, d>;
-  const int blocks =
-      std::min(heads * row_tiles, resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
+  const int blocks = std::min(order.heads * order.row_tiles,
+                              resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
   launch<SharedStorage<T, d>>(
       kernel, dim3(blocks), dim3(threads<d>), map(p.Q, p.Q_strides, p.heads, 64),
       map(p.K, p.K_strides, p.heads, Bc), map(p.V, p.V_strides, p.heads, Bc),

@@ -172,12 +172,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
       ring_release(smem.K, k);
       const int first_row = at.row + warpgroup * 64;
-      const auto mask_keys = [&](int j) {  // scores of the tile j of keys
-        const int row = first_row + warp % 4 * 16 + lane / 4, key = j * Bc + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < s.size; i++)
-          if (key + i / 4 * 8 + i % 2 > row + i / 2 % 2 * 8) s(i) = -INFINITY;
-      };
+      const auto mask_keys = [&](int j) { mask_diagonal(s, first_row, j, warp, lane); };
       if (problem.causal) mask_keys(last);
       softmax(s, m, l, alpha, scale_log2);
       to_fragments<T>(p, s);
