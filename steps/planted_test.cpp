@@ -58,7 +58,8 @@ std::string source_of(const std::string &step) {
   const auto of = [&](const std::string &number, const std::string &header) {
     if (step.starts_with(number)) held.push_back("#include \"common/kernel/" + header);
   };
-  of("43", "persistent.h"), of("43", "draw.h"), of("46", "work.h"), of("51", "visible.h"),
+  of("43", "persistent.h"), of("43", "draw.h"), of("44", "group_order.h"),
+      of("45", "sequence_rows.h"), of("46", "work.h"), of("51", "visible.h"),
       of("54", "consumers.h"), of("56", "lse.h"), of("56", "plan.h"), of("56", "visible.h"),
       of("63", "backward.h"), of("64", "backward.h"), of("65", "tile_gradients.h"),
       of("69", "tile_gradients.h"), of("69", "visits.h"), of("74", "tile_gradients.h"),

@@ -66,15 +66,6 @@ __device__ __forceinline__ void end_turn(int warpgroup) {
   named_barrier_arrive(first_turn + (warpgroup + 1) % consumers, 2 * 128);
 }
 
-/// Returns how many tiles of Q a launch numbers: `row_tiles` for each head. draw_tile counts them in 32 bits.
-static inline int tiles_of_q(const Problem &p, int row_tiles) {
-  const std::int64_t tiles = std::int64_t{row_tiles} * p.batch * p.heads;
-  if (tiles > 1 << 30)
-    throw ShapeError("this step numbers tiles of Q in 32 bits, and they may be " +
-                     std::to_string(tiles) + "; fewer sequences, heads or queries");
-  return tiles;
-}
-
 /// Waits for a tile of K, and starts S = Q K^T of 64 rows and d columns.
 template <class T, int d, int Bc, class RingOfQ, int QStages, class RingOfK, int Stages>
 __device__ __forceinline__ void start_scores(Accumulator<Bc> &s, RingOfQ &Q,

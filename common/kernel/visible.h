@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Which keys a row sees, and in which order the tiles of Q begin. Step 46 builds it, and later steps include it.
+// Which keys a row sees, and the work of a tile of Q. Step 46 builds it, and later steps include it.
 #pragma once
 
-#include <algorithm>
-
+#include "common/kernel/group_order.h"
 #include "common/kernel/persistent.h"
 #include "common/kernel/work.h"
 
@@ -33,28 +32,12 @@ __device__ __forceinline__ Work make_work(const Problem &p, const Rows &rows, in
   return work;
 }
 
-/// The order in which the tiles of Q begin: the last rows of `side` heads of K and V, which share L2, and
-/// of the query heads that they serve. They see the most keys. Then come the rows before them, and so on;
-/// then the next `side` heads. Every sequence counts as the longest.
-struct Order {
-  int tiles, row_tiles, side;  // row_tiles: of a head
-
-  template <int Br, Given given = Given::kLengths, int Bc = ::Bc>
-  __device__ Work work(const Problem &p, int tile) const {
-    const int group = p.heads / p.kv_heads, of_head = row_tiles * group;
-    const int section = tile / (side * of_head) * side;  // its first head of K and V
-    const int here = min(side, p.batch * p.kv_heads - section) * group;
-    const int in_section = tile - section * of_head;
-    return make_work<Br, Bc>(p, Rows(p, section * group + in_section % here, given),
-                             in_section / here);
-  }
-};
-
-/// What a block has in shared memory: the rings, and the record of each stage of Q.
-template <class T, int d>
-struct WorkRings : Rings<T, d> {
-  Tile<int, q_stages, work_ints> work;
-};
+/// The work of a tile of Q, by its number in the order.
+template <int Br, Given given = Given::kLengths, int Bc = ::Bc>
+__device__ __forceinline__ Work work_at(const Problem &p, const Order &order, int tile) {
+  const Order::Place place = order.place(p, tile);
+  return make_work<Br, Bc>(p, Rows(p, place.head, given), place.n());
+}
 
 /// Waits for the tile of Q that a warpgroup computes next, and returns its record.
 template <class RingOfQ, int Stages, class View>
@@ -128,19 +111,8 @@ static inline bool is_causal(const Problem &p) {
   return p.window_left >= p.seqlen_k && p.window_right < p.seqlen_k;
 }
 
-/// Returns the order of tiles of Br rows of Q. kv_row_bytes: of a row of K and of V. With a causal mask, as many heads
-/// stand side by side as have 32 MB of K and V: they stay in L2 (step 20).
+/// Returns the order of tiles of Br rows of Q. kv_row_bytes: of a row of K and of V.
 template <int Br>
 static inline Order order_of(const Problem &p, int kv_row_bytes) {
-  const int row_tiles = (p.seqlen_q + Br - 1) / Br;
-  Order order{tiles_of_q(p, row_tiles), row_tiles, 1};
-  if (is_causal(p)) {
-    const std::int64_t kv_bytes = std::max<std::int64_t>(1, p.seqlen_k) * kv_row_bytes;
-    const std::int64_t heads = std::int64_t{p.batch} * p.kv_heads;
-    const std::int64_t most = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
-    const std::int64_t sections = (heads + most - 1) / most;
-    order.side =
-        (heads + sections - 1) / sections;  // alike: a small last section leaves blocks idle
-  }
-  return order;
+  return order_of<Br>(p, kv_row_bytes, is_causal(p));
 }

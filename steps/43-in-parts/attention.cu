@@ -111,10 +111,10 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
     };
     // Whether none of the warpgroup's rows sees the last tile of keys. (Rows before the first see no
     // key at all, and their tile of Q has one tile of keys.)
-    const auto skips = [&](const Place &at) {
-      const int first_row = at.row + warpgroup * 64;
+    const auto skips = [&](const Place &work) {
+      const int first_row = work.row + warpgroup * 64;
       return consumers == 3 && order.causal && first_row >= 0 &&
-             first_row + 64 <= (at.key_tiles - 1) * Bc;
+             first_row + 64 <= (work.key_tiles - 1) * Bc;
     };
     const auto start_first_qk = [&](int tile) {  // step 42 says why nothing waits here
       if (skips(Place(tile, order))) ring_release(smem.K, k);

@@ -9,8 +9,7 @@
 //             one of K and V, so several query heads may share keys.
 // Prediction  Per tile of Q a load of 16 bytes in place of two divisions, beside another warpgroup's products: no
 //             difference that can be measured.
-#include <algorithm>
-
+#include "common/kernel/group_order.h"
 #include "common/kernel/persistent.h"
 
 namespace {
@@ -38,24 +37,13 @@ struct SharedStorage : Rings<T, d> {
   Tile<int, q_stages, 4> work;  // the record of each stage of Q
 };
 
-/// The order in which the tiles of Q begin: the last rows of `side` heads of K and V, which share L2, and
-/// of the query heads that they serve. They see the most keys. Then come the rows before them, and so on;
-/// then the next `side` heads.
-struct Order {
-  int tiles, row_tiles, side;  // row_tiles: of a head
-
-  template <int Br>
-  __device__ Work work(const Problem &p, int tile) const {
-    const int group = p.heads / p.kv_heads, of_head = row_tiles * group;
-    const int section = tile / (side * of_head) * side;  // its first head of K and V
-    const int here = min(side, p.batch * p.kv_heads - section) * group;
-    const int in_section = tile - section * of_head;
-    const int head = section * group + in_section % here;
-    const int row = p.seqlen_q - (in_section / here + 1) * Br;
-    const int to = (p.causal ? min(row + Br + Bc - 1, p.seqlen_k) : p.seqlen_k) / Bc;
-    return {row, to, head, head / group};
-  }
-};
+/// The work of a tile of Q.
+template <int Br>
+__device__ Work make_work(const Problem &p, const Order::Place &place) {
+  const int row = p.seqlen_q - (place.n() + 1) * Br;
+  const int to = (p.causal ? min(row + Br + Bc - 1, p.seqlen_k) : p.seqlen_k) / Bc;
+  return {row, to, place.head, place.head / place.group};
+}
 
 template <class T, int d>
 __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
@@ -88,7 +76,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
       bool more = false;  // than one tile has begun
       for (int tile = blockIdx.x; tile < order.tiles;
            tile = draw_tile(static_cast<unsigned *>(problem.workspace), order.tiles)) {
-        const Work at = order.template work<Br<d>>(problem, tile);
+        const Work at = make_work<Br<d>>(problem, order.place(problem, tile));
         tell(at);
         for (int i = 0; i < consumers; i++) {
           RingPosition<q_stages> same = q;
@@ -221,17 +209,7 @@ void run(const Problem &p) {
   const auto map = [&](const void *tensor, const Strides &strides, int heads, int tile_rows) {
     return tensor_map<T>(tensor, strides, 1, p.batch * heads, p.seqlen_q, d, tile_rows);
   };
-  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * d * 2 * sizeof(T);
-  const int row_tiles = (p.seqlen_q + Br<d> - 1) / Br<d>;
-  Order order{tiles_of_q(p, row_tiles), row_tiles, 1};
-  if (p.causal) {
-    const std::int64_t heads = std::int64_t{p.batch} * p.kv_heads;
-    const std::int64_t most = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
-    const std::int64_t sections = (heads + most - 1) / most;
-    order.side =
-        (heads + sections - 1) / sections;  // alike: a small last section leaves blocks idle
-  }
+  const Order order = order_of<Br<d>>(p, d * 2 * sizeof(T), p.causal);
   const auto kernel = attention<T, d>;
   const int blocks =
       std::min(order.tiles, resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));

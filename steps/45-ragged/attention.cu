@@ -11,17 +11,11 @@
 // Prediction  Sequences of one length, a multiple of 128: per tile of keys a comparison and a branch more in each
 //             warpgroup, beside another one's products. A tile comes in d / 64 requests to TMA, not one. The
 //             producer has time for both: at most 1% more clocks than step 44.
-#include <algorithm>
-
-#include "common/kernel/heads.h"
+#include "common/kernel/group_order.h"
 #include "common/kernel/persistent.h"
+#include "common/kernel/sequence_rows.h"
 
 namespace {
-
-/// The rows of a head of a sequence, and which head this is.
-struct HeadRows : SequenceRows {
-  int head, sequence;
-};
 
 /// What a block computes: a tile of Q, and the tiles of keys that some of its rows see.
 struct Work {
@@ -50,23 +44,6 @@ struct SharedStorage : Rings<T, d> {
   Tile<int, q_stages, 12> work;  // the record of each stage of Q
 };
 
-/// The rows of a head, whatever the arrays hold: inside the tensor, and no more than the longest. `any_head` is its
-/// number in the whole batch.
-struct Rows {
-  HeadRows q, k;
-  __device__ Rows(const Problem &p, int any_head) {
-    const int b = any_head / p.heads, head = any_head - b * p.heads;
-    const auto rows = [&](const int *cu_seqlens, const int *lengths, int seqlen, int total) {
-      const int first = cu_seqlens ? min(max(of_batch(cu_seqlens, p, b, 0), 0), total) : 0;
-      const int most = cu_seqlens ? min(seqlen, total - first) : seqlen;
-      return HeadRows{{first, min(max(of_batch(lengths, p, b, seqlen), 0), most)}, head, b};
-    };
-    q = rows(p.cu_seqlens_q, p.lengths_q, p.seqlen_q, p.total_q);
-    k = rows(p.cu_seqlens_k, p.lengths_k, p.seqlen_k, p.total_k);
-    k.head = head / (p.heads / p.kv_heads);
-  }
-};
-
 /// The end of the keys that row i of a tile of Q sees: with a causal mask up to its own position.
 __device__ __forceinline__ int keys_end(const Problem &p, const Work &work, int i) {
   return p.causal ? min(work.k.count, work.position + i + 1) : work.k.count;
@@ -86,22 +63,6 @@ __device__ __forceinline__ Work make_work(const Problem &p, const Rows &rows, in
   work.to = (max(1, keys_end(p, work, min(end, queries) - 1 - work.row)) + Bc - 1) / Bc;
   return work;
 }
-
-/// The order in which the tiles of Q begin: the last rows of `side` heads of K and V, which share L2, and
-/// of the query heads that they serve. They see the most keys. Then come the rows before them, and so on;
-/// then the next `side` heads. Every sequence counts as the longest.
-struct Order {
-  int tiles, row_tiles, side;  // row_tiles: of a head
-
-  template <int Br>
-  __device__ Work work(const Problem &p, int tile) const {
-    const int group = p.heads / p.kv_heads, of_head = row_tiles * group;
-    const int section = tile / (side * of_head) * side;  // its first head of K and V
-    const int here = min(side, p.batch * p.kv_heads - section) * group;
-    const int in_section = tile - section * of_head;
-    return make_work<Br>(p, Rows(p, section * group + in_section % here), in_section / here);
-  }
-};
 
 template <class T, int d>
 __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
@@ -136,7 +97,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       bool more = false;  // than one tile has begun
       for (int tile = blockIdx.x; tile < order.tiles;
            tile = draw_tile(static_cast<unsigned *>(problem.workspace), order.tiles)) {
-        const Work at = order.template work<Br<d>>(problem, tile);
+        const Order::Place place = order.place(problem, tile);
+        const Work at = make_work<Br<d>>(problem, Rows(problem, place.head), place.n());
         if (at.to == 0) continue;
         tell(at);
         for (int i = 0; i < consumers; i++) {
@@ -159,15 +121,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       for (auto &Q : smem.Q) mbarrier_arrive(Q.full[q.stage]);
       if (more) load_v(q.stage ^ 1, 0);
     } else if (warp == consumers * 4 + 1) {
-      // Of a sequence without keys O is 0. It has no work, because a tile of keys must have a row.
-      for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
-        const Rows rows(problem, head);
-        if (rows.k.count > 0) continue;
-        const auto O = head_of<T, d>(problem.O, problem.O_strides, rows.q.sequence, rows.q.head,
-                                     rows.q.first, rows.q.count);
-        for (int i = lane * 8; i < rows.q.count * d; i += 32 * 8)
-          store(O(i / d, i % d), Vector<T, 8>{});
-      }
+      write_zeros_without_keys<T, d>(problem, lane);
     }
   } else {
     setmaxnreg_inc<consumer_registers<d>>();
@@ -299,30 +253,14 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
 
 template <class T, int d>
 void run(const Problem &p) {
-  const auto map = [&](const void *tensor, const Strides &strides, bool of_q, int tile_rows) {
-    const bool packed = of_q ? p.cu_seqlens_q : p.cu_seqlens_k;
-    const int rows = of_q ? (packed ? p.total_q : p.seqlen_q) : (packed ? p.total_k : p.seqlen_k);
-    return sequence_map<T>(tensor, strides, p.batch, of_q ? p.heads : p.kv_heads, rows, packed, d,
-                           tile_rows);
-  };
-  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  const std::int64_t kv_bytes = std::max<std::int64_t>(1, p.seqlen_k) * d * 2 * sizeof(T);
-  const int row_tiles = (p.seqlen_q + Br<d> - 1) / Br<d>;
-  Order order{tiles_of_q(p, row_tiles), row_tiles, 1};
-  if (p.causal) {
-    const std::int64_t heads = std::int64_t{p.batch} * p.kv_heads;
-    const std::int64_t most = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
-    const std::int64_t sections = (heads + most - 1) / most;
-    order.side =
-        (heads + sections - 1) / sections;  // alike: a small last section leaves blocks idle
-  }
+  const Order order = order_of<Br<d>>(p, d * 2 * sizeof(T), p.causal);
   const auto kernel = attention<T, d>;
   const int blocks =
       std::min(std::max(1, order.tiles), resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
-  launch<SharedStorage<T, d>>(kernel, dim3(blocks), dim3(threads<d>),
-                              map(p.Q, p.Q_strides, true, 64), map(p.K, p.K_strides, false, Bc),
-                              map(p.V, p.V_strides, false, Bc), map(p.O, p.O_strides, true, 64), p,
-                              order, log2_e / sqrtf(d));
+  launch<SharedStorage<T, d>>(
+      kernel, dim3(blocks), dim3(threads<d>), map_of_q<T>(p, p.Q, p.Q_strides, d),
+      map_of_k<T, Bc>(p, p.K, p.K_strides, d), map_of_k<T, Bc>(p, p.V, p.V_strides, d),
+      map_of_q<T>(p, p.O, p.O_strides, d), p, order, log2_e / sqrtf(d));
 }
 
 template <class T>

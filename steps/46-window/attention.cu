@@ -8,17 +8,10 @@
 //             either side are masked, those between are not.
 // Prediction  A tile of Q's time is that of its tiles of keys: 192 rows and a window of 1,024 meet 10 or 11 of 128
 //             keys, 128 rows 9 or 10. Without a window step 45's clocks: one comparison per tile of keys more.
-#include <algorithm>
-
-#include "common/kernel/persistent.h"
+#include "common/kernel/group_order.h"
 #include "common/kernel/work.h"
 
 namespace {
-
-template <class T, int d>
-struct SharedStorage : Rings<T, d> {
-  Tile<int, q_stages, work_ints> work;  // the record of each stage of Q
-};
 
 /// The keys that row i of a tile of Q sees.
 struct Keys {
@@ -46,22 +39,6 @@ __device__ __forceinline__ Work make_work(const Problem &p, const Rows &rows, in
   return work;
 }
 
-/// The order in which the tiles of Q begin: the last rows of `side` heads of K and V, which share L2, and
-/// of the query heads that they serve. They see the most keys. Then come the rows before them, and so on;
-/// then the next `side` heads. Every sequence counts as the longest.
-struct Order {
-  int tiles, row_tiles, side;  // row_tiles: of a head
-
-  template <int Br>
-  __device__ Work work(const Problem &p, int tile) const {
-    const int group = p.heads / p.kv_heads, of_head = row_tiles * group;
-    const int section = tile / (side * of_head) * side;  // its first head of K and V
-    const int here = min(side, p.batch * p.kv_heads - section) * group;
-    const int in_section = tile - section * of_head;
-    return make_work<Br>(p, Rows(p, section * group + in_section % here), in_section / here);
-  }
-};
-
 template <class T, int d>
 __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
     attention(const __grid_constant__ SequenceMap map_Q,  // [batch, heads, rows, d], all four
@@ -69,7 +46,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
               const __grid_constant__ SequenceMap map_O, const Problem problem, const Order order,
               float scale_log2) {
   constexpr int consumers = warpgroups<d>;
-  auto &smem = shared_storage<SharedStorage<T, d>>();
+  auto &smem = shared_storage<WorkRings<T, d>>();
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   init_rings<T, d>(smem);
   RingPosition<q_stages> q;
@@ -95,7 +72,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       bool more = false;  // than one tile has begun
       for (int tile = blockIdx.x; tile < order.tiles;
            tile = draw_tile(static_cast<unsigned *>(problem.workspace), order.tiles)) {
-        const Work at = order.template work<Br<d>>(problem, tile);
+        const Order::Place place = order.place(problem, tile);
+        const Work at = make_work<Br<d>>(problem, Rows(problem, place.head), place.n());
         if (at.to == 0) continue;
         tell(at);
         for (int i = 0; i < consumers; i++) {
@@ -118,15 +96,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       for (auto &Q : smem.Q) mbarrier_arrive(Q.full[q.stage]);
       if (more) load_v(q.stage ^ 1, read_work(smem.work, q.stage ^ 1).from);
     } else if (warp == consumers * 4 + 1) {
-      // Of a sequence without keys O is 0. It has no work, because a tile of keys must have a row.
-      for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
-        const Rows rows(problem, head);
-        if (rows.k.count > 0) continue;
-        const auto O = head_of<T, d>(problem.O, problem.O_strides, rows.q.sequence, rows.q.head,
-                                     rows.q.first, rows.q.count);
-        for (int i = lane * 8; i < rows.q.count * d; i += 32 * 8)
-          store(O(i / d, i % d), Vector<T, 8>{});
-      }
+      write_zeros_without_keys<T, d>(problem, lane);
     }
   } else {
     setmaxnreg_inc<consumer_registers<d>>();
@@ -265,22 +235,12 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
 
 template <class T, int d>
 void run(const Problem &p) {
-  // As many heads as have 32 MB of K and V side by side: they stay in L2 (step 20).
-  const std::int64_t kv_bytes = std::max<std::int64_t>(1, p.seqlen_k) * d * 2 * sizeof(T);
-  const int row_tiles = (p.seqlen_q + Br<d> - 1) / Br<d>;
-  Order order{tiles_of_q(p, row_tiles), row_tiles, 1};
   const bool causal = p.window_left >= p.seqlen_k && p.window_right < p.seqlen_k;
-  if (causal) {
-    const std::int64_t heads = std::int64_t{p.batch} * p.kv_heads;
-    const std::int64_t most = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, heads);
-    const std::int64_t sections = (heads + most - 1) / most;
-    order.side =
-        (heads + sections - 1) / sections;  // alike: a small last section leaves blocks idle
-  }
+  const Order order = order_of<Br<d>>(p, d * 2 * sizeof(T), causal);
   const auto kernel = attention<T, d>;
   const int blocks =
-      std::min(std::max(1, order.tiles), resident_blocks<SharedStorage<T, d>>(kernel, threads<d>));
-  launch<SharedStorage<T, d>>(
+      std::min(std::max(1, order.tiles), resident_blocks<WorkRings<T, d>>(kernel, threads<d>));
+  launch<WorkRings<T, d>>(
       kernel, dim3(blocks), dim3(threads<d>), map_of_q<T>(p, p.Q, p.Q_strides, d),
       map_of_k<T, Bc>(p, p.K, p.K_strides, d), map_of_k<T, Bc>(p, p.V, p.V_strides, d),
       map_of_q<T>(p, p.O, p.O_strides, d), p, order, log2_e / sqrtf(d));

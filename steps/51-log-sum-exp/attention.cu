@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       bool more = false;  // than one tile has begun
       for (int tile = blockIdx.x; tile < order.tiles;
            tile = draw_tile(static_cast<unsigned *>(problem.workspace), order.tiles)) {
-        const Work at = order.template work<Br<d>>(problem, tile);
+        const Work at = work_at<Br<d>>(problem, order, tile);
         if (at.to == 0) continue;
         tell(at);
         for (int i = 0; i < consumers; i++) {

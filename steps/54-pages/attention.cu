@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       };
       for (int tile = blockIdx.x; tile < tiles; tile = draw()) {
         const Work at = planned ? read_work(plan.list, tile)
-                                : order.template work<Br<d>, Given::kNothing>(problem, tile);
+                                : work_at<Br<d>, Given::kNothing>(problem, order, tile);
         if (at.to == 0) continue;
         tell(at);
         for (int i = 0; i < consumers && lane == 0; i++) {

@@ -93,9 +93,8 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
       const int tiles = planned ? plan.tiles(0, 0) : order.tiles;
       for (int tile = blockIdx.x; tile < tiles;
            tile = draw_tile(static_cast<unsigned *>(problem.workspace), tiles)) {
-        const Work at = planned
-                            ? read_work(plan.list, tile)
-                            : order.template work<Sizes::Br, Given::kNothing, Bc>(problem, tile);
+        const Work at = planned ? read_work(plan.list, tile)
+                                : work_at<Sizes::Br, Given::kNothing, Bc>(problem, order, tile);
         if (at.to == 0) continue;
         tell(at);
         for (int i = 0; i < consumers; i++) {
