@@ -178,28 +178,11 @@ __global__ void __launch_bounds__(threads) attention(Problem p, float scale_log2
             if (j + key + lane % 4 * 2 + e % 2 >= keys_seen(lane / 4 + e / 2 * 8))
               s[key / 8][e] = -INFINITY;
 
-#pragma unroll
-      for (int r = 0; r < 2; r++) {  // not lazily as in step 14: the loop mostly waits for memory
-        float m_new = -INFINITY;
-        for (FragmentC &x : s) m_new = fmaxf(m_new, fmaxf(x[2 * r], x[2 * r + 1]));
-        for (int mask = 1; mask < 4; mask *= 2)
-          m_new = fmaxf(m_new, __shfl_xor_sync(kAllLanes, m_new, mask));
-        m_new = fmaxf(m[r], m_new * scale_log2);
-        const float alpha = ex2(m[r] - m_new);
-        m[r] = m_new;
-        l[r] *= alpha;
-        for (FragmentC &x : o)
-          for (int e = 2 * r; e < 2 * r + 2; e++) x[e] *= alpha;
-        for (FragmentC &x : s)
-          for (int e = 2 * r; e < 2 * r + 2; e++) l[r] += x[e] = ex2(fmaf(x[e], scale_log2, -m[r]));
-      }
+      softmax_of_warp(s, o, m, l, scale_log2);
 
 #pragma unroll
       for (int key = 0; key < keys; key += 16) {
-        const FragmentC &left = s[key / 8], &right = s[key / 8 + 1];
-        const FragmentA weights = {cvt_rn_x2<T>(left[0], left[1]), cvt_rn_x2<T>(left[2], left[3]),
-                                   cvt_rn_x2<T>(right[0], right[1]),
-                                   cvt_rn_x2<T>(right[2], right[3])};
+        const FragmentA weights = rounded<T>(s[key / 8], s[key / 8 + 1]);
         for (int col = 0; col < d; col += 16) {
           const auto v = ldmatrix_x4_trans(stage[now].V(key + lane_row, col + lane_col));
           mma<T>(o[col / 8], weights, {v[0], v[1]});

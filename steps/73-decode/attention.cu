@@ -111,21 +111,7 @@ __global__ void __launch_bounds__(threads)
           if (j + key + lane % 4 * 2 + e % 2 >= keys_seen(lane / 4 + e / 2 * 8))
             s[key / 8][e] = -INFINITY;
 
-#pragma unroll
-    for (int r = 0; r < 2; r++) {  // not lazily as in step 14: the loop mostly waits for memory
-      float m_new = -INFINITY;
-      for (FragmentC &x : s) m_new = fmaxf(m_new, fmaxf(x[2 * r], x[2 * r + 1]));
-      for (int mask = 1; mask < 4; mask *= 2)
-        m_new = fmaxf(m_new, __shfl_xor_sync(kAllLanes, m_new, mask));
-      m_new = fmaxf(m[r], m_new * scale_log2);
-      const float alpha = ex2(m[r] - m_new);
-      m[r] = m_new;
-      l[r] *= alpha;
-      for (FragmentC &x : o)
-        for (int e = 2 * r; e < 2 * r + 2; e++) x[e] *= alpha;
-      for (FragmentC &x : s)
-        for (int e = 2 * r; e < 2 * r + 2; e++) l[r] += x[e] = ex2(fmaf(x[e], scale_log2, -m[r]));
-    }
+    softmax_of_warp(s, o, m, l, scale_log2);
 
 #pragma unroll
     for (int key = 0; key < keys; key += 16) {
