@@ -90,7 +90,7 @@ std::vector<fs::path> Exercise::headers() const {
   for (const Statement &statement : statements)
     if (statement.key == "with")
       for (const std::string &name : words(statement.words))
-        paths.push_back(fs::path("steps") / step / name);
+        paths.push_back((fs::path("steps") / step / name).lexically_normal());
   return paths;
 }
 

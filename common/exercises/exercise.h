@@ -29,7 +29,7 @@
 //   hint WORD TEXT | MESSAGE   said when a run ends so and its report or the line in it holds TEXT, which
 //                              may be left out
 //   stage NAME                 what the reader is at from here on
-//   with HEADER...             of the step's folder: every source of this exercise, the reader's and the
+//   with HEADER...             from the step's folder on: every source of this exercise, the reader's and the
 //                              step's, holds these headers itself, where it would include them
 //
 // Of numbers or words that the reader writes into a file of text:
