@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -116,6 +117,15 @@ std::string complaint(const Exercise &exercise) {
   if (exercise.asks()) {
     answers = trial.judge.right_answers();
     if (const std::string wrong = trial.judge.wrong_arithmetic(); !wrong.empty()) return wrong;
+    if (const std::size_t begin = exercise.text.find("(Words:"); begin != std::string::npos) {
+      std::string offered = exercise.text.substr(begin, exercise.text.find(')', begin) - begin);
+      for (const char mark : {',', '.'}) std::replace(offered.begin(), offered.end(), mark, ' ');
+      const std::vector<std::string> list = words(offered);
+      for (const auto &[name, word] : answers)
+        if (std::isalpha(static_cast<unsigned char>(word[0])) &&
+            std::find(list.begin(), list.end(), word) == list.end())
+          return name + " is " + word + ", which is not among the words of the item";
+    }
   }
   if (const Verdict verdict = trial("answer", exercise.asks() ? filled(answers) : answer);
       !verdict.done)
