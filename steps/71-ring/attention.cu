@@ -61,7 +61,7 @@ void run(const Problem &p) {
     return hop ? workspace.V(p.parts[gpu], hop % 2) : p.parts[gpu].V;
   };
 
-  // Queues the way of K and V to each GPU for the hop after this one.
+  // Queues the transfer of K and V to each GPU for the hop after this one.
   const auto pass_on = [&](int hop) {
     for (const int gpu : own) {
       const Traffic &mine = traffics[gpu];

@@ -75,7 +75,7 @@ void run(const Problem &p) {
     return hop < N && meeting(gpu, hop).rows_q > 0 && meeting(gpu, hop).rows_k > 0;
   };
 
-  // Queues the way of K and V to each GPU for a hop, from the GPU that has them.
+  // Queues the transfer of K and V to each GPU for a hop, from the GPU that has them.
   const auto send = [&](int hop) {
     for (const int gpu : own) {
       const Traffic &mine = traffics[gpu];

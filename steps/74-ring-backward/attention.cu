@@ -98,8 +98,8 @@ void run(const Problem &p) {
     return hop > 2 && sees(p, helper(gpu, hop), hop - 2);
   };
 
-  // Queues the way of K and V for a hop to the GPU that computes with them, and of what the hop before the last has added
-  // to dK and dV to the GPU that has these keys.
+  // Queues the transfers for a hop: its K and V go to the GPU that computes with them, and what hop - 2 has added to dK and
+  // dV goes to the GPU that has these keys.
   const auto send = [&](int hop) {
     for (const int gpu : own) {
       const Traffic &mine = traffics[gpu];
