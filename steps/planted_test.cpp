@@ -195,7 +195,8 @@ std::vector<std::string> runs_of(const Planted &step) {
       for (const std::string &head_dim : step.help.head_dims)
         runs.push_back("--head-dim " + head_dim);
   }
-  if (step.help.takes_option("--head-dim-v")) runs.push_back("--head-dim 256");
+  if (of_hopper(step.mutants.step) && step.help.takes_option("--head-dim-v"))
+    runs.push_back("--head-dim 256");
   return runs;
 }
 
@@ -316,7 +317,7 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
     shapes.push_back("--seqlen 640 --causal");        // a tile of keys that a warpgroup skips
   if (hopper && step.help.takes_option("--lengths"))  // what plans, and warpgroups without rows
     shapes.push_back("--batch 3 --heads 1 --lengths 300,150,20 --seqlen 300");
-  if (step.help.takes_option("--head-dim-v"))  // where Q has one stage
+  if (hopper && step.help.takes_option("--head-dim-v"))  // where Q has one stage
     shapes.insert(shapes.begin(), "--sms 1 --heads 3 --seqlen 130 --head-dim 256");
   if (step.help.tile > 128) shapes = {kPersistent};
   // A run in which the call is not missed costs most. So Hopper's shortest runs come first, which are added last, and

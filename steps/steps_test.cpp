@@ -136,7 +136,13 @@ std::vector<std::string> runs_with(const Description &step, const std::string &o
     if (const std::size_t at = run.find(odd); at != std::string::npos && step.page_rows > 1)
       run.replace(at, odd.size(), "--page-size " + std::to_string(step.page_rows));
   }
+  const auto has = [&](const std::string &head_dim) {
+    return std::count(step.head_dims.begin(), step.head_dims.end(), head_dim) > 0;
+  };
   std::erase_if(runs, [&](const std::string &run) {
+    const std::vector<std::string> all = words(run);
+    for (std::size_t i = 0; i + 1 < all.size(); i++)
+      if (all[i].starts_with("--head-dim") && !has(all[i + 1])) return true;
     return step.takes_option("--latent") && contains(run, "interleaved");
   });
   return runs;
@@ -144,7 +150,8 @@ std::vector<std::string> runs_with(const Description &step, const std::string &o
 
 /// Whether a step takes all of the options in this text.
 bool takes_all(const Description &step, const std::string &text) {
-  static const std::set<std::string> plain = {"--batch", "--heads", "--seqlen", "--inputs"};
+  static const std::set<std::string> plain = {"--batch", "--heads", "--seqlen", "--head-dim",
+                                              "--inputs"};
   for (const std::string &word : words(text))
     if (word.starts_with("--") && !plain.contains(word) && !step.takes_option(word)) return false;
   return true;

@@ -62,9 +62,13 @@ std::string draw_problem(const Description &program, int longest, std::uint64_t 
   if (coin("--gpus")) text += option("gpus", one_to(6));
   if (coin("--link")) text += " --link copies";
   if (coin("--leave-sms")) text += option("leave-sms", one_to(20) - 1);
-  // A kernel for 192 columns has V in 128 of them, too.
+  // One of Hopper's kernels, for 192 columns, has V in 128 of them, too.
   const int head_dim = std::stoi(text.substr(text.find("--head-dim ") + 11));
-  if (program.takes_option("--head-dim-v") && !interleaved && 128 < head_dim && head_dim <= 192)
+  const bool hopper = program.needs == "sm_90a";
+  if (!interleaved && !hopper && coin("--head-dim-v"))
+    text += " --head-dim-v " + program.head_dims[one_to(head_dims) - 1];
+  if (program.takes_option("--head-dim-v") && !interleaved && hopper && 128 < head_dim &&
+      head_dim <= 192)
     text += option("head-dim-v", 80 + 24 * one_to(2));
   if (coin("--splits")) text += option("splits", one_to(8));
   return text;

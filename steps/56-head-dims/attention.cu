@@ -42,6 +42,11 @@ constexpr int instance(int columns) {
   return columns <= 64 ? 64 : columns <= 96 ? 96 : (columns + 63) / 64 * 64;
 }
 
+/// Returns whether there is a kernel with these columns of K and of V.
+constexpr bool has_kernel(int d, int dv) {
+  return d == dv || (d == 192 && dv == 128);
+}
+
 template <class T, int d, int dv>
 struct SharedStorage {
   using Sizes = Tiles<d, dv>;
@@ -278,16 +283,21 @@ template <class T>
 void run(const Problem &given) {
   const Problem p = with_sides(given);
   const int d = instance(p.head_dim), dv = instance(p.head_dim_v);
-  if (d == 192 && dv == 128) return run<T, 192, 128>(p);
-  if (d != dv)
+  if (!has_kernel(d, dv))
     throw ShapeError("head dims " + std::to_string(p.head_dim) + " and " +
                      std::to_string(p.head_dim_v) + " of V: this step has tiles of " +
                      std::to_string(d) + " columns for V, too, and of 128 beside 192");
-  d == 64    ? run<T, 64, 64>(p)
+  d != dv    ? run<T, 192, 128>(p)
+  : d == 64  ? run<T, 64, 64>(p)
   : d == 96  ? run<T, 96, 96>(p)
   : d == 128 ? run<T, 128, 128>(p)
   : d == 192 ? run<T, 192, 192>(p)
              : run<T, 256, 256>(p);
+}
+
+std::size_t workspace_bytes(const Problem &p) {
+  return std::size_t(Plan::ints(p, p.head_dim <= 96 ? Tiles<96, 96>::Br : Tiles<128, 128>::Br)) *
+         sizeof(int);
 }
 
 }  // namespace
@@ -296,10 +306,7 @@ EXPORT_STEP({
     .tile = 1,
     .default_batch = 8,
     .launch = [](const Problem &p) { p.type == Type::kBf16 ? run<bf16>(p) : run<half>(p); },
-    .workspace_bytes =
-        [](const Problem &p) {
-          return std::size_t(Plan::ints(p, p.head_dim <= 96 ? 192 : 128)) * sizeof(int);
-        },
+    .workspace_bytes = workspace_bytes,
     .head_dims = {64, 72, 80, 96, 104, 128, 136, 160, 192, 200, 256},
     .writes_lse = true,
 });

@@ -82,7 +82,7 @@ class Call {
     for (int b = 0; b < (q_.packed ? 1 : problem.batch); b++)
       for (int h = 0; h < problem.heads; h++)
         for (int i = 0; i < (q_.packed ? q_.total : problem.seqlen_q); i++)
-          std::fill_n(&left[O_.place(b, h, i)], problem.head_dim, Bits{0xffff});
+          std::fill_n(&left[O_.place(b, h, i)], columns_of_v(), Bits{0xffff});
     return std::all_of(left.begin(), left.end(), [](Bits x) { return x == 0xffff; });
   }
 
@@ -91,12 +91,17 @@ class Call {
     attention_problem &p = problem;
     p.struct_bytes = sizeof p;
     p.type = draw_.from(0, 1);
-    // Hopper's kernel takes head dims 64 and 128, and more than a few queries.
-    const bool for_hopper = draw_.one_in(2);
+    // Hopper's kernels take more than a few queries. At head dims 64 and 128 they take most features.
+    const bool for_hopper = draw_.one_in(2), others = draw_.one_in(2);
     p.mma_only = draw_.one_in(5);
-    p.head_dim = 8 * (for_hopper        ? 8 * draw_.from(1, 2)
-                      : draw_.one_in(4) ? draw_.from(1, 32)
-                                        : draw_.from(1, 9));
+    p.head_dim = 8 * (!for_hopper ? draw_.one_in(4) ? draw_.from(1, 32) : draw_.from(1, 9)
+                      : others ? draw_.from(5, 32)
+                                  : 8 * draw_.from(1, 2));
+    if (others && draw_.one_in(2)) {
+      const int eights = p.head_dim / 8;  // Hopper's kernels want few columns less or more
+      p.head_dim_v = 8 * (for_hopper ? draw_.from(std::max(1, eights - 8), std::min(32, eights + 3))
+                                     : draw_.from(1, 16));
+    }
     p.batch = draw_.from(1, 3);
     p.kv_heads = draw_.from(1, 3);
     p.heads = p.kv_heads * draw_.from(1, 4);
@@ -108,6 +113,8 @@ class Call {
     paged_ = draw_.one_in(3);
     indexed_ = !paged_ && draw_.one_in(4);
   }
+
+  int columns_of_v() const { return problem.head_dim_v ? problem.head_dim_v : problem.head_dim; }
 
   void draw_lengths() {
     attention_problem &p = problem;
@@ -221,17 +228,19 @@ class Call {
   /// Draws the rows, and lays them where the problem says. effective_* are those that the attention is of.
   void lay() {
     attention_problem &p = problem;
-    const int d = p.head_dim;
+    const int d = p.head_dim, dv = columns_of_v();
     const int rows_q = q_.packed ? q_.total : q_.longest;
     for (Tensor *tensor : {&Q_, &O_})
-      if (p.seqlen_q > 0) tensor->lay(draw_, q_.packed ? 1 : p.batch, p.heads, rows_q, d);
+      if (p.seqlen_q > 0)
+        tensor->lay(draw_, q_.packed ? 1 : p.batch, p.heads, rows_q, tensor == &Q_ ? d : dv);
     const int blocks = k_.packed ? 1 : paged_ ? p.pages : indexed_ ? p.caches : p.batch;
     const int rows_k = k_.packed ? k_.total : paged_ ? p.page_size : k_.longest;
-    for (Tensor *tensor : {&K_, &V_}) tensor->lay(draw_, blocks, p.kv_heads, rows_k, d);
+    for (Tensor *tensor : {&K_, &V_})
+      tensor->lay(draw_, blocks, p.kv_heads, rows_k, tensor == &K_ ? d : dv);
     if (append_)
       for (Tensor *tensor : {&K_new_, &V_new_})
         tensor->lay(draw_, new_.packed ? 1 : p.batch, p.kv_heads,
-                    new_.packed ? new_.total : new_.longest, d);
+                    new_.packed ? new_.total : new_.longest, tensor == &K_new_ ? d : dv);
     effective_.resize(p.batch);
     for (int b = 0; b < p.batch; b++) {
       reference::Inputs &inputs = effective_[b];
@@ -240,13 +249,13 @@ class Call {
       const int query_0 = offset + (append_ ? old : k_.count[b] - q_.count[b]);
       for (int h = 0; h < p.heads; h++)
         for (int i = 0; i < q_.count[b]; i++) {
-          const std::vector<Bits> row = random_row();
+          const std::vector<Bits> row = random_row(d);
           put(Q_, q_.packed ? 0 : b, h, q_.row(b, i), row);
           add(inputs.Q, turned(row, query_0 + (p.rope_one_position ? 0 : i)));
         }
       for (int h = 0; h < p.kv_heads; h++)
         for (int j = 0; j < k_.count[b]; j++) {
-          const std::vector<Bits> K = random_row(), V = random_row();
+          const std::vector<Bits> K = random_row(d), V = random_row(dv);
           const bool is_new = j >= old;
           const std::vector<Bits> seen = is_new || !append_ ? turned(K, offset + j) : K;
           add(inputs.K, seen), add(inputs.V, V);
@@ -288,7 +297,7 @@ class Call {
   /// Compares a sequence's rows with the reference, and forgets them.
   std::string complaint_of(int b) {
     attention_problem &p = problem;
-    const int d = p.head_dim, queries = q_.count[b];
+    const int d = p.head_dim, dv = columns_of_v(), queries = q_.count[b];
     if (queries == 0) return "";
     reference::Inputs &inputs = effective_[b];
     reference::Shape &shape = inputs.shape;
@@ -298,9 +307,10 @@ class Call {
              .seqlen_q = queries,
              .seqlen_k = std::max(1, k_.count[b]),
              .head_dim = d,
+             .head_dim_v = dv,
              .causal = p.causal != 0};
     shape.lengths_q = {queries}, shape.lengths_k = {k_.count[b]};
-    if (k_.count[b] == 0) inputs.K.assign(p.kv_heads * d, 0), inputs.V = inputs.K;
+    if (k_.count[b] == 0) inputs.K.assign(p.kv_heads * d, 0), inputs.V.assign(p.kv_heads * dv, 0);
     if (p.window && p.sinks)
       shape.window = p.window_left + 1, shape.sinks = p.sinks;
     else if (p.window)
@@ -321,8 +331,8 @@ class Call {
     for (int h = 0; h < p.heads; h++)
       for (int i = 0; i < queries; i++) {
         const std::size_t at = O_.place(q_.packed ? 0 : b, h, q_.row(b, i));
-        output.insert(output.end(), &O[at], &O[at] + d);
-        std::copy_n(&O[at], d, &O_.expected[at]);
+        output.insert(output.end(), &O[at], &O[at] + dv);
+        std::copy_n(&O[at], dv, &O_.expected[at]);
         places.push_back({0, h, i});
         if (!p.lse) continue;
         const std::size_t row = ((q_.packed ? 0 : static_cast<std::size_t>(b) * p.heads) + h) *
@@ -344,8 +354,8 @@ class Call {
     return "";
   }
 
-  std::vector<Bits> random_row() {
-    std::vector<Bits> row(problem.head_dim);
+  std::vector<Bits> random_row(int columns) {
+    std::vector<Bits> row(columns);
     for (Bits &x : row) x = float_to_element(type_, draw_.normal());
     return row;
   }

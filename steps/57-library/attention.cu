@@ -1,7 +1,7 @@
 // Step 57: the library. One C function in front of everything, on every GPU from sm_80.
 // SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
-// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window, --sinks, --window-size, --scale, --softcap, --alibi, --sink-logits, --type, --page-size, --append, --rope, --splits, --garbage
+// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window, --sinks, --window-size, --scale, --softcap, --alibi, --sink-logits, --type, --page-size, --append, --rope, --splits, --garbage, --head-dim-v
 // Before      step 50: three kernels for a model, whose scores are q . k / sqrt(d) and nothing else.
 // Bottleneck  A caller with a soft cap, a log-sum-exp or a head dim of 72 has to go elsewhere, and one whose lengths are
 //             wrong on the device reads where nothing is.
@@ -9,7 +9,7 @@
 //             window has two sides, a sink is where m and l begin, columns behind the head dim are zeros, and
 //             every number from the device is clamped before it becomes an address. The bytes of a workspace grow
 //             with each size. A prompt's kernel has four kinds, and a call gets the one that can do no more than it must.
-//             On Hopper the library, not this program, launches the kernels of steps 53 and 54 for prompts.
+//             On Hopper the library, not this program, launches the kernels of steps 53, 54 and 56 for prompts.
 // Prediction  Prompts and new tokens that step 50 takes, too: its instructions in the loop, and some before it that
 //             clamp: its time within 1%. A tile of 128 x 64 at head dim 128 is 1,536 clocks of mma and 512 of powers. If
 //             nothing overlaps, ALiBi adds 64 or more, 3%, and a soft cap 576 more, 28%. 72 columns cost as much as 80.
@@ -105,7 +105,7 @@ std::size_t parts_bytes(const Call &p) {
 template <class T, int d>
 std::size_t working_bytes(const Call &p, const Hopper *hopper) {
   std::size_t of_hopper = 0;
-  if (hopper && may_be_hoppers(p))
+  if (hopper && may_be_hoppers(p, *hopper))
     of_hopper = hopper->workspace_bytes(p) + hopper_at - counters_bytes;
   return std::max(of_hopper, parts_bytes<T, d>(p));
 }
@@ -116,7 +116,7 @@ template <class T, int d>
 Kernel kernel_of(const Call &p, const Hopper *hopper) {
   if (p.seqlen_q == 0) return Kernel::kNone;
   if (decodes<T, d>(p)) return Kernel::kTokens;
-  return hopper && hopper_takes(p) ? Kernel::kHopper : Kernel::kPrompts;
+  return hopper && hopper_takes(p, *hopper) ? Kernel::kHopper : Kernel::kPrompts;
 }
 
 template <class T, int d>
@@ -147,11 +147,12 @@ void run(const Call &call, const Hopper *hopper) {
   }
 }
 
-/// Calls f with the smallest of these head dims that has the call's columns, and with its type.
+/// Calls f with the smallest of these head dims that has the call's columns of K and of V, and with its type.
 template <class F, int d, int... larger>
 auto with_kernel(const Call &p, F f, std::integer_sequence<int, d, larger...>) {
   if constexpr (sizeof...(larger) > 0)
-    if (p.head_dim > d) return with_kernel(p, f, std::integer_sequence<int, larger...>());
+    if (std::max(p.head_dim, p.head_dim_v) > d)
+      return with_kernel(p, f, std::integer_sequence<int, larger...>());
   const std::integral_constant<int, d> dim;
   return p.type == Type::kBf16 ? f(bf16(), dim) : f(half(), dim);
 }
@@ -166,7 +167,7 @@ std::size_t workspace_bytes(const Call &call, const Hopper *hopper) {
   const Call p = with_one_window(call);
   const std::size_t working = with_kernel(
       p, [&](auto type, auto d) { return working_bytes<decltype(type), d>(p, hopper); }, head_dims);
-  const bool turns_queries = hopper && may_be_hoppers(p) && p.rope != Rope::kNone;
+  const bool turns_queries = hopper && may_be_hoppers(p, *hopper) && p.rope != Rope::kNone;
   const std::size_t bytes = working + turned_bytes(p) + (turns_queries ? turned_query_bytes(p) : 0);
   return bytes ? counters_bytes + bytes : 0;
 }

@@ -53,8 +53,8 @@ enum attention_rope {
 #define ATTENTION_NO_LIMIT (-1)
 
 /* Row i of head h of sequence b begins b * batch_stride + h * head_stride + i * row_stride elements
- * after `data`. The head_dim elements of a row follow each other. `data` and the strides are
- * multiples of 16 bytes. */
+ * after `data`. The elements of a row, head_dim or head_dim_v, follow each other. `data` and the
+ * strides are multiples of 16 bytes. */
 struct attention_tensor {
   void *data; /* in the memory of the device */
   int64_t batch_stride, head_stride, row_stride;
@@ -73,16 +73,17 @@ struct attention_array {
 struct attention_problem {
   size_t struct_bytes; /* sizeof(struct attention_problem) */
   int type;            /* enum attention_type, of Q, K, V, O, K_new and V_new */
-  int head_dim;        /* a multiple of 8, at most 256 */
+  int head_dim;        /* of Q and K: a multiple of 8, at most 256 */
   int batch;           /* sequences */
   int heads;           /* of Q and O; batch * heads is at most 65535 */
   int kv_heads;        /* of K and V; divides heads. Query head h reads h / (heads / kv_heads) */
   int seqlen_q;        /* queries of the longest sequence: 1 to 65535 * 128; 0: K_new is stored */
   int seqlen_k;        /* keys of the longest sequence, with the new ones: 1 to 2^27 */
+  int head_dim_v;      /* of V, V_new and O, as head_dim; 0: head_dim */
 
   struct attention_tensor Q;    /* [batch, heads, seqlen_q, head_dim], in any order of strides */
-  struct attention_tensor K, V; /* [batch, kv_heads, seqlen_k, head_dim] */
-  struct attention_tensor O;    /* as Q */
+  struct attention_tensor K, V; /* [batch, kv_heads, seqlen_k, head_dim], of V head_dim_v */
+  struct attention_tensor O;    /* [batch, heads, seqlen_q, head_dim_v] */
 
   /* NULL, or where the natural logarithm of each row's sum of e^score goes: [batch, heads, seqlen_q],
    * if Q is packed [heads, total_q]. -infinity for a query that sees no key and has no sink. */
@@ -132,7 +133,7 @@ struct attention_problem {
   struct attention_array cache_index;
   int caches;
 
-  /* New keys and their values: [batch, kv_heads, seqlen_new, head_dim]. The call stores them in K and
+  /* New keys and their values: [batch, kv_heads, seqlen_new, head_dim or head_dim_v]. The call stores them in K and
    * V (and turns the keys) as the last rows of their sequences, where the queries see them. lengths_k
    * counts them. Their lengths, and if packed their rows, may differ. seqlen_new 0: they are those
    * of Q, as are lengths_new and cu_seqlens_new. data NULL: K and V hold all keys. No two sequences

@@ -18,7 +18,7 @@ workspaces = {}  # by stream: its calls share one, which is 0 before its first u
 Array = ctypes.c_void_p * 2  # on the device, on the host
 KINDS = {"size": ctypes.c_size_t, "int": ctypes.c_int, "int64": ctypes.c_int64, "float": ctypes.c_float,
          "pointer": ctypes.c_void_p, "tensor": Tensor, "array": Array}
-FIELDS = """size struct_bytes; int type head_dim batch heads kv_heads seqlen_q seqlen_k; tensor Q K V O; pointer lse;
+FIELDS = """size struct_bytes; int type head_dim batch heads kv_heads seqlen_q seqlen_k head_dim_v; tensor Q K V O; pointer lse;
     float scale softcap; pointer alibi_slopes; int64 alibi_stride; pointer sink_logits;
     int causal window window_left window_right sinks; array lengths_q lengths_k starts_k cu_seqlens_q cu_seqlens_k;
     int total_q total_k; array page_table; int64 page_table_stride; int page_size pages; array cache_index; int caches;
@@ -89,7 +89,7 @@ def problem_of(memory, q, k, v, o, lse, *, k_new=None, v_new=None, scale=0, caus
     p = Problem(struct_bytes=ctypes.sizeof(Problem), type=int(q.dtype == torch.bfloat16), head_dim=q.shape[-1],
                 batch=arrays["cu_seqlens_q"].numel() - 1 if packed else q.shape[0], heads=q.shape[-2],
                 kv_heads=k.shape[-2], seqlen_q=q.shape[-3], total_q=q.shape[0], total_k=k.shape[0], caches=k.shape[0],
-                seqlen_k=rows_k * (arrays["page_table"].shape[1] if paged else 1), pages=k.shape[0],
+                head_dim_v=v.shape[-1], seqlen_k=rows_k * (arrays["page_table"].shape[1] if paged else 1), pages=k.shape[0],
                 page_size=rows_k, Q=memory.tensor(q), K=memory.tensor(k), V=memory.tensor(v), O=memory.tensor(o),
                 lse=memory.address(lse), scale=scale, softcap=softcap, causal=bool(causal),
                 sink_logits=memory.address(sink_logits), alibi_slopes=memory.address(alibi_slopes),
@@ -134,7 +134,7 @@ def attention(q, k, v, *, k_new=None, v_new=None, return_lse=False, **options):
     q, k_new, v_new = (x if x is None else fits(x) for x in (q, k_new, v_new))
     if k_new is None:
         k, v = fits(k), fits(v)
-    o, lse, memory = torch.zeros_like(q, memory_format=torch.contiguous_format), None, Memory()
+    o, lse, memory = q.new_zeros(*q.shape[:-1], v.shape[-1]), None, Memory()
     if return_lse:
         lse = torch.full_like(o[..., 0].transpose(-1, -2), -torch.inf, dtype=torch.float32,
                               memory_format=torch.contiguous_format)

@@ -17,8 +17,9 @@ struct Call : Problem {
       slopes_stride;  // from ALiBi's slopes of a sequence to those of the next; 0: the same
 };
 
-/// The kernels of steps 53 and 54, for Hopper alone: hopper.cu.
+/// The kernels of steps 53, 54 and 56, for Hopper alone: hopper.cu.
 struct Hopper {
+  bool (*has_tiles)(const Problem &);  // for the head dims
   void (*forward)(const Problem &);
   std::size_t (*workspace_bytes)(const Problem &);
 };
@@ -34,14 +35,22 @@ struct Backend {
 #define BACKEND gpu_calls
 #define HOPPER gpu_hopper
 #define HOPPER_PAGES gpu_hopper_pages
+#define HOPPER_DIMS gpu_hopper_dims
 #else
 #define BACKEND cpu_calls
 #define HOPPER cpu_hopper
 #define HOPPER_PAGES cpu_hopper_pages
+#define HOPPER_DIMS cpu_hopper_dims
 #endif
 extern const Backend BACKEND;
 void HOPPER_PAGES(const Problem &);
+extern const Hopper HOPPER_DIMS;
 extern const Hopper HOPPER [[gnu::weak]];  // a library that was not compiled for sm_90a has none
+
+/// Whether steps 53 and 54 have tiles for the head dims.
+static inline bool has_head_dims_of_53(const Problem &p) {
+  return (p.head_dim == 64 || p.head_dim == 128) && p.head_dim_v == p.head_dim;
+}
 
 /// The call that a program's problem is.
 static inline Call call_of(const Problem &problem) {

@@ -284,9 +284,14 @@ void check_sizes(const attention_problem &p) {
            "must be " + number(sizeof p) + ", as this library's header has it");
   if (p.type != ATTENTION_FP16 && p.type != ATTENTION_BF16)
     refuse(ATTENTION_TYPE, "type", p.type, "must be ATTENTION_FP16 or ATTENTION_BF16");
-  if (p.head_dim < 8 || p.head_dim > kMostHeadDim || p.head_dim % 8)
-    refuse(ATTENTION_HEAD_DIM, "head_dim", p.head_dim,
-           "must be a multiple of 8 from 8 to " + number(kMostHeadDim));
+  const auto check_head_dim = [](const char *name, int value, const char *or_zero) {
+    if (value < 8 || value > kMostHeadDim || value % 8)
+      refuse(
+          ATTENTION_HEAD_DIM, name, value,
+          std::string("must be ") + or_zero + "a multiple of 8 from 8 to " + number(kMostHeadDim));
+  };
+  check_head_dim("head_dim", p.head_dim, "");
+  if (p.head_dim_v != 0) check_head_dim("head_dim_v", p.head_dim_v, "0, or ");
   const std::pair<const char *, int> sizes[] = {
       {"batch", p.batch}, {"heads", p.heads}, {"kv_heads", p.kv_heads}, {"seqlen_k", p.seqlen_k}};
   for (const auto &[name, value] : sizes) check_at_least(ATTENTION_SIZE, name, value, 1);
@@ -344,6 +349,9 @@ void check_sizes(const attention_problem &p, const attention_gradients &g) {
   if (p.head_dim > kMostHeadDimBackward)
     refuse(ATTENTION_HEAD_DIM, "head_dim", p.head_dim,
            "must be " + number(kMostHeadDimBackward) + " or less" + where);
+  if (head_dim_of_v(p) != p.head_dim)
+    refuse(ATTENTION_BACKWARD, "head_dim_v", p.head_dim_v,
+           "must be 0 or head_dim " + number(p.head_dim) + where);
   const std::tuple<const char *, int, int> sizes[] = {{"seqlen_k", p.seqlen_k, kMostKeysBackward},
                                                       {"total_q", p.total_q, kMostPackedBackward}};
   for (const auto &[name, value, most] : sizes)
@@ -418,8 +426,9 @@ void check_tensors(const attention_problem &p, std::size_t workspace_bytes,
   check_pages(p);
   check_cache_index(p);
 
+  const int d = p.head_dim, dv = head_dim_of_v(p);
   const auto bytes_of = [&](const char *name, const attention_tensor &tensor, const Sequences &of,
-                            int heads) -> Bytes {
+                            int heads, int columns) -> Bytes {
     check_tensor(name, tensor);
     const bool of_cache = name[1] == '\0' && (*name == 'K' || *name == 'V');
     const bool packed = is_given(of.cu_seqlens), paged = of_cache && is_given(p.page_table);
@@ -430,7 +439,7 @@ void check_tensors(const attention_problem &p, std::size_t workspace_bytes,
     const std::int64_t rows = packed ? of.total : paged ? p.page_size : of.longest;
     return {name,
             static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor.data)),
-            std::int64_t{p.head_dim} * kElementBytes,
+            std::int64_t{columns} * kElementBytes,
             {{blocks, tensor.batch_stride * kElementBytes},
              {heads, tensor.head_stride * kElementBytes},
              {rows, tensor.row_stride * kElementBytes}}};
@@ -443,25 +452,25 @@ void check_tensors(const attention_problem &p, std::size_t workspace_bytes,
   };
   std::vector<Bytes> read, written;
   if (p.seqlen_q > 0) {
-    read.push_back(bytes_of("Q", p.Q, queries, p.heads));
+    read.push_back(bytes_of("Q", p.Q, queries, p.heads, d));
     std::vector<Bytes> &of_forward = g ? read : written;
-    of_forward.push_back(bytes_of("O", p.O, queries, p.heads));
+    of_forward.push_back(bytes_of("O", p.O, queries, p.heads, dv));
     const std::int64_t rows =
         is_given(p.cu_seqlens_q) ? p.total_q : std::int64_t{p.batch} * p.seqlen_q;
     if (p.lse) of_forward.push_back(whole("lse", p.lse, rows * p.heads * sizeof(float)));
   }
   if (g) {
-    read.push_back(bytes_of("dO", g->dO, queries, p.heads));
-    written.push_back(bytes_of("dQ", g->dQ, queries, p.heads));
-    written.push_back(bytes_of("dK", g->dK, keys, p.kv_heads));
-    written.push_back(bytes_of("dV", g->dV, keys, p.kv_heads));
+    read.push_back(bytes_of("dO", g->dO, queries, p.heads, dv));
+    written.push_back(bytes_of("dQ", g->dQ, queries, p.heads, d));
+    written.push_back(bytes_of("dK", g->dK, keys, p.kv_heads, d));
+    written.push_back(bytes_of("dV", g->dV, keys, p.kv_heads, dv));
   }
   std::vector<Bytes> &cache = appends(p) ? written : read;
-  cache.push_back(bytes_of("K", p.K, keys, p.kv_heads));
-  cache.push_back(bytes_of("V", p.V, keys, p.kv_heads));
+  cache.push_back(bytes_of("K", p.K, keys, p.kv_heads, d));
+  cache.push_back(bytes_of("V", p.V, keys, p.kv_heads, dv));
   if (appends(p)) {
-    read.push_back(bytes_of("K_new", p.K_new, added, p.kv_heads));
-    read.push_back(bytes_of("V_new", p.V_new, added, p.kv_heads));
+    read.push_back(bytes_of("K_new", p.K_new, added, p.kv_heads, d));
+    read.push_back(bytes_of("V_new", p.V_new, added, p.kv_heads, dv));
   }
   for (const auto &[name, array, size] : arrays)
     if (array.device) read.push_back(whole(name, array.device, size * sizeof(int)));

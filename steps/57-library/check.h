@@ -15,6 +15,11 @@ struct Failure : std::runtime_error {
   attention_status status;
 };
 
+/// The columns of V and O.
+inline int head_dim_of_v(const attention_problem &p) {
+  return p.head_dim_v ? p.head_dim_v : p.head_dim;
+}
+
 /// Throws Failure unless the sizes make a problem. Of the pointers it asks only which are NULL.
 void check_sizes(const attention_problem &problem);
 

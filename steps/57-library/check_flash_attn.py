@@ -118,7 +118,8 @@ def run(q, k, v, *, scale, causal, window, softcap, slopes=None, arrays={}, k_ne
                                        window=window, arrays=arrays, return_lse=True, **sizes)
         return out[..., :v.shape[-1]], lse
     with torch.no_grad():
-        Q, K, V, K_new, V_new = (padded(x, columns) for x in (q, k, v, k_new, v_new))
+        Q, K, K_new = (padded(x, -(-q.shape[-1] // 8) * 8) for x in (q, k, k_new))
+        V, V_new = (padded(x, -(-v.shape[-1] // 8) * 8) for x in (v, v_new))
         out, lse = attention(Q, K, V, k_new=K_new, v_new=V_new, scale=scale, causal=causal, window=window,
                              softcap=softcap, alibi_slopes=slopes, rope=rope, arrays=arrays, return_lse=True, **sizes)
         for cache, copy in ((k, K), (v, V)):

@@ -50,11 +50,11 @@ __global__ void __launch_bounds__(num_warps * 32) decode(const Call p, const Sco
   const int rows_there = min(at.q_count * group - first_row, rows);  // of this tile
   const auto query_of = [&](int row) { return (first_row + row) / group; };
   const auto head_of_row = [&](int row) { return kv_head * group + (first_row + row) % group; };
-  const auto row_of = [&](auto *tensor, const Strides &strides, int row) {
+  const auto row_of = [&](auto *tensor, const Strides &strides, int row, int cols) {
     return Matrix<std::remove_pointer_t<decltype(tensor)>>{
         tensor + b * strides.batch + head_of_row(row) * strides.head +
             (at.q_start + query_of(row)) * strides.row,
-        1, p.head_dim};
+        1, cols};
   };
   // A row of this tile sees the keys from window_begin to before seen, and the sinks.
   const auto seen = [&](int row) { return min(at.k_count, query_of(row) + sight.end); };
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(num_warps * 32) decode(const Call p, const Sco
               col = i / rows * 8;  // 8 lanes, 8 rows: with the swizzle each bank once
     Vector<T, 8> x = {};
     if (row < rows_there && col < p.head_dim)
-      x = load_turned<T>(row_of(static_cast<const T *>(p.Q), p.Q_strides, row), col, p,
+      x = load_turned<T>(row_of(static_cast<const T *>(p.Q), p.Q_strides, row, p.head_dim), col, p,
                          rope_position(p, at, query_of(row)));
     store<8>(smem.Q(row, col), x);
   }
@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(num_warps * 32) decode(const Call p, const Sco
   };
   const auto load_next = [&](int to) {
     if (next < last)
-      load_key_tiles(stage[to].K, stage[to].V, place, at.k_count - key_of(next), p.head_dim);
+      load_key_tiles(stage[to].K, stage[to].V, place, at.k_count - key_of(next), p.head_dim,
+                     p.head_dim_v);
     cp_async_commit();
     next += num_warps;
     find_next();
@@ -208,14 +209,14 @@ __global__ void __launch_bounds__(num_warps * 32) decode(const Call p, const Sco
       for (int j = 0; j < splits; j++)
         sum.add(part_at<d>(parts, (tile * splits + j) * rows + i / d, i % d));
     const int row = i / d, col = i % d;
-    if (col >= p.head_dim) continue;
+    if (col >= p.head_dim_v) continue;
     const int h = head_of_row(row);
     if (p.sink_logits)  // one more key, without a value
       sum.add({fmaxf(of_head(p.sink_logits, h) * log2_e, no_maximum), 1, {}});
     if (p.lse && col == 0) lse_at(p, at, b, h, query_of(row)) = (sum.m + lg2(sum.l)) * ln_2;
     Vector<T, 4> O;  // of a row that saw no key it is 0
     for (int e = 0; e < 4; e++) O[e] = from_float<T>(sum.l > 0 ? sum.O[e] / sum.l : 0);
-    store<4>(row_of(static_cast<T *>(p.O), p.O_strides, row)(0, col), O);
+    store<4>(row_of(static_cast<T *>(p.O), p.O_strides, row, p.head_dim_v)(0, col), O);
   }
 }
 

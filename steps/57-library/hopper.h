@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which calls the kernels of steps 53 and 54 take, and such a call as the Problem that they take.
+// Which calls the kernels of steps 53, 54 and 56 take, and such a call as the Problem that they take.
 #pragma once
 
 #include "steps/57-library/call.h"
@@ -39,17 +39,20 @@ inline Mapped mapped_keys(const Call &p, const void *data, const Strides &stride
   return {data, strides, p.caches, p.kv_heads, p.seqlen_k};
 }
 
-/// The most tiles of Q that steps 53 and 54 number.
+/// The most tiles of Q that these steps number.
 constexpr std::int64_t most_hopper_tiles = 1 << 30;
 
-/// Whether they take calls of this kind at all. Up to 16 queries are new tokens (decodes).
-inline bool may_be_hoppers(const Call &p) {
-  return p.seqlen_q > 16 && (p.head_dim == 64 || p.head_dim == 128);
+/// Whether they take calls of this kind at all. Up to 16 queries are new tokens (decodes). Up to 32 columns the kernels
+/// of mma.sync have tiles of 32, and these have 64.
+inline bool may_be_hoppers(const Call &p, const Hopper &hopper) {
+  return p.seqlen_q > 16 && p.head_dim > 32 && hopper.has_tiles(p);
 }
 
-/// Whether the kernels of steps 53 and 54 take the call, once the keys are stored and all rows are turned.
-inline bool hopper_takes(const Call &p) {
-  if (!may_be_hoppers(p) || p.sinks > 0) return false;
+/// Whether they take the call, once the keys are stored and all rows are turned.
+inline bool hopper_takes(const Call &p, const Hopper &hopper) {
+  if (!may_be_hoppers(p, hopper) || p.sinks > 0) return false;
+  if (!has_head_dims_of_53(p) && (p.page_table || p.softcap > 0 || p.slopes || p.sink_logits))
+    return false;
   if (p.page_table && (p.page_size % 8 || p.starts_k)) return false;
   if ((p.slopes_stride > 0 && p.batch > 1) || (p.lse && p.lse_packed)) return false;
   if (std::int64_t{p.batch} * p.heads * ((p.seqlen_q + 127) / 128) > most_hopper_tiles)

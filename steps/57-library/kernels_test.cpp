@@ -16,7 +16,7 @@
 
 namespace {
 
-constexpr int kBatch = 2, kHeads = 2, kKvHeads = 2, kQueries = 40, kKeys = 100, kHeadDim = 128;
+constexpr int kBatch = 2, kHeads = 2, kKvHeads = 2, kQueries = 40, kKeys = 100, kHeadDim = 256;
 constexpr int kRows = 256;  // of a head of a tensor: enough for any problem here
 constexpr std::int64_t kSize = std::int64_t{kBatch} * kHeads * kRows * kHeadDim;
 
@@ -95,8 +95,61 @@ using P = attention_problem;
 const std::vector<Case> kCases = {
     {"hopper", "a plain problem", [](E &, P &) {}},
     {"hopper", "head dim 128", [](E &, P &p) { p.head_dim = 128; }},
-    {"prompts", "head dim 72", [](E &, P &p) { p.head_dim = 72; }},
-    {"prompts", "head dim 120", [](E &, P &p) { p.head_dim = 120; }},
+    {"prompts", "head dim 32", [](E &, P &p) { p.head_dim = 32; }},
+    {"hopper", "head dim 40", [](E &, P &p) { p.head_dim = 40; }},
+    {"hopper", "head dim 72", [](E &, P &p) { p.head_dim = 72; }},
+    {"hopper", "head dim 96, and 200 queries", [](E &, P &p) { p.head_dim = 96, p.seqlen_q = 200; }},
+    {"hopper", "head dim 120", [](E &, P &p) { p.head_dim = 120; }},
+    {"hopper", "head dim 160, causal, a group",
+     [](E &, P &p) { p.head_dim = 160, p.kv_heads = 1, p.causal = 1; }},
+    {"hopper", "head dim 256, and 200 queries",
+     [](E &, P &p) { p.head_dim = 256, p.seqlen_q = 200; }},
+    {"hopper", "192 columns of K and 128 of V",
+     [](E &, P &p) { p.head_dim = 192, p.head_dim_v = 128; }},
+    {"hopper", "136 columns of K and 104 of V",
+     [](E &, P &p) { p.head_dim = 136, p.head_dim_v = 104; }},
+    {"hopper", "72 columns of K and 96 of V",
+     [](E &, P &p) { p.head_dim = 72, p.head_dim_v = 96; }},
+    {"prompts", "192 columns of K and 96 of V",
+     [](E &, P &p) { p.head_dim = 192, p.head_dim_v = 96; }},
+    {"prompts", "128 columns of K and 64 of V",
+     [](E &, P &p) { p.head_dim = 128, p.head_dim_v = 64; }},
+    {"prompts", "64 columns of K and 256 of V",
+     [](E &, P &p) { p.head_dim = 64, p.head_dim_v = 256; }},
+    {"tokens", "16 queries, and 192 columns of K and 128 of V",
+     [](E &, P &p) { p.seqlen_q = 16, p.head_dim = 192, p.head_dim_v = 128; }},
+    {"prompts", "head dim 96 in pages",
+     [](E &e, P &p) { e.pages(8), p.head_dim = 96; }},
+    {"prompts", "head dim 96 and a soft cap", [](E &, P &p) { p.head_dim = 96, p.softcap = 3; }},
+    {"prompts", "head dim 96 and ALiBi",
+     [](E &e, P &p) { p.head_dim = 96, p.alibi_slopes = e.numbers; }},
+    {"prompts", "head dim 96 and learned sinks",
+     [](E &e, P &p) { p.head_dim = 96, p.sink_logits = e.numbers; }},
+    {"hopper", "head dim 96, the log-sum-exp, a scale and a window to both sides",
+     [](E &e, P &p) {
+       p.head_dim = 96, p.lse = e.lse, p.scale = 0.5f;
+       p.window = 1, p.window_left = 20, p.window_right = 5;
+     }},
+    {"hopper", "head dim 200, lengths, packed sequences without keys",
+     [](E &e, P &p) {
+       p.head_dim = 200, e.pack(), p.lengths_k = e.array(16, {70, 0});
+     }},
+    {"hopper", "head dim 80, left padding and a cache's sequences",
+     [](E &e, P &p) {
+       p.head_dim = 80, p.starts_k = e.array(0, {9, 70});
+       p.cache_index = e.array(8, {1, 0}), p.caches = 2;
+     }},
+    {"hopper", "a rotation of 104 columns, in pages, beside 128 of V",
+     [](E &e, P &p) {
+       p.head_dim = 104, p.head_dim_v = 128, e.pages(7), e.rotate(), p.rope_dim = 48;
+     }},
+    {"hopper", "a rotation of 96 columns of packed sequences",
+     [](E &e, P &p) { p.head_dim = 96, e.pack(), e.rotate(), p.causal = 1; }},
+    {"hopper", "new keys of 144 columns, and 128 of V",
+     [](E &e, P &p) {
+       p.head_dim = 144, p.head_dim_v = 128, p.seqlen_new = 30;
+       p.K_new = p.V_new = E::dense(e.K_new, kKvHeads);
+     }},
     {"prompts", "mma_only", [](E &, P &p) { p.mma_only = 1; }},
     {"tokens", "16 queries", [](E &, P &p) { p.seqlen_q = 16; }},
     {"hopper", "17 queries", [](E &, P &p) { p.seqlen_q = 17; }},

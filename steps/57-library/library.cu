@@ -102,6 +102,7 @@ Call call_of(const attention_problem &p) {
   call.seqlen_q = p.seqlen_q;
   call.seqlen_k = p.seqlen_k;
   call.head_dim = p.head_dim;
+  call.head_dim_v = head_dim_of_v(p);
   call.causal = p.causal != 0;
   call.window_left = p.window ? p.window_left : ATTENTION_NO_LIMIT;
   call.window_right = p.window ? p.window_right : ATTENTION_NO_LIMIT;

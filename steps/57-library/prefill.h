@@ -39,22 +39,22 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   const int window_first = max(0, first_row + sight.begin) / Bc * Bc;
   const int sinks_last = (min(sight.sinks, at.k_count) + Bc - 1) / Bc * Bc - Bc;
   const int kv_h = h / (call.heads / call.kv_heads);  // the group's head of K and V
-  const int cols = all ? call.head_dim : d;
+  const int cols = all ? call.head_dim : d, cols_v = all ? call.head_dim_v : d;
   const auto head_rows = [&](auto *tensor, const Strides &strides, int block, int of_block,
-                             int start, int rows) {
+                             int start, int rows, int columns) {
     return StridedMatrix<std::remove_pointer_t<decltype(tensor)>>{
-        tensor + block * strides.batch + of_block * strides.head + start * strides.row, rows, cols,
-        strides.row};
+        tensor + block * strides.batch + of_block * strides.head + start * strides.row, rows,
+        columns, strides.row};
   };
   const auto gQ =
-      head_rows(static_cast<const T *>(call.Q), call.Q_strides, b, h, at.q_start, at.q_count);
+      head_rows(static_cast<const T *>(call.Q), call.Q_strides, b, h, at.q_start, at.q_count, cols);
   // In pages: the head's rows in page 0.
   const bool paged = kind == Kind::kPages || (all && call.page_table);
   const int kv_b = paged ? 0 : at.cache, k_start = paged ? 0 : at.k_start;
-  const auto gK =
-      head_rows(static_cast<const T *>(call.K), call.K_strides, kv_b, kv_h, k_start, at.k_count);
-  const auto gV =
-      head_rows(static_cast<const T *>(call.V), call.V_strides, kv_b, kv_h, k_start, at.k_count);
+  const auto gK = head_rows(static_cast<const T *>(call.K), call.K_strides, kv_b, kv_h, k_start,
+                            at.k_count, cols);
+  const auto gV = head_rows(static_cast<const T *>(call.V), call.V_strides, kv_b, kv_h, k_start,
+                            at.k_count, cols_v);
 
   // ldmatrix.x4 of a 16 x 16 block: lane i supplies row i % 16 of its left or its right half.
   const int warp_row = warp * m_tiles * 16, lane_row = lane % 16, lane_col = lane / 16 * 8;
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
   // across the loop: the shuffles in sequence_of() keep it from seeing that these are the same numbers.
   const Sequence done = plain ? sequence_of(call, b) : at;
   const auto gO =
-      head_rows(static_cast<T *>(call.O), call.O_strides, b, h, done.q_start, done.q_count);
+      head_rows(static_cast<T *>(call.O), call.O_strides, b, h, done.q_start, done.q_count, cols_v);
   cp_async_wait<0>();  // a tile that sees no key has not waited for Q
 #pragma unroll
   for (int mt = 0; mt < m_tiles; mt++) {
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(tiling<d>.num_warps * 32, tiling<d>.blocks_per
         lse_at(call, done, b, h, row) = (m[mt][r] + lg2(l[mt][r])) * ln_2;
       if (l[mt][r] == 0) l[mt][r] = 1;  // the row saw no key, and O is 0
       for (int col = 0; col < d; col += 8) {
-        if (all && col >= cols) break;
+        if (all && col >= cols_v) break;
         const float *x = &o[mt][col / 8][2 * r];
         store<2>(gO(row, col + lane % 4 * 2),
                  Vector<T, 2>{from_float<T>(x[0] / l[mt][r]), from_float<T>(x[1] / l[mt][r])});
@@ -240,7 +240,8 @@ void launch_prefill(const Call &p) {
 /// Chooses the kernel that can do no more than it must: what it can do besides would take registers and time.
 template <class T, int d>
 void launch_prefill(const Call &p) {
-  if (p.softcap > 0 || p.slopes || p.head_dim != d) return launch_prefill<T, d, Kind::kAll>(p);
+  if (p.softcap > 0 || p.slopes || p.head_dim != d || p.head_dim_v != d)
+    return launch_prefill<T, d, Kind::kAll>(p);
   if (p.page_table) return launch_prefill<T, d, Kind::kPages>(p);
   if constexpr (d == 128)
     if (p.rope == Rope::kNone && p.window_left < 0 && !p.sink_logits)

@@ -66,11 +66,11 @@ __device__ __forceinline__ Vector<T, 8> load_turned(const Row &row, int col, con
 }
 
 /// Starts the copies of a warp's tile of K and V: lane i knows the place of key i. Keys from `there` on, and
-/// columns from `cols` on, become zeros: a weight of 0 times NaN is NaN.
+/// columns from `cols` of K, or `cols_v` of V, on, become zeros: a weight of 0 times NaN is NaN.
 template <class T, int keys, int d>
 __device__ __forceinline__ void load_key_tiles(SharedTile<keys, d, T> &to_K,
                                                SharedTile<keys, d, T> &to_V, const KeyPlace &place,
-                                               int there, int cols) {
+                                               int there, int cols, int cols_v) {
   constexpr int lanes = d / 8 & -(d / 8);  // per row, 16 bytes each: a power of 2
   const int first = threadIdx.x % 32 / lanes, col = threadIdx.x % lanes * 8;
 #pragma unroll
@@ -78,9 +78,9 @@ __device__ __forceinline__ void load_key_tiles(SharedTile<keys, d, T> &to_K,
     const std::int64_t K = __shfl_sync(kAllLanes, place.K, row);
     const std::int64_t V = __shfl_sync(kAllLanes, place.V, row);
     for (int c = col; c < d; c += lanes * 8) {
-      const bool is_there = row < there && c < cols;
-      cp_async_16_or_zeros(to_K(row, c), key_row<const T>(K, cols)(0, c), is_there);
-      cp_async_16_or_zeros(to_V(row, c), key_row<const T>(V, cols)(0, c), is_there);
+      cp_async_16_or_zeros(to_K(row, c), key_row<const T>(K, cols)(0, c), row < there && c < cols);
+      cp_async_16_or_zeros(to_V(row, c), key_row<const T>(V, cols_v)(0, c),
+                           row < there && c < cols_v);
     }
   }
 }
@@ -88,21 +88,22 @@ __device__ __forceinline__ void load_key_tiles(SharedTile<keys, d, T> &to_K,
 constexpr int store_threads = 128;
 
 /// Stores the keys of `from`, turned where there is a rotation, and their values as the last rows of the sequences
-/// of `to`. A thread has 8 elements of a key.
+/// of `to`. A thread has 8 elements of a key and of its value.
 template <class T, int d>
 __global__ void __launch_bounds__(store_threads) store_keys(const Call from, const Call to) {
   const int thread = blockIdx.x * store_threads + threadIdx.x, h = blockIdx.y, b = blockIdx.z;
   const int i = thread / (d / 8), col = thread % (d / 8) * 8;
   const Sequence source = sequence_of(from, b), target = sequence_of(to, b);
   const int count = min(source.k_count, target.k_count), key = target.k_count - count + i;
-  if (i >= count || col >= to.head_dim) return;
+  if (i >= count) return;
   const KeyPlace old = place_of_key<T>(from, source, b, h, i),
                  place = place_of_key<T>(to, target, b, h, key);
   const int position = rope_position_of_key(to, target, key);
-  const auto K = key_row<const T>(old.K, to.head_dim), V = key_row<const T>(old.V, to.head_dim);
-  store<8>(key_row<T>(place.K, to.head_dim)(0, col), load_turned<T>(K, col, to, position));
+  const auto K = key_row<const T>(old.K, to.head_dim), V = key_row<const T>(old.V, to.head_dim_v);
+  if (col < to.head_dim)
+    store<8>(key_row<T>(place.K, to.head_dim)(0, col), load_turned<T>(K, col, to, position));
   if (from.V == to.V) return;  // they stay where they are
-  store<8>(key_row<T>(place.V, to.head_dim)(0, col), load<8>(V(0, col)));
+  if (col < to.head_dim_v) store<8>(key_row<T>(place.V, to.head_dim_v)(0, col), load<8>(V(0, col)));
 }
 
 template <class T, int d>
@@ -130,20 +131,24 @@ std::int64_t rows_in_workspace(const Call &p) {
 /// The bytes of that copy.
 std::size_t turned_bytes(const Call &p) {
   if (!turns_all_keys(p)) return 0;
-  return std::size_t{2} * p.kv_heads * rows_in_workspace(p) * p.head_dim *
-         (copies_values(p) ? 2 : 1);
+  return std::size_t{2} * p.kv_heads * rows_in_workspace(p) *
+         (p.head_dim + (copies_values(p) ? p.head_dim_v : 0));
 }
 
-/// The call that is left when all keys have been turned into `copy`: [kv_heads, rows of all sequences, head_dim].
+/// The call that is left when all keys have been turned into `copy`: [kv_heads, rows of all sequences, head_dim], and
+/// where values are copied the same of head_dim_v.
 template <class T>
 Call with_turned_keys(const Call &p, void *copy) {
   Call left = p;
-  const std::int64_t head = rows_in_workspace(p) * p.head_dim;
-  left.K_strides = {p.cu_seqlens_k ? 0 : std::int64_t{p.seqlen_k} * p.head_dim, head, p.head_dim};
+  const auto strides_of = [&](int columns) {
+    return Strides{p.cu_seqlens_k ? 0 : std::int64_t{p.seqlen_k} * columns,
+                   rows_in_workspace(p) * columns, columns};
+  };
+  left.K_strides = strides_of(p.head_dim);
   left.K = copy;
   if (copies_values(p)) {
-    left.V_strides = left.K_strides;
-    left.V = static_cast<T *>(copy) + p.kv_heads * head;
+    left.V_strides = strides_of(p.head_dim_v);
+    left.V = static_cast<T *>(copy) + p.kv_heads * left.K_strides.head;
     left.page_table = left.cache_index = nullptr, left.caches = p.batch;
   }
   return left;
@@ -177,10 +182,13 @@ __global__ void __launch_bounds__(store_threads) turn_queries(const Call from, c
   const int thread = blockIdx.x * store_threads + threadIdx.x, h = blockIdx.y, b = blockIdx.z;
   const int i = thread / (d / 8), col = thread % (d / 8) * 8;
   const Sequence at = sequence_of(from, b);
-  if (i >= at.q_count) return;
-  const auto Q = head_of<const T, d>(from.Q, from.Q_strides, b, h, at.q_start + i, 1);
-  auto *const turned = static_cast<T *>(const_cast<void *>(to.Q));
-  const auto to_Q = head_of<T, d>(turned, to.Q_strides, b, h, at.q_start + i, 1);
+  if (i >= at.q_count || col >= from.head_dim) return;
+  const auto place = [&](const Call &p) {
+    return static_cast<const T *>(p.Q) + b * p.Q_strides.batch + h * p.Q_strides.head +
+           (at.q_start + i) * p.Q_strides.row;
+  };
+  const Matrix<const T> Q{place(from), 1, from.head_dim};
+  const Matrix<T> to_Q{const_cast<T *>(place(to)), 1, from.head_dim};
   store<8>(to_Q(0, col), load_turned<T>(Q, col, from, rope_position(from, at, i)));
 }
 
@@ -197,7 +205,8 @@ template <class T, int d>
 Call with_turned_queries(const Call &p, void *copy) {
   Call left = p;
   left.Q = copy;
-  left.Q_strides = {p.cu_seqlens_q ? 0 : std::int64_t{p.seqlen_q} * d, query_rows(p) * d, d};
+  left.Q_strides = {p.cu_seqlens_q ? 0 : std::int64_t{p.seqlen_q} * p.head_dim,
+                    query_rows(p) * p.head_dim, p.head_dim};
   const int blocks = (std::int64_t{p.seqlen_q} * (d / 8) + store_threads - 1) / store_threads;
   launch_on<void>(p.stream, turn_queries<T, d>, dim3(blocks, p.heads, p.batch), dim3(store_threads),
                   p, left);
