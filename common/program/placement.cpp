@@ -136,8 +136,9 @@ Placement place(const reference::Shape &shape, Layout layout, int page_size, std
 
 reference::Elements new_rows(const reference::Shape &shape, const reference::Elements &dense) {
   const int N = shape.seqlen_new;
-  const auto d = static_cast<std::size_t>(shape.head_dim);
-  reference::Elements rows(static_cast<std::size_t>(shape.batch) * shape.kv_heads * N * d);
+  const auto heads = static_cast<std::size_t>(shape.batch) * shape.kv_heads;
+  const std::size_t d = dense.size() / (heads * shape.seqlen_k);  // V's columns may be others
+  reference::Elements rows(heads * N * d);
   for (int i = 0; i < shape.batch * shape.kv_heads; i++) {
     const std::size_t first = shape.length_k(i / shape.kv_heads) - N;
     std::copy_n(&dense[(static_cast<std::size_t>(i) * shape.seqlen_k + first) * d], N * d,

@@ -48,7 +48,7 @@ std::int64_t pages_of_pool(int batch, int seqlen_k, int page_size);
 /// gap, and the strides are the same.)
 Placement place(const reference::Shape &shape, Layout layout, int page_size, std::uint64_t seed);
 
-/// Of K or V, dense, the rows that are not in the cache: [batch, kv_heads, seqlen_new, head_dim].
+/// Of K or V, dense, the rows that are not in the cache: [batch, kv_heads, seqlen_new, its columns].
 reference::Elements new_rows(const reference::Shape &shape, const reference::Elements &dense);
 
 /// Copies the rows that are there from a dense tensor into a buffer.

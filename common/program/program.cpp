@@ -147,8 +147,8 @@ std::byte *upload_bytes(Device &device, const reference::Elements &elements) {
 /// found out, also if one before it did.
 void forget_new_rows(Device &device, const Placement &placement, const reference::Shape &shape,
                      const Problem &problem) {
-  const reference::Elements nothing(static_cast<std::size_t>(shape.head_dim), kPoison);
   const auto forget = [&](const Tensor &tensor, void *cache) {
+    const reference::Elements nothing(static_cast<std::size_t>(tensor.head_dim), kPoison);
     for (int b = 0; b < tensor.batch; b++)
       for (int head = 0; head < tensor.heads; head++)
         for (int row = tensor.rows(b) - shape.seqlen_new; row < tensor.rows(b); row++)
@@ -212,9 +212,12 @@ void fill(Device &device, const Placement &placement, const reference::Inputs &i
   if (inputs.shape.seqlen_new) {
     problem.K_new = upload(device, new_rows(inputs.shape, inputs.K));
     problem.V_new = upload(device, new_rows(inputs.shape, inputs.V));
-    const std::int64_t head = std::int64_t{problem.seqlen_new} * problem.head_dim;
-    problem.K_new_strides = {problem.kv_heads * head, head, problem.head_dim};
-    problem.V_new_strides = problem.K_new_strides;
+    const auto dense = [&](int columns) {
+      const std::int64_t head = std::int64_t{problem.seqlen_new} * columns;
+      return Strides{problem.kv_heads * head, head, columns};
+    };
+    problem.K_new_strides = dense(problem.head_dim);
+    problem.V_new_strides = dense(problem.head_dim_v);
     forget_new_rows(device, placement, inputs.shape, problem);
   }
   problem.scales = {upload(device, inputs.scales.Q), upload(device, inputs.scales.K),

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --type, --seqlen-k, --kv-heads, --layout, --lengths, --window, --window-size, --garbage,
-//             --scale, --head-dim-v
+//             --scale, --head-dim-v, --softcap, --alibi, --sink-logits
 // Before      step 51: head dims 64 and 128, and V has Q's.
 // Bottleneck  The other head dims. With tiles of 128 rows head dim 256 would need 384 KB of shared memory, and 224
 //             registers for S, P and O alone.
@@ -15,6 +15,7 @@
 
 #include "common/kernel/lse.h"
 #include "common/kernel/plan.h"
+#include "common/kernel/scores.h"
 
 namespace {
 
@@ -59,13 +60,14 @@ struct SharedStorage {
   Tile<int, Sizes::q_stages, work_ints> work;  // what each stage of Q is of
 };
 
-template <class T, int d, int dv>
+/// changes: a function changes the scores, or there are learned sinks.
+template <class T, int d, int dv, bool changes>
 __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
     attention(const __grid_constant__ SequenceMap map_Q,     // [batch, heads, rows, d], as K
               const __grid_constant__ SequenceMap map_K,
               const __grid_constant__ SequenceMap map_V,  // [batch, heads, rows, dv], as O
               const __grid_constant__ SequenceMap map_O, const Problem problem, const Order order,
-              const Plan plan, bool planned, float scale_log2) {
+              const Plan plan, bool planned, const Scores scores) {
   using Sizes = Tiles<d, dv>;
   constexpr int consumers = Sizes::warpgroups, Bc = Sizes::Bc, q_stages = Sizes::q_stages;
   auto &smem = shared_storage<SharedStorage<T, d, dv>>();
@@ -120,7 +122,7 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
       tell({});  // the end: no Q comes with it
       for (auto &Q : smem.Q_barriers) mbarrier_arrive(Q.full[q.stage]);
     } else if (warp == consumers * 4 + 1) {
-      // Of a sequence without keys O is 0 and the log-sum-exp -inf. It has no work: a tile of keys must have a row.
+      // As write_rows_without_keys, of the columns that V has.
       griddepcontrol_wait();  // what came before this launch may still use O
       for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
         const Rows rows(problem, head, Given::kAll);
@@ -129,7 +131,10 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
                                       rows.q.first, rows.q.count);
         for (int row = lane; row < rows.q.count; row += 32) {
           for (int col = 0; col < problem.head_dim_v; col += 8) store(O(row, col), Vector<T, 8>{});
-          if (lse.data) lse(head, row) = -INFINITY;
+          if (lse.data)
+            lse(head, row) = changes && scores.sink_logits
+                                 ? of_head(scores.sink_logits, rows.q.head)
+                                 : -INFINITY;
         }
       }
     }
@@ -197,16 +202,36 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         ring_release(V, v);
       }
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
+      if (changes && scores.sink_logits) {  // as step 52 has it
+        m[0] = m[1] = of_head(scores.sink_logits, at.q.head) * log2_e;
+        l[0] = l[1] = lane % 4 == 0;
+      }
       ring_release(K, k);
       // Of the tiles of keys from all_from to before all_to, all 64 rows see all keys.
       const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
       const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
-      const auto mask_keys = [&](int j) {  // scores of the tile j of keys
+      const float slope = changes && scores.slopes
+                              ? of_head(scores.slopes, at.q.head) * log2_e / scores.scale_log2
+                              : 0;
+      const int ahead = at.position + warpgroup * 64 + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
+      const auto change_scores = [&](int j) {  // of the tile j of keys, as step 52 does
+        if (changes && scores.to_cap > 0)
+#pragma unroll
+          for (int i = 0; i < s.size; i++) s(i) = tanh_approx(s(i) * scores.to_cap);
+        if (changes && scores.slopes) {
+          const float distance = ahead - j * Bc;
+#pragma unroll
+          for (int i = 0; i < s.size; i++)
+            s(i) = fmaf(-slope, fabsf(distance + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2)), s(i));
+        }
+      };
+      const auto mask_keys = [&](int j) {  // after change_scores: a soft cap would show them again
         if (j < all_to && j >= all_from) return;
         mask_tile(s, problem, smem.work, q.stage, j, all_from, all_to, warpgroup, warp, lane);
       };
+      change_scores(last);
       mask_keys(last);
-      softmax(s, m, l, alpha, scale_log2);
+      softmax(s, m, l, alpha, scores.scale_log2);
       to_fragments<T>(p, s);
 
       // A warpgroup without rows multiplies one tile of keys, and passes on the others as one that it skips.
@@ -223,8 +248,9 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         next_turn();
         wgmma_wait<1>(s);
         ring_release(K, k);
+        change_scores(j - 1);
         mask_keys(j - 1);
-        const bool must_rescale = softmax(s, m, l, alpha, scale_log2);
+        const bool must_rescale = softmax(s, m, l, alpha, scores.scale_log2);
         wgmma_wait<0>(o);
         ring_release(V, v);
         to_fragments<T>(p, s);
@@ -258,16 +284,14 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
   }
 }
 
-template <class T, int d, int dv>
+template <class T, int d, int dv, bool changes>
 void run(const Problem &p) {
   using Sizes = Tiles<d, dv>;
   constexpr int kv_row_bytes = (d + dv) * sizeof(T);
   const Order order = order_of<Sizes::Br>(p, kv_row_bytes);
   const Plan plan(p, Sizes::Br);
   const bool planned = plan_tiles<Sizes::Br, Sizes::Bc>(p, plan, kv_row_bytes);
-  // With a scale of 0 a masked score would be -inf * 0 = NaN. No score shows 1e-20 of itself.
-  const float scale_log2 = std::max(log2_e * p.scale, 1e-20f);
-  const auto kernel = attention<T, d, dv>;
+  const auto kernel = attention<T, d, dv, changes>;
   using Storage = SharedStorage<T, d, dv>;
   const int blocks =
       std::min(std::max(1, order.tiles), resident_blocks<Storage>(kernel, Sizes::threads));
@@ -276,7 +300,12 @@ void run(const Problem &p) {
                             map_of_k<T, Sizes::Bc>(p, p.K, p.K_strides, p.head_dim),
                             map_of_k<T, Sizes::Bc>(p, p.V, p.V_strides, p.head_dim_v),
                             map_of_q<T>(p, p.O, p.O_strides, p.head_dim_v), p, order, plan, planned,
-                            scale_log2);
+                            scores_of(p));
+}
+
+template <class T, int d, int dv>
+void run(const Problem &p) {
+  p.softcap > 0 || p.slopes || p.sink_logits ? run<T, d, dv, true>(p) : run<T, d, dv, false>(p);
 }
 
 template <class T>

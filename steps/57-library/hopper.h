@@ -51,9 +51,7 @@ inline bool may_be_hoppers(const Call &p, const Hopper &hopper) {
 /// Whether they take the call, once the keys are stored and all rows are turned.
 inline bool hopper_takes(const Call &p, const Hopper &hopper) {
   if (!may_be_hoppers(p, hopper) || p.sinks > 0) return false;
-  if (!has_head_dims_of_53(p) && (p.page_table || p.softcap > 0 || p.slopes || p.sink_logits))
-    return false;
-  if (p.page_table && (p.page_size % 8 || p.starts_k)) return false;
+  if (p.page_table && (!has_head_dims_of_53(p) || p.page_size % 8 || p.starts_k)) return false;
   if ((p.slopes_stride > 0 && p.batch > 1) || (p.lse && p.lse_packed)) return false;
   if (std::int64_t{p.batch} * p.heads * ((p.seqlen_q + 127) / 128) > most_hopper_tiles)
     return false;

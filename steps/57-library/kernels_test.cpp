@@ -120,10 +120,10 @@ const std::vector<Case> kCases = {
      [](E &, P &p) { p.seqlen_q = 16, p.head_dim = 192, p.head_dim_v = 128; }},
     {"prompts", "head dim 96 in pages",
      [](E &e, P &p) { e.pages(8), p.head_dim = 96; }},
-    {"prompts", "head dim 96 and a soft cap", [](E &, P &p) { p.head_dim = 96, p.softcap = 3; }},
-    {"prompts", "head dim 96 and ALiBi",
+    {"hopper", "head dim 256 and a soft cap", [](E &, P &p) { p.head_dim = 256, p.softcap = 3; }},
+    {"hopper", "head dim 96 and ALiBi",
      [](E &e, P &p) { p.head_dim = 96, p.alibi_slopes = e.numbers; }},
-    {"prompts", "head dim 96 and learned sinks",
+    {"hopper", "head dim 96 and learned sinks",
      [](E &e, P &p) { p.head_dim = 96, p.sink_logits = e.numbers; }},
     {"hopper", "head dim 96, the log-sum-exp, a scale and a window to both sides",
      [](E &e, P &p) {
@@ -291,12 +291,23 @@ TEST_CASE("packed sequences that overlap have more tiles than the plan has room 
   Example example;
   P &p = example.problem;
   p.head_dim = 128, p.batch = 8, p.heads = p.kv_heads = 1, p.seqlen_q = 200;
+  SUBCASE("head dim 128") {}
+  SUBCASE("head dim 96") {
+    p.head_dim = 96;
+  }
+  SUBCASE("head dim 256") {
+    p.head_dim = 256;
+  }
+  SUBCASE("192 columns of K and 128 of V") {
+    p.head_dim = 192, p.head_dim_v = 128;
+  }
   p.cu_seqlens_q = example.array(0, std::vector<int>(9)), p.total_q = 200;
   p.lengths_q = example.array(16, std::vector<int>(8, 200));  // all of them have all rows
   for (attention_tensor *tensor : {&p.K, &p.V}) tensor->batch_stride = kRows * kHeadDim / 4;
   p.seqlen_k = 40;
   SUBCASE("without pages") {}
   SUBCASE("with pages") {
+    p.head_dim = 128, p.head_dim_v = 0;
     p.page_size = 40, p.pages = 8;
     p.page_table = example.array(32, {0, 1, 2, 3, 4, 5, 6, 7});
   }

@@ -335,6 +335,8 @@ const std::vector<Mistake> kMistakes = {
      [](L &, P &, G &g) { g.struct_bytes = 8; }},
     {ATTENTION_HEAD_DIM, "head_dim 136: must be 128 or less in attention_backward",
      [](L &, P &p, G &) { p.head_dim = 136; }},
+    {ATTENTION_BACKWARD, "head_dim_v 128: must be 0 or head_dim 64 in attention_backward",
+     [](L &, P &p, G &) { p.head_dim_v = 128; }},
     {ATTENTION_SIZE, "seqlen_k 8388481: must be 8388480 or less in attention_backward",
      [](L &, P &p, G &) { p.seqlen_k = 8388481; }},
     {ATTENTION_SIZE, "total_q 1073741825: must be 1073741824 or less in attention_backward",
