@@ -319,7 +319,7 @@ bench-dims: $(call on_gpu,$(filter step-56,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 56-%,$(GPU_STEPS))
 bench-backward: $(call on_gpu,$(filter step-6%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 6%,$(GPU_STEPS))
-bench-library: $(call on_gpu,libattention.so $(BUILD)/sm_clock.so)
+bench-library: $(call on_gpu,libattention.so step-57 $(BUILD)/sm_clock.so)
 	@LIBATTENTION=./libattention.so $(PYTHON) common/measure/library.py --clocks $(BUILD)/sm_clock.so \
 		plots/results/$(GPU)-library.csv
 variants-%: step-% $$(call variants,$$(call step_of,$$*))

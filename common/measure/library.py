@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """make bench-library: times libattention.so with Hopper's kernels ('hopper'), with those of mma.sync alone ('mma'), and
-FlashAttention-3 where the wheel fa3-fwd is installed, in bf16.
+FlashAttention-3 where the wheel fa3-fwd is installed and takes the problem, in bf16. How many operations a problem has
+says ./step-57 --describe.
 
 At each problem they take turns, in an order that is drawn anew for each round, and rest before each turn, so that none
 begins on a GPU that another one has heated. A row of the file is a kernel at a problem: the median of its rounds' times
@@ -13,6 +14,7 @@ import functools
 import math
 import random
 import statistics
+import subprocess
 import sys
 import time
 
@@ -33,14 +35,14 @@ class Call:
     """A call that is made once and launched often, of tensors [batch, rows, heads, d], or packed [rows, heads, d]."""
 
     def __init__(self, q, k, v, **fields):
-        self.tensors, self.fields, self.o = (q, k, v), fields, torch.empty_like(q)
+        self.tensors, self.fields, self.o = (q, k, v), fields, q.new_empty(*q.shape[:-1], v.shape[-1])
 
         def tensor(x):
             return lib.Tensor(x.data_ptr(), x.stride(0) if x.dim() == 4 else 0, x.stride(-2), x.stride(-3))
 
         p = self.problem = lib.Problem(
             struct_bytes=ctypes.sizeof(lib.Problem), type=1, head_dim=q.shape[-1], batch=q.shape[0], heads=q.shape[-2],
-            kv_heads=k.shape[-2], seqlen_q=q.shape[-3], seqlen_k=k.shape[-3], Q=tensor(q), K=tensor(k), V=tensor(v),
+            kv_heads=k.shape[-2], seqlen_q=q.shape[-3], seqlen_k=k.shape[-3], head_dim_v=v.shape[-1], Q=tensor(q), K=tensor(k), V=tensor(v),
             O=tensor(self.o))
         for name, value in fields.items():
             setattr(p, name, lib.Array(value.data_ptr(), None) if torch.is_tensor(value) else value)
@@ -66,48 +68,58 @@ def int32(values):
     return torch.tensor(values, dtype=torch.int32, device="cuda")
 
 
-def pairs_of(rows_q, rows_k, causal, window):
-    """How many keys all queries of a head see."""
-    if not causal:
-        return rows_q * rows_k
-    return sum(min(i + 1, window or rows_k) for i in range(rows_k - rows_q, rows_k))
+def work_of(batch, heads, seqlen, d, options, lengths):
+    """The operations of a problem and the bytes of its keys and values, as the program of the library's step has them."""
+    sizes = [f"batch={batch}", f"heads={heads}", f"seqlen={seqlen}", f"head-dim={d}"]
+    sizes += [f"lengths={','.join(map(str, lengths))}"] if lengths else []
+    words = [word for option in (*sizes, *options) for word in f"--{option}".split("=")]
+    said = subprocess.run(["./step-57", "--describe", *words], check=True, text=True, stdout=subprocess.PIPE).stdout
+    said = dict(line.partition(" ")[::2] for line in said.splitlines())
+    return {"operations": int(said["operations"]), "kv_bytes": int(said["kv-bytes"])}
 
 
-def problem(batch, heads, seqlen, d, seqlen_k=None, kv_heads=None, causal=False, window=0, page_size=0, packed=False):
+def problem(batch, heads, seqlen, d, dv=None, seqlen_k=None, kv_heads=None, causal=False, window=0, page_size=0,
+            softcap=0, packed=False):
     """The columns that say a problem, and the calls: kernel -> what launches it."""
-    kv_heads, seqlen_k = kv_heads or heads, seqlen_k or seqlen
-    options = ["causal"] * causal + ["layout=packed"] * packed + ["type=bf16"]
+    kv_heads, seqlen_k, dv = kv_heads or heads, seqlen_k or seqlen, dv or d
+    options = ["causal"] * causal + ["layout=packed"] * packed + ["type=bf16"] + [f"head-dim-v={dv}"] * (dv != d)
     options += [f"seqlen-k={seqlen_k}"] * (seqlen_k != seqlen) + [f"kv-heads={kv_heads}"] * (kv_heads != heads)
     options += [f"window={window}"] * (window > 0) + [f"page-size={page_size}"] * (page_size > 0)
-    fields, peer = {"causal": int(causal)}, None
+    options += [f"softcap={softcap}"] * (softcap > 0)
+    fields, peer = {"causal": int(causal), "softcap": softcap}, None
+    as_peer = {"causal": causal, **({"softcap": softcap} if softcap else {})}
     if packed:
         total, starts = sum(MIXED), int32([sum(MIXED[:i]) for i in range(len(MIXED) + 1)])
         q, k, v = (random_bf16(total, heads, d) for _ in range(3))
         fields.update(batch=batch, seqlen_q=seqlen, seqlen_k=seqlen, cu_seqlens_q=starts, cu_seqlens_k=starts,
                       total_q=total, total_k=total)
-        pairs = sum(pairs_of(n, n, causal, window) for n in MIXED)
         if fa3:
-            peer = functools.partial(fa3.flash_attn_varlen_func, q, k, v, starts, starts, seqlen, seqlen, causal=causal)
+            peer = functools.partial(fa3.flash_attn_varlen_func, q, k, v, starts, starts, seqlen, seqlen, **as_peer)
     else:
         q = random_bf16(batch, seqlen, heads, d)
-        k, v = (random_bf16(batch, seqlen_k, kv_heads, d) for _ in range(2))
-        pairs = batch * pairs_of(seqlen, seqlen_k, causal, window)
+        k, v = (random_bf16(batch, seqlen_k, kv_heads, columns) for columns in (d, dv))
         if fa3 and not page_size and not window:  # the wheel has no windows
-            peer = functools.partial(fa3.flash_attn_func, q, k, v, causal=causal)
+            peer = functools.partial(fa3.flash_attn_func, q, k, v, **as_peer)
     if window:
         fields.update(window=1, window_left=window - 1)
     if page_size:
         pages = batch * seqlen_k // page_size
         table = torch.randperm(pages, device="cuda").int().reshape(batch, -1)
-        k, v = (x.reshape(pages, page_size, kv_heads, d) for x in (k, v))
+        k, v = (x.reshape(pages, page_size, kv_heads, -1) for x in (k, v))
         fields.update(page_table=table, page_size=page_size, pages=pages, seqlen_k=seqlen_k)
     said = {"batch": batch, "heads": heads, "seqlen": seqlen, "head_dim": d, "options": " ".join(options),
-            "operations": 4 * heads * pairs * d, "kv_bytes": 2 * k.numel() * 2}
+            **work_of(batch, heads, seqlen, d, options, MIXED if packed else None)}
     calls = {"hopper": Call(q, k, v, **fields), "mma": Call(q, k, v, mma_only=1, **fields)}
     for name, call in calls.items():
         if (call.kernel() == "hopper") != (name == "hopper"):
             raise NotMade(f"the library gives {said} to '{call.kernel()}'")
-    return said, {**calls, **({"flash-attention-3-bf16": peer} if peer else {})}
+    if peer:
+        try:
+            peer()
+            return said, {**calls, "flash-attention-3-bf16": peer}
+        except (RuntimeError, TypeError) as error:
+            print(f"flash-attention-3-bf16 at {said}: left out: {(str(error).splitlines() or ['?'])[0]}", file=sys.stderr)
+    return said, calls
 
 
 PROBLEMS = [*(dict(batch=16, heads=16, seqlen=8192, d=d, causal=causal) for d in (64, 128) for causal in (False, True)),
@@ -118,7 +130,11 @@ PROBLEMS = [*(dict(batch=16, heads=16, seqlen=8192, d=d, causal=causal) for d in
             dict(batch=len(MIXED), heads=16, seqlen=max(MIXED), d=128, causal=True, packed=True),
             dict(batch=8, heads=32, kv_heads=8, seqlen=512, seqlen_k=32768, d=128, causal=True),
             *(dict(batch=4, heads=32, kv_heads=8, seqlen=4096, seqlen_k=8192, d=128, causal=True, page_size=size)
-              for size in (0, 256, 16, 8))]
+              for size in (0, 256, 16, 8)),
+            *(dict(batch=8, heads=16, seqlen=8192, causal=causal, **columns)
+              for columns in (dict(d=96), dict(d=192, dv=128), dict(d=256)) for causal in (False, True)),
+            dict(batch=8, heads=16, kv_heads=8, seqlen=8192, d=256, causal=True, softcap=50),
+            *(dict(batch=8, heads=16, seqlen=8192, d=d, causal=True) for d in (48, 80, 160))]
 
 
 def measure(writer, rounds, read, **asked):

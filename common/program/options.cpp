@@ -373,8 +373,9 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
                          throw UsageError(option + " needs a file name");
                        to.files[i] = text;
                      }});
-  table.push_back(flag("describe", to.describe,
-                       "what this step needs, takes and does by default, for scripts"));
+  table.push_back(flag(
+      "describe", to.describe,
+      "what this step needs, takes and does by default, and a problem's operations, for scripts"));
   table.push_back(flag("help", to.help, "this"));
   return table;
 }

@@ -816,6 +816,14 @@ ExitStatus run(const Options &asked) {
   return kPassed;
 }
 
+/// What --describe says of the problem that the other options make, which has a GPU's sizes where they name none.
+std::string describe_problem(const Options &asked, const Step &step) {
+  const Options options = with_defaults(asked, step, true);
+  check_problem(options, step);
+  return "operations " + format("%.0f", operations(options.shape, step.gradients)) + "\nkv-bytes " +
+         format("%.0f", kv_bytes(options.shape, options.type)) + "\n";
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -829,7 +837,7 @@ int main(int argc, char **argv) {
     if (options.help)
       std::fputs(help_text(argv[0], cpu_step).c_str(), stdout);
     else if (options.describe)
-      std::fputs(describe_text(cpu_step).c_str(), stdout);
+      std::fputs((describe_text(cpu_step) + describe_problem(options, cpu_step)).c_str(), stdout);
     else
       status = run(options);
     finish_output();

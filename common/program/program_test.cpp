@@ -379,6 +379,17 @@ TEST_CASE("--csv appends a row under one header") {
                   {"sm_clocks", ""},
                   {"tflops", ""}};
   CHECK(rows[0] == expected);
+  // The same of a problem that is not run.
+  const std::string said =
+      run_command("./step-02 --describe --batch 2 --heads 1 --seqlen 128 --head-dim 128").out;
+  CHECK(contains(said, "\noperations 16777216\nkv-bytes 131072\n"));
+  const std::string of_others =
+      run_command(
+          "./step-57 --describe --batch 2 --heads 4 --kv-heads 2 --lengths 3:5,2:4 --causal "
+          "--head-dim 192 --head-dim-v 128 --layout packed")
+          .out;  // 3 + 4 + 5 and 3 + 4 pairs of a head, and 5 + 4 keys
+  CHECK(contains(of_others, "\noperations 48640\nkv-bytes 11520\n"));
+  CHECK(run_command("./step-02 --describe --seqlen 100").status == 2);
   expected["step"] = "03-bank-conflicts";
   expected["batch"] = "1";
   expected["head_dim"] = "64";
