@@ -133,8 +133,11 @@ PROBLEMS = [*(dict(batch=16, heads=16, seqlen=8192, d=d, causal=causal) for d in
               for size in (0, 256, 16, 8)),
             *(dict(batch=8, heads=16, seqlen=8192, causal=causal, **columns)
               for columns in (dict(d=96), dict(d=192, dv=128), dict(d=256)) for causal in (False, True)),
-            dict(batch=8, heads=16, kv_heads=8, seqlen=8192, d=256, causal=True, softcap=50),
+            *(dict(batch=8, heads=16, kv_heads=8, seqlen=8192, d=256, causal=True, softcap=cap) for cap in (0, 50)),
             *(dict(batch=8, heads=16, seqlen=8192, d=d, causal=True) for d in (48, 80, 160))]
+
+
+NAMED = sorted({asked["d"] for asked in PROBLEMS})
 
 
 def measure(writer, rounds, read, **asked):
@@ -168,14 +171,17 @@ def measure(writer, rounds, read, **asked):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("out", help="the CSV file that is written")
+    p.add_argument("--head-dims", type=lambda text: [int(d) for d in text.split(",")], default=NAMED,
+                   help="the problems of these alone; their rows are appended to the file")
     p.add_argument("--clocks", help="the shared library of sm_clock.cu; without it sm_clocks is empty")
     p.add_argument("--rounds", type=int, default=7)
     a = p.parse_args()
     read = ctypes.CDLL(a.clocks).read_sm_clocks if a.clocks else None
-    with open(a.out, "w", newline="", encoding="utf-8") as file:
+    with open(a.out, "w" if a.head_dims == NAMED else "a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for asked in PROBLEMS:
+        if file.tell() == 0:
+            writer.writeheader()
+        for asked in (asked for asked in PROBLEMS if asked["d"] in a.head_dims):
             measure(writer, a.rounds, read, **asked)
             file.flush()
             torch.cuda.empty_cache()

@@ -133,9 +133,9 @@ struct attention_problem {
   struct attention_array cache_index;
   int caches;
 
-  /* New keys and their values: [batch, kv_heads, seqlen_new, head_dim or head_dim_v]. The call stores them in K and
-   * V (and turns the keys) as the last rows of their sequences, where the queries see them. lengths_k
-   * counts them. Their lengths, and if packed their rows, may differ. seqlen_new 0: they are those
+  /* New keys and their values: [batch, kv_heads, seqlen_new, head_dim], of V_new head_dim_v. The call
+   * stores them in K and V (and turns the keys) as the last rows of their sequences, where the queries
+   * see them. lengths_k counts them. Their lengths, and if packed their rows, may differ. seqlen_new 0: they are those
    * of Q, as are lengths_new and cu_seqlens_new. data NULL: K and V hold all keys. No two sequences
    * may have the rows in common that one of them appends to. */
   struct attention_tensor K_new, V_new;
@@ -195,7 +195,8 @@ struct attention_gradients {
 /* Queues the backward pass of a problem: dQ, dK and dV from dO. The problem is that of attention_forward,
  * with the O and the lse that it wrote; they are read here, and lse must be given. The backward pass takes
  * head dims up to 128, at most 65535 * 128 keys and 2^30 packed queries. It takes no softcap,
- * alibi_slopes, sink_logits, sinks, rope, pages, cache_index and K_new: they are ATTENTION_BACKWARD.
+ * alibi_slopes, sink_logits, sinks, rope, pages, cache_index, K_new and no head_dim_v but head_dim: they
+ * are ATTENTION_BACKWARD.
  *
  * The workspace may be the one that the calls of this stream share. Its bytes grow as those of the
  * forward pass do; with cu_seqlens_q by batch and total_q, and not by seqlen_q. What is said above
@@ -209,9 +210,11 @@ int attention_backward_workspace_bytes(const struct attention_problem *problem,
  * text. A kernel does not change an answer but by rounding; its speed may be another.
  *     "tokens"   few queries beside the keys: blocks share a sequence's keys
  *     "hopper"   more, on a GPU of compute capability 9.0, by TMA and wgmma. The library must be
- *                compiled for sm_90. It needs head_dim 64 or 128; pages of a multiple of 8 rows and no
- *                starts_k with them; strides that are not 0 (but for a dimension of one), and less than
- *                2^40 bytes; no `sinks`, no alibi_stride, no lse of a packed Q
+ *                compiled for sm_90. It needs a head_dim of 40 or more. head_dim and head_dim_v must
+ *                have the same next one of 64, 96, 128, 192 and 256, or 192 and 128. With pages both
+ *                are 64 or 128, a page has a multiple of 8 rows, and there is no starts_k. Strides
+ *                are not 0 (but for a dimension of one), and less than 2^40 bytes. There are no
+ *                `sinks`, no alibi_stride, and no lse of a packed Q
  *     "prompts"  else, by mma.sync
  *     "none"     there are no queries */
 int attention_kernel(const struct attention_problem *problem, char *name, size_t bytes);
