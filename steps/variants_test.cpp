@@ -38,38 +38,6 @@ struct Run {
 };
 const Run kRuns[] = {{2, 64, 1, 1, "normal"}, {3, 64, 1, 2, "rising"}, {1, 128, 2, 3, "normal"}};
 
-/// The options of the runs of a copy.
-std::vector<std::string> runs_of(const Description &help) {
-  // Few queries and many keys, where a step shares them among blocks.
-  const std::string beyond =
-      help.takes_option("--splits")
-          ? " --heads 4 --kv-heads 1 --seqlen 2 --seqlen-k 700 --splits 4 --causal"
-          : "";
-  std::vector<Run> runs(std::begin(kRuns), std::end(kRuns));
-  if (help.tile == 1)  // more rows than a tile of the kernel has
-    for (const std::string &head_dim : help.head_dims)
-      runs.push_back({200, std::stoi(head_dim), 1, 4, "normal"});
-  std::vector<std::string> options;
-  for (const Run &run : runs) {
-    const bool has =
-        std::count(help.head_dims.begin(), help.head_dims.end(), std::to_string(run.head_dim)) > 0;
-    options.push_back(" --batch 1 --heads " + std::to_string(run.heads) + " --seqlen " +
-                      std::to_string(run.tiles * help.tile) + " --head-dim " +
-                      (has ? std::to_string(run.head_dim) : help.head_dims.front()) + " --seed " +
-                      std::to_string(run.seed) + " --inputs " + run.inputs + beyond);
-  }
-  return options;
-}
-
-/// The runs that a copy of a step is compiled for: these, and one of each type.
-std::vector<std::string> compiled_for(const std::string &step) {
-  const Description help = describe("./step-" + step.substr(0, 2));
-  std::vector<std::string> runs = runs_of(help);
-  for (const std::string &type : help.types)
-    runs.push_back("--head-dim " + help.head_dims.front() + " --type " + type);
-  return runs;
-}
-
 std::string said(const std::string &line, const Finished &finished) {
   return line + "\n" + finished.out + finished.err + "exit status " +
          std::to_string(finished.status);
@@ -84,7 +52,7 @@ Copy patched(const std::filesystem::path &patch) {
   const std::string apply = "cd " + shell_word(folder) + " && " + shell_word(script) + " " +
                             shell_word(std::filesystem::absolute(step_of(patch))) + " " +
                             shell_word(name);
-  Copy copy{step + ":" + name, step + "/" + name + "/attention", "", compiled_for(step)};
+  Copy copy{step + ":" + name, step + "/" + name + "/attention", ""};
   if (const Finished finished = run_command(apply); finished.status != 0)
     copy.complaint = said(apply, finished);
   else
@@ -95,8 +63,25 @@ Copy patched(const std::filesystem::path &patch) {
 /// What is wrong with a copy: nothing, or what the compiler or the first wrong run said.
 std::string complaint(const Copy &copy) {
   if (copy.command.empty()) return copy.name + ".cu:\n" + copy.complaint;
-  for (const std::string &options : runs_of(describe(copy.command))) {
-    const std::string line = copy.command + " --device cpu --check-only" + options;
+  const Description help = describe(copy.command);
+  const int tile = help.tile;
+  // Few queries and many keys, where a step shares them among blocks.
+  const std::string beyond =
+      help.takes_option("--splits")
+          ? " --heads 4 --kv-heads 1 --seqlen 2 --seqlen-k 700 --splits 4 --causal"
+          : "";
+  std::vector<Run> runs(std::begin(kRuns), std::end(kRuns));
+  if (tile == 1)  // more rows than a tile of the kernel has
+    for (const std::string &head_dim : help.head_dims)
+      runs.push_back({200, std::stoi(head_dim), 1, 4, "normal"});
+  for (const Run &run : runs) {
+    const bool has =
+        std::count(help.head_dims.begin(), help.head_dims.end(), std::to_string(run.head_dim)) > 0;
+    const std::string line =
+        copy.command + " --device cpu --check-only --batch 1 --heads " + std::to_string(run.heads) +
+        " --seqlen " + std::to_string(run.tiles * tile) + " --head-dim " +
+        (has ? std::to_string(run.head_dim) : help.head_dims.front()) + " --seed " +
+        std::to_string(run.seed) + " --inputs " + run.inputs + beyond;
     const Finished finished = run_command(line);
     if (finished.status == 3 &&
         finished.err.find("the emulator reads no other block's shared memory") != std::string::npos)
