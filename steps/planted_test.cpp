@@ -63,7 +63,8 @@ std::string source_of(const std::string &step) {
       of("54", "consumers.h"), of("56", "lse.h"), of("56", "plan.h"), of("56", "visible.h"),
       of("63", "backward.h"), of("64", "backward.h"), of("65", "tile_gradients.h"),
       of("69", "tile_gradients.h"), of("69", "visits.h"), of("74", "tile_gradients.h"),
-      of("67", "hopper_backward.h"), of("68", "hopper_backward.h"), of("71", "hopper_attention.h"),
+      of("66", "backward_ends.h"), of("67", "backward_ends.h"), of("67", "hopper_backward.h"),
+      of("68", "backward_ends.h"), of("68", "hopper_backward.h"), of("71", "hopper_attention.h"),
       of("74", "mma_gradients.h"), of("74", "zigzag.h");
   const auto next = [&] {
     std::size_t first = std::string::npos;

@@ -10,7 +10,7 @@
 // Prediction  80 queries and 128 keys at head dim 128 are 3200 clocks of the tensor cores, and 3813 wavefronts of
 //             shared memory: 749 TFLOP/s at most for 132 SMs at 1.65 GHz. We guess 4200 clocks a tile, 680 TFLOP/s
 //             without `begin` and `round_dQ`, because the wavefronts that are not wgmma's come in bursts.
-#include "common/kernel/softmax.h"
+#include "common/kernel/backward_ends.h"
 
 namespace {
 
@@ -35,33 +35,6 @@ __device__ constexpr int place_in_dQ(int query, int col) {
   const int row = col % 64, column = d == 64 ? query % (Br<d> / 2) : query;  // of the accumulators
   const int thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
   return warpgroup * (Br<d> * d / 2) + column / 8 * 512 + thread * 4 + row / 8 % 2 * 2 + column % 2;
-}
-
-/// What the keys need of each query, and dQ's sums begin at 0. A warp takes one row. P of a query that does not
-/// exist is 0, because its log-sum-exp is infinite.
-template <class T, int d>
-__global__ void __launch_bounds__(128) begin(const T *O, const T *dO,    // [heads, seqlen, d]
-                                             const float *lse,           // [heads, seqlen]
-                                             float *lse_log2, float *D,  // [heads, tiles * Br]
-                                             float *dQ_sum,              // [heads, tiles * Br, d]
-                                             int seqlen, int tiles) {
-  constexpr int each = d / 32;  // elements of a lane
-  const int lane = threadIdx.x % 32, i = blockIdx.x * 4 + threadIdx.x / 32;
-  const std::int64_t head = blockIdx.y;
-  const Matrix<const T> o{O + head * seqlen * d, seqlen, d},
-      dO_rows{dO + head * seqlen * d, seqlen, d};
-  const std::int64_t row = head * (tiles * Br<d>)+i;
-  float l = INFINITY, sum = 0;
-  if (i < seqlen) {
-    l = Matrix<const float>{lse + head * seqlen, 1, seqlen}(0, i) * log2_e;
-    const auto a = load<each>(dO_rows(i, lane * each)), b = load<each>(o(i, lane * each));
-    for (int k = 0; k < each; k++) sum += to_float<T>(a[k]) * to_float<T>(b[k]);
-  }
-  for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
-  store(Matrix<float>{dQ_sum + row * d, 1, d}(0, lane * each), Vector<float, each>{});
-  if (lane > 0) return;
-  Matrix<float>{lse_log2 + row, 1, 1}(0, 0) = l;
-  Matrix<float>{D + row, 1, 1}(0, 0) = sum;
 }
 
 template <class T, int d>
@@ -249,32 +222,9 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
   }
 }
 
-/// dQ = its sums / sqrt(d), rounded. A thread takes 8 elements of a row, a block 8 rows.
-template <class T, int d>
-__global__ void __launch_bounds__(d) round_dQ(const float *dQ_sum,  // as in `gradients`
-                                              T *dQ,                // [heads, seqlen, d]
-                                              int seqlen, int tiles, float scale) {
-  // A warp has 8 rows of 32 columns: it reads whole sectors, and writes whole ones.
-  const int row = blockIdx.x * 8 + threadIdx.x / 4 % 8;
-  const int col = threadIdx.x / 32 * 32 + threadIdx.x % 4 * 8;
-  const std::int64_t head = blockIdx.y;
-  if (row >= seqlen) return;
-  const Matrix<const float> sums{dQ_sum + head * tiles * (Br<d> * d), tiles, Br<d> * d};
-  Vector<T, 8> rounded;
-  for (int e = 0; e < 8; e++)
-    rounded[e] = from_float<T>(sums(row / Br<d>, place_in_dQ<d>(row % Br<d>, col + e)) * scale);
-  store<8>(Matrix<T>{dQ + head * seqlen * d, seqlen, d}(row, col), rounded);
-}
-
-/// The tiles of queries of a head.
-template <int d>
-int tiles_of(const Problem &p) {
-  return (p.seqlen_q + Br<d> - 1) / Br<d>;
-}
-
 template <class T, int d>
 void run(const Problem &p) {
-  const int heads = p.batch * p.heads, seqlen = p.seqlen_q, tiles = tiles_of<d>(p);
+  const int heads = p.batch * p.heads, seqlen = p.seqlen_q, tiles = tiles_of<Br<d>>(p);
   const std::int64_t rows = std::int64_t{heads} * tiles * Br<d>;
   const auto map = [&](const void *tensor, int tile_rows) {
     return tensor_map<T>(tensor, p.Q_strides, 1, heads, seqlen, d, tile_rows);
@@ -282,14 +232,15 @@ void run(const Problem &p) {
   float *const dQ_sum = static_cast<float *>(p.workspace);
   float *const lse_log2 = dQ_sum + rows * d, *const D = lse_log2 + rows;
   const float scale = 1 / sqrtf(d);
-  launch<void>(begin<T, d>, dim3(tiles * Br<d> / 4, heads), dim3(128), static_cast<const T *>(p.O),
-               static_cast<const T *>(p.dO), p.lse, lse_log2, D, dQ_sum, seqlen, tiles);
+  launch<void>(begin<T, d, Br<d>>, dim3(tiles * Br<d> / 4, heads), dim3(128),
+               static_cast<const T *>(p.O), static_cast<const T *>(p.dO), p.lse, lse_log2, D,
+               dQ_sum, seqlen, tiles);
   launch<SharedStorage<T, d>>(gradients<T, d>, dim3((seqlen + Bc - 1) / Bc, heads), dim3(threads),
                               map(p.Q, Br<d>), map(p.dO, Br<d>), map(p.K, 64), map(p.V, 64),
                               map(p.dK, 64), map(p.dV, 64), lse_log2, D, dQ_sum, seqlen, tiles,
                               p.causal, scale);
-  launch<void>(round_dQ<T, d>, dim3((seqlen + 7) / 8, heads), dim3(d), dQ_sum,
-               static_cast<T *>(p.dQ), seqlen, tiles, scale);
+  launch<void>(round_dQ<T, d, Br<d>, place_in_dQ<d>>, dim3((seqlen + 7) / 8, heads), dim3(d),
+               dQ_sum, static_cast<T *>(p.dQ), seqlen, tiles, scale);
 }
 
 template <class T>
@@ -306,7 +257,7 @@ EXPORT_STEP({
     .workspace_bytes =
         [](const Problem &p) {
           const int padded =
-              p.head_dim == 64 ? tiles_of<64>(p) * Br<64> : tiles_of<128>(p) * Br<128>;
+              p.head_dim == 64 ? tiles_of<Br<64>>(p) * Br<64> : tiles_of<Br<128>>(p) * Br<128>;
           return std::size_t(p.batch) * p.heads * padded * (p.head_dim + 2) * sizeof(float);
         },
     .gradients = true,

@@ -42,12 +42,7 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
   const int head = blockIdx.y, first_key = blockIdx.x * Bc;
   const int first_tile = causal ? first_key / Br<d> : 0;
   if (threadIdx.x == 0) {
-    mbarrier_init(smem.KV_full, 1);
-    for (int i = 0; i < stages; i++) {
-      mbarrier_init(smem.Q_full[i], 1);
-      mbarrier_init(smem.dO_full[i], 1);
-      mbarrier_init(smem.empty[i], consumers * 4);  // the warps that compute
-    }
+    init_copies(smem);
     for (int i = 0; i < consumers; i++) {
       mbarrier_init(smem.dQ_full[i], 4);  // the warps of a warpgroup
       mbarrier_init(smem.dQ_empty[i], 1);
@@ -70,14 +65,10 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
       for (int i = first_tile; i < tiles; i++) {
         const int stage = (i - first_tile) % stages, parity = (i - first_tile) / stages % 2;
         mbarrier_wait(smem.empty[stage], parity ^ 1);  // new stages count as empty
-        const auto load = [&](auto &tile, const TensorMap &map, auto &numbers,
-                              const Matrix<const float> &numbers_of_head, Mbarrier &full) {
-          mbarrier_arrive_expect_tx(full, sizeof tile + sizeof numbers);
-          tma_load(tile, map, i * Br<d>, head, 0, full);
-          bulk_load<Br<d>>(numbers(0, 0), numbers_of_head(i, 0), full);
-        };
-        load(smem.Q[stage], map_Q, smem.lse[stage], lse_of_head, smem.Q_full[stage]);
-        load(smem.dO[stage], map_dO, smem.D[stage], D_of_head, smem.dO_full[stage]);
+        load_queries(smem.Q[stage], map_Q, smem.lse[stage], lse_of_head, smem.Q_full[stage], i,
+                     head);
+        load_queries(smem.dO[stage], map_dO, smem.D[stage], D_of_head, smem.dO_full[stage], i,
+                     head);
       }
     }
     // One thread of another warp starts the additions to dQ, and says when they have read it.
@@ -219,7 +210,7 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
 
 template <class T, int d>
 void run(const Problem &p) {
-  const int heads = p.batch * p.heads, seqlen = p.seqlen_q, tiles = tiles_of<d>(p);
+  const int heads = p.batch * p.heads, seqlen = p.seqlen_q, tiles = tiles_of<Br<d>>(p);
   const std::int64_t rows = std::int64_t{heads} * tiles * Br<d>;
   const auto map = [&](const void *tensor, int tile_rows) {
     return tensor_map<T>(tensor, p.Q_strides, 1, heads, seqlen, d, tile_rows);
@@ -227,14 +218,15 @@ void run(const Problem &p) {
   float *const dQ_sum = static_cast<float *>(p.workspace);
   float *const lse_log2 = dQ_sum + rows * d, *const D = lse_log2 + rows;
   const float scale = 1 / sqrtf(d);
-  launch<void>(begin<T, d>, dim3(tiles * Br<d> / 4, heads), dim3(128), static_cast<const T *>(p.O),
-               static_cast<const T *>(p.dO), p.lse, lse_log2, D, dQ_sum, seqlen, tiles);
+  launch<void>(begin<T, d, Br<d>>, dim3(tiles * Br<d> / 4, heads), dim3(128),
+               static_cast<const T *>(p.O), static_cast<const T *>(p.dO), p.lse, lse_log2, D,
+               dQ_sum, seqlen, tiles);
   launch<SharedStorage<T, d>>(gradients<T, d>, dim3((seqlen + Bc - 1) / Bc, heads), dim3(threads),
                               map(p.Q, Br<d>), map(p.dO, Br<d>), map(p.K, 64), map(p.V, 64),
                               map(p.dK, 64), map(p.dV, 64), lse_log2, D, dQ_sum, seqlen, tiles,
                               p.causal, scale);
-  launch<void>(round_dQ<T, d>, dim3((seqlen + 7) / 8, heads), dim3(d), dQ_sum,
-               static_cast<T *>(p.dQ), seqlen, tiles, scale);
+  launch<void>(round_dQ<T, d, Br<d>, place_in_dQ<d>>, dim3((seqlen + 7) / 8, heads), dim3(d),
+               dQ_sum, static_cast<T *>(p.dQ), seqlen, tiles, scale);
 }
 
 template <class T>
@@ -251,7 +243,7 @@ EXPORT_STEP({
     .workspace_bytes =
         [](const Problem &p) {
           const int padded =
-              p.head_dim == 64 ? tiles_of<64>(p) * Br<64> : tiles_of<128>(p) * Br<128>;
+              p.head_dim == 64 ? tiles_of<Br<64>>(p) * Br<64> : tiles_of<Br<128>>(p) * Br<128>;
           return std::size_t(p.batch) * p.heads * padded * (p.head_dim + 2) * sizeof(float);
         },
     .gradients = true,
