@@ -33,18 +33,20 @@ struct Workspace {
 template <class T, int d>
 void run(const Problem &p) {
   const Workspace workspace(p);
-  const std::vector<ncclComm_t> &comms = communicators(p);
+  const std::vector<ncclComm_t> &comms = communicators(p);  // not within a group of messages
+  const int N = p.gpus;
+  const std::vector<int> own = own_gpus(p);
   const auto stream = [&](int gpu) { return static_cast<cudaStream_t>(p.parts[gpu].stream); };
   // All parts have the rows of the first one in memory, so the gathered rows follow each other: those that are
   // missing would come after the last.
   const std::size_t part = std::size_t(p.part_rows) * p.kv_heads * d;
 
   nccl_check(ncclGroupStart(), "ncclGroupStart");  // one thread calls for all GPUs
-  for (const int gpu : own_gpus(p))
+  for (const int gpu : own)
     for (int b = 0; b < p.batch; b++) {
       const auto gather = [&](const void *from, std::byte *to) {
         nccl_check(ncclAllGather(static_cast<const T *>(from) + b * part,
-                                 reinterpret_cast<T *>(to) + b * p.gpus * part, part, nccl_type<T>,
+                                 reinterpret_cast<T *>(to) + b * N * part, part, nccl_type<T>,
                                  comms[gpu], stream(gpu)),
                    "ncclAllGather");
       };
@@ -54,7 +56,7 @@ void run(const Problem &p) {
   nccl_check(ncclGroupEnd(), "ncclGroupEnd");
 
   Strides all = p.K_strides;  // of the gathered rows
-  all.batch *= p.gpus;
+  all.batch *= N;
   const auto compute = [&](int gpu) {
     const GpuPart &mine = p.parts[gpu];
     hopper_attention::launch(p.type, d,
@@ -76,7 +78,8 @@ void run(const Problem &p) {
                               .leave_sms = p.leave_sms,
                               .stream = mine.stream});
   };
-  for (const int gpu : own_gpus(p)) {
+
+  for (const int gpu : own) {
     set_device(gpu);
     if (rows_of(p, gpu)) compute(gpu);
   }
