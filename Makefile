@@ -72,7 +72,8 @@ $(foreach g,$(filter-out $(NUMBERS:%=step-%) $(VARIANTS),$(call goals,step-%)),$
 	$(or $(call variants_of,$(word 2,$(subst -, ,$(g)))),none)))
 $(foreach g,$(call goals,variants-%),$(if $(filter-out try-%,$(call variants_of,$(g:variants-%=%))),,\
 	$(call refuse,$(g),step $(g:variants-%=%) has no variants)))
-BENCHES := bench bench-models bench-hopper bench-decode bench-dims bench-backward bench-gpus bench-library
+BENCHES := bench bench-models bench-hopper bench-decode bench-dims bench-backward bench-gpus bench-library \
+	bench-library-backward
 on_a_gpu := $(call goals,check-gpu check-gpus check-deadlock $(BENCHES) ceilings cycles sustained racecheck)
 $(if $(GPU),,$(foreach g,$(on_a_gpu),$(call refuse,$(g),there is no GPU here (nvidia-smi finds none))))
 $(if $(NVCC),,$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),\
@@ -288,6 +289,8 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 #?   make bench-training         trains a GPT on a megabyte of text, with PyTorch's attention and with libattention.so
 #?   make training               trains the small GPT of chapter 69 on the emulator, in bf16 and fp16: a minute
 #?   make bench-library          times libattention.so with Hopper's kernels and without, beside FlashAttention-3
+#?   make bench-library-backward   times its backward pass: Hopper's kernel, with and without the same bits in every
+#?                               run, that of mma.sync, and PyTorch's
 #?   make variants-15            alternates step 15 and its variants; without a GPU, checks and counts them
 #?   make cycles                 SM clocks, time, clock rate, power of each step and variant; STEPS="05 06" adds these
 #?                               to the file, SHAPES="--batch 4; --causal" the steps side by side at these problems
@@ -306,9 +309,9 @@ measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR
 	BUILD="$(BUILD)" SHAPES="$(SHAPES)" MAKEFLAGS="$(filter-out -j% --jobserver%,$(MAKEFLAGS))" common/measure/$(1)
 $(BUILD)/sm_clock.so: $(BUILD)/common/program/sm_clock.o
 	$(call says,$@) $(call link,$(NVCC) -shared $^)
-# Part IV, the steps from 30 on, has results of its own, which begin at step 15; so have Parts VI and VII, from 60 on.
-bench bench-models: $(call on_gpu,$(filter-out step-3% step-4% step-6% step-7%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
-	@$(call measure,$@.sh) $(filter-out 3% 4% 6% 7%,$(GPU_STEPS))
+# Part IV, the steps from 30 on, has results of its own, which begin at step 15; so have Part VI, steps 60 to 69 and 80, and Part VII.
+bench bench-models: $(call on_gpu,$(filter-out step-3% step-4% step-6% step-7% step-8%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
+	@$(call measure,$@.sh) $(filter-out 3% 4% 6% 7% 8%,$(GPU_STEPS))
 bench-hopper: $(call on_gpu,$(filter step-15 step-3% step-4%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 15-% 3% 4%,$(GPU_STEPS))
 bench-gpus: $(call on_gpu,$(filter step-7%,$(PROGRAMS)))
@@ -317,11 +320,14 @@ bench-decode: $(call on_gpu,$(filter step-27 step-5%,$(PROGRAMS)) $(BUILD)/sm_cl
 	@$(call measure,$@.sh) $(filter 27-% 5%,$(GPU_STEPS))
 bench-dims: $(call on_gpu,$(filter step-56,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 56-%,$(GPU_STEPS))
-bench-backward: $(call on_gpu,$(filter step-6%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
-	@$(call measure,$@.sh) $(filter 6%,$(GPU_STEPS))
+bench-backward: $(call on_gpu,$(filter step-6% step-8%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
+	@$(call measure,$@.sh) $(filter 6% 8%,$(GPU_STEPS))
 bench-library: $(call on_gpu,libattention.so step-57 $(BUILD)/sm_clock.so)
 	@LIBATTENTION=./libattention.so $(PYTHON) common/measure/library.py --clocks $(BUILD)/sm_clock.so \
 		plots/results/$(GPU)-library.csv
+bench-library-backward: $(call on_gpu,libattention.so $(BUILD)/sm_clock.so)
+	@LIBATTENTION=./libattention.so $(PYTHON) common/measure/library.py --backward --clocks $(BUILD)/sm_clock.so \
+		plots/results/$(GPU)-library-backward.csv
 variants-%: step-% $$(call variants,$$(call step_of,$$*))
 	@$(call measure,variants.sh) $*$(patsubst step-$*-%, %,$(call variants,$(call step_of,$*)))
 counters: all

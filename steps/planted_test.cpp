@@ -65,7 +65,9 @@ std::string source_of(const std::string &step) {
       of("69", "tile_gradients.h"), of("69", "visits.h"), of("74", "tile_gradients.h"),
       of("66", "backward_ends.h"), of("67", "backward_ends.h"), of("67", "hopper_backward.h"),
       of("68", "backward_ends.h"), of("68", "hopper_backward.h"), of("71", "hopper_attention.h"),
-      of("74", "mma_gradients.h"), of("74", "zigzag.h");
+      of("74", "mma_gradients.h"), of("74", "zigzag.h"), of("80", "hopper_backward.h"),
+      of("80", "visits.h");
+  if (step.starts_with("80")) held.push_back("#include \"steps/69-training/rows.h");
   const auto next = [&] {
     std::size_t first = std::string::npos;
     for (const std::string &start : held) first = std::min(first, source.find(start));

@@ -219,7 +219,7 @@ void Accesses::release(unsigned *address, unsigned x, const Where &where) {
   note_change();
 }
 
-void Accesses::wait_until(unsigned *address, unsigned value, const Where &where) {
+void Accesses::wait_until(unsigned *address, unsigned value, const Where &where, bool or_more) {
   check_atomic(address, where);
   const unsigned thread = scheduler_.running();
   for (;;) {
@@ -228,7 +228,7 @@ void Accesses::wait_until(unsigned *address, unsigned value, const Where &where)
     {
       const std::lock_guard lock(atomics);
       now = *address;
-      if (now == value) {
+      if (now == value || (or_more && now > value)) {
         clocks_.atomic_acquire(thread, told_by_atomics[address]);
         tried_.erase(thread);
         return;
@@ -250,7 +250,7 @@ void Accesses::wait_until(unsigned *address, unsigned value, const Where &where)
     if (ended)
       scheduler_.fail(
           {Fault::kDeadlock, "waits for ever until the number is " + std::to_string(value) +
-                                 ": it is " + std::to_string(now) +
+                                 (or_more ? " or more" : "") + ": it is " + std::to_string(now) +
                                  ", and all blocks that have begun have ended or wait, too"},
           where);
     if (is_last) std::this_thread::yield();

@@ -56,7 +56,7 @@ class Accesses {
   unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
                   const Where &where);
   void release(unsigned *address, unsigned x, const Where &where);
-  void wait_until(unsigned *address, unsigned value, const Where &where);
+  void wait_until(unsigned *address, unsigned value, const Where &where, bool or_more);
   void reduce(float *address, float value, const Where &where, const void *caller);
 
   /// Whether a reduction comes after all others there so far: its thread knows of the last.

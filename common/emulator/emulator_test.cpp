@@ -693,6 +693,20 @@ TEST_CASE("emulator: a wait_until that no block can end is reported, and no othe
                                   if (block == 1 && thread == 5) wait_until(counter(0, 0), 7);
                                 }),
                      "block (1,0,0) thread (5,0,0): waits for ever until the number is 7" + stuck));
+      // The number skips a value: a wait for that value or more ends, and one for that value does not.
+      for (const bool or_more : {true, false}) {
+        const std::string error = error_with(host_threads, 2, 1, [&](unsigned block, unsigned) {
+          if (block == 0) return red_release_add(counter(0, 0), 3);
+          wait_until(counter(0, 0), 3);
+          or_more ? wait_until_at_least(counter(0, 0), 2) : wait_until(counter(0, 0), 2);
+        });
+        CHECK(error.empty() == or_more);
+        CHECK((or_more || contains(error, "waits for ever until the number is 2: it is 3")));
+      }
+      // Nobody makes it as large.
+      CHECK(contains(error_with(host_threads, 1, 1,
+                                [&](unsigned, unsigned) { wait_until_at_least(counter(0, 0), 7); }),
+                     "waits for ever until the number is 7 or more" + stuck));
       // In a circle.
       CHECK(contains(error_with(host_threads, 2, 1,
                                 [&](unsigned block, unsigned) {

@@ -215,6 +215,11 @@ inline float tanh_approx(float x) {
   emulator::wait_until(number.checked(), value, number.where());
 }
 
+[[gnu::noinline]] inline void wait_until_at_least(const Reference<unsigned> &number,
+                                                  unsigned value) {
+  emulator::wait_until(number.checked(), value, number.where(), true);
+}
+
 [[gnu::noinline]] inline void red_release_add(const Reference<unsigned> &number, unsigned x) {
   emulator::release(number.checked(), x, number.where());
 }

@@ -248,9 +248,9 @@ void release(unsigned *address, unsigned x, const Where &where) {
   Block::current->accesses.release(address, x, where);
 }
 
-void wait_until(unsigned *address, unsigned value, const Where &where) {
+void wait_until(unsigned *address, unsigned value, const Where &where, bool or_more) {
   count(kAtomics, where);
-  Block::current->accesses.wait_until(address, value, where);
+  Block::current->accesses.wait_until(address, value, where, or_more);
 }
 
 Operation begin_operation(unsigned queue, std::function<void()> land) {

@@ -163,7 +163,7 @@ void fence();
 /// knows of. wait_until waits until the unsigned has a value, and learns what has been published with it. A wait that no
 /// block of the launch can end is reported.
 void release(unsigned *address, unsigned x, const Where &where);
-void wait_until(unsigned *address, unsigned value, const Where &where);
+void wait_until(unsigned *address, unsigned value, const Where &where, bool or_more = false);
 
 // --- asynchronous operations -------------------------------------------------------------------
 

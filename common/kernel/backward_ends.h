@@ -37,7 +37,8 @@ static __global__ void __launch_bounds__(128)
   if (i % Br == 0) ((Matrix<Counters>{counters + 1 + row / Br, 1, 1}(0, 0) = 0), ...);
 }
 
-/// dQ = its sums / sqrt(d), rounded. place_in_dQ(query, column) says where in a tile of sums an element is. A thread takes 8 elements of a row, a block 8 rows.
+/// dQ = its sums / sqrt(d), rounded. place_in_dQ(query, column) says where in a tile of sums an element is. A thread
+/// takes 8 elements of a row, a block 8 rows.
 template <class T, int d, int Br, int (*place_in_dQ)(int, int)>
 static __global__ void __launch_bounds__(d) round_dQ(const float *dQ_sum,  // as in `gradients`
                                                      T *dQ,                // [heads, seqlen, d]

@@ -2,7 +2,7 @@
 // What step 66 built, for the steps after it: the shape of a block, and where dQ's sums lie until they are rounded.
 #pragma once
 
-#include "common/kernel/backward_ends.h"
+#include "common/kernel/softmax.h"
 
 constexpr int consumers = 2;  // warpgroups that compute, with 64 keys each
 constexpr int Bc = consumers * 64;

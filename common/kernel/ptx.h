@@ -220,6 +220,13 @@ __device__ __forceinline__ void wait_until(unsigned &number, unsigned value) {
   while (now != value);
 }
 
+/// Waits until a number in global memory has at least a value, and is else the same.
+__device__ __forceinline__ void wait_until_at_least(unsigned &number, unsigned value) {
+  unsigned now;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(&number) : "memory");
+  while (now < value);
+}
+
 /// Adds to a number in global memory, atomically for all blocks, after all that the thread has done, or knows of
 /// (PTX ISA 'red', .release.gpu.global.add.u32).
 __device__ __forceinline__ void red_release_add(unsigned &number, unsigned x) {

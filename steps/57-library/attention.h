@@ -164,7 +164,8 @@ struct attention_problem {
   size_t workspace_bytes;
   void *stream; /* a cudaStream_t; NULL: the default stream */
 
-  int mma_only; /* not 0: the kernels for every GPU from sm_80 on, where there is a faster one, too */
+  /* Not 0: the kernels for every GPU from sm_80 on, also where there is a faster one; of both passes. */
+  int mma_only;
 };
 
 /* How much workspace a problem needs. Looks at the sizes alone: the pointers may be NULL, but which
@@ -189,7 +190,9 @@ struct attention_gradients {
   struct attention_tensor dO;     /* as Q: the derivative of the loss with respect to O */
   struct attention_tensor dQ;     /* as Q. Here, too, rows beyond the lengths are not written */
   struct attention_tensor dK, dV; /* as K and V */
-  int deterministic; /* must be 0: blocks add to dQ in any order, so its last bits may differ */
+  /* Not 0: the same bits in every run. Only the kernel "hopper" has this; attention_backward_kernel
+   * says which kernel a problem gets. 0: blocks add to dQ in any order, so its last bits may differ. */
+  int deterministic;
 };
 
 /* Queues the backward pass of a problem: dQ, dK and dV from dO. The problem is that of attention_forward,
@@ -205,6 +208,16 @@ int attention_backward(const struct attention_problem *problem,
                        const struct attention_gradients *gradients);
 int attention_backward_workspace_bytes(const struct attention_problem *problem,
                                        const struct attention_gradients *gradients, size_t *bytes);
+
+/* Which kernel attention_backward launches for this problem on the current GPU, as text. Both give the
+ * gradients within the same bound.
+ *     "hopper"   on a GPU of compute capability 9.0, by TMA and wgmma. The library must be compiled for
+ *                sm_90. Q, dO, K, V, dK and dV need strides that are not 0 (but for a dimension of one),
+ *                and less than 2^40 bytes
+ *     "mma"      else, by mma.sync. It adds to dQ in any order: `deterministic` must be 0 */
+int attention_backward_kernel(const struct attention_problem *problem,
+                              const struct attention_gradients *gradients, char *name,
+                              size_t bytes);
 
 /* Which kernel attention_forward launches for the queries of this problem on the current GPU, as
  * text. A kernel does not change an answer but by rounding; its speed may be another.

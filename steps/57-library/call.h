@@ -13,6 +13,7 @@ struct Call : Problem {
   bool rope_one_position;  // all queries of a sequence turn as its first
   bool rope_from_new;      // the first turns as the first new key, not the last as the last key
   bool lse_packed;         // lse is [heads, total_q]
+  bool deterministic;      // a backward pass has the same bits in every run
   std::int64_t
       slopes_stride;  // from ALiBi's slopes of a sequence to those of the next; 0: the same
 };

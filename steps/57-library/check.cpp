@@ -357,8 +357,7 @@ void check_sizes(const attention_problem &p, const attention_gradients &g) {
   for (const auto &[name, value, most] : sizes)
     if (value > most)
       refuse(ATTENTION_SIZE, name, value, "must be " + number(most) + " or less" + where);
-  const std::pair<const char *, int> zeros[] = {
-      {"sinks", p.sinks}, {"rope", p.rope}, {"deterministic", g.deterministic}};
+  const std::pair<const char *, int> zeros[] = {{"sinks", p.sinks}, {"rope", p.rope}};
   for (const auto &[name, value] : zeros)
     if (value) refuse(ATTENTION_BACKWARD, name, value, "must be 0" + where);
   if (p.softcap > 0) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Which calls the kernels of steps 53, 54 and 56 take, and such a call as the Problem that they take.
+// Which calls the kernels of steps 53, 54, 56 and 80 take, and such a call as the Problem that they take.
 #pragma once
 
 #include "steps/57-library/call.h"
+#include "steps/69-training/backward.h"
 
 namespace {
 
@@ -39,7 +40,15 @@ inline Mapped mapped_keys(const Call &p, const void *data, const Strides &stride
   return {data, strides, p.caches, p.kv_heads, p.seqlen_k};
 }
 
-/// The most tiles of Q that these steps number.
+/// Strides that a map takes where a dimension has one element, so that the caller's may be anything. (The sequences of
+/// packed rows are 0 apart.)
+inline Strides strides_for_map(const Problem &p, const Mapped &tensor, bool packed) {
+  const auto step = [&](int count, std::int64_t stride) { return count > 1 ? stride : p.head_dim; };
+  return Strides{packed ? 0 : step(tensor.blocks, tensor.strides.batch),
+                 step(tensor.heads, tensor.strides.head), step(tensor.rows, tensor.strides.row)};
+}
+
+/// The most tiles of Q that steps 53, 54 and 56 number, and of keys that step 80 does.
 constexpr std::int64_t most_hopper_tiles = 1 << 30;
 
 /// Whether they take calls of this kind at all. Up to 16 queries are new tokens (decodes). Up to 32 columns the kernels
@@ -60,23 +69,29 @@ inline bool hopper_takes(const Call &p, const Hopper &hopper) {
          has_map(mapped_keys(p, p.K, p.K_strides)) && has_map(mapped_keys(p, p.V, p.V_strides));
 }
 
-/// The problem that is left for them: with one window, and with strides that a map takes where a dimension has
-/// one element, so that the call's may be anything. (The sequences of packed rows are 0 apart.)
+/// Whether the kernel of step 80 takes the backward pass.
+inline bool hopper_takes(const Backward &p) {
+  if (std::int64_t{p.batch} * p.kv_heads * ((p.seqlen_k + 127) / 128) > most_hopper_tiles)
+    return false;
+  return has_map(mapped_queries(p, p.Q, p.Q_strides)) &&
+         has_map(mapped_queries(p, p.dO, p.dO_strides)) &&
+         has_map(mapped_keys(p, p.K, p.K_strides)) && has_map(mapped_keys(p, p.V, p.V_strides)) &&
+         has_map(mapped_keys(p, p.dK, p.dK_strides)) && has_map(mapped_keys(p, p.dV, p.dV_strides));
+}
+
+/// The problem that is left for steps 53, 54 and 56: with one window, and with strides for maps.
 inline Problem problem_for_hopper(const Call &call, void *workspace) {
   Problem p = call;
   p.workspace = workspace;
   p.causal = false, p.window = 0;  // window_left and window_right say it
-  const auto strides_of = [&](const Mapped &tensor, bool packed) {
-    const auto step = [&](int count, std::int64_t stride) {
-      return count > 1 ? stride : p.head_dim;
-    };
-    return Strides{packed ? 0 : step(tensor.blocks, tensor.strides.batch),
-                   step(tensor.heads, tensor.strides.head), step(tensor.rows, tensor.strides.row)};
+  const auto of_q = [&](const void *data, const Strides &strides) {
+    return strides_for_map(p, mapped_queries(call, data, strides), p.cu_seqlens_q);
   };
-  p.Q_strides = strides_of(mapped_queries(call, p.Q, p.Q_strides), p.cu_seqlens_q);
-  p.O_strides = strides_of(mapped_queries(call, p.O, p.O_strides), p.cu_seqlens_q);
-  p.K_strides = strides_of(mapped_keys(call, p.K, p.K_strides), p.cu_seqlens_k);
-  p.V_strides = strides_of(mapped_keys(call, p.V, p.V_strides), p.cu_seqlens_k);
+  const auto of_k = [&](const void *data, const Strides &strides) {
+    return strides_for_map(p, mapped_keys(call, data, strides), p.cu_seqlens_k);
+  };
+  p.Q_strides = of_q(p.Q, p.Q_strides), p.O_strides = of_q(p.O, p.O_strides);
+  p.K_strides = of_k(p.K, p.K_strides), p.V_strides = of_k(p.V, p.V_strides);
   return p;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The library's functions: they check what they are given, make it the Call that the kernels take, and turn what
 // is thrown into a status and a message. As a step, compiled for the GPU or the emulator.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include "common/kernel/kernel.h"
 #include "steps/57-library/call.h"
 #include "steps/57-library/check.h"
+#include "steps/57-library/hopper.h"
 #include "steps/69-training/backward.h"
 
 #ifndef __CUDACC__
@@ -153,6 +155,7 @@ Call call_of(const attention_problem &p) {
 Backward backward_of(const attention_problem &p, const attention_gradients &g) {
   Backward call{call_of(p), strides(g.dO, p.cu_seqlens_q), strides(g.dQ, p.cu_seqlens_q),
                 strides(g.dK, p.cu_seqlens_k), strides(g.dV, p.cu_seqlens_k)};
+  call.deterministic = g.deterministic != 0;
   call.dO = g.dO.data;
   call.dQ = g.dQ.data;
   call.dK = g.dK.data;
@@ -198,9 +201,9 @@ void launch(const Call &call, const Hopper *hopper, std::size_t) {
   const std::lock_guard lock(one_call);
   BACKEND.forward(call, hopper);
 }
-void launch(const Backward &call) {
+void launch(const Backward &call, const BackwardKernels &kernels) {
   const std::lock_guard lock(one_call);
-  BACKWARD.backward(call);
+  kernels.backward(call);
 }
 
 __global__ void nothing() {}
@@ -260,8 +263,8 @@ void launch(const Call &call, const Hopper *hopper, std::size_t workspace_bytes)
     throw;
   }
 }
-void launch(const Backward &call) {
-  BACKWARD.backward(call);
+void launch(const Backward &call, const BackwardKernels &kernels) {
+  kernels.backward(call);
 }
 std::string device_name() {
   return "emulator";
@@ -274,13 +277,25 @@ const Hopper *hopper_for(const attention_problem &p) {
   return !p.mma_only && &HOPPER && is_hopper() ? &HOPPER : nullptr;
 }
 
+/// Those of the backward pass.
+const BackwardKernels *hopper_backward_for(const attention_problem &p) {
+  return !p.mma_only && &HOPPER_BACKWARD && is_hopper() ? &HOPPER_BACKWARD : nullptr;
+}
+bool is_for_hopper(const attention_problem &p, const attention_gradients &g) {
+  return hopper_backward_for(p) && hopper_takes(backward_of(p, g));
+}
+
 std::size_t workspace_bytes(const attention_problem &p) {
   check_sizes(p);
   return BACKEND.workspace_bytes(call_of(p), hopper_for(p));
 }
 std::size_t workspace_bytes(const attention_problem &p, const attention_gradients &g) {
   check_sizes(p, g);
-  return BACKEND.counters_bytes + BACKWARD.workspace_bytes(backward_of(p, g));
+  const Backward call = backward_of(p, g);
+  const BackwardKernels *const hopper = hopper_backward_for(p);
+  // Which kernel runs depends on pointers and strides, too, and these may be unknown here.
+  return BACKEND.counters_bytes +
+         std::max(BACKWARD.workspace_bytes(call), hopper ? hopper->workspace_bytes(call) : 0);
 }
 
 }  // namespace
@@ -314,7 +329,12 @@ int attention_backward(const attention_problem *problem, const attention_gradien
     const attention_problem &p = given(problem);
     const attention_gradients &g = given(gradients);
     check_tensors(p, workspace_bytes(p, g), &g);
-    launch(backward_of(p, g));
+    const bool hopper = is_for_hopper(p, g);
+    if (g.deterministic && !hopper)
+      throw Failure(ATTENTION_BACKWARD,
+                    "deterministic " + std::to_string(g.deterministic) +
+                        ": must be 0 for a problem whose attention_backward_kernel is \"mma\"");
+    launch(backward_of(p, g), hopper ? *hopper_backward_for(p) : BACKWARD);
   });
 }
 
@@ -324,6 +344,17 @@ int attention_kernel(const attention_problem *problem, char *name, std::size_t b
     if (!name) throw Failure(ATTENTION_NULL_POINTER, "name: it is NULL");
     check_sizes(p);
     std::snprintf(name, bytes, "%s", BACKEND.kernel(call_of(p), hopper_for(p)));
+  });
+}
+
+int attention_backward_kernel(const attention_problem *problem,
+                              const attention_gradients *gradients, char *name, std::size_t bytes) {
+  return call([&] {
+    const attention_problem &p = given(problem);
+    const attention_gradients &g = given(gradients);
+    if (!name) throw Failure(ATTENTION_NULL_POINTER, "name: it is NULL");
+    check_sizes(p, g);
+    std::snprintf(name, bytes, "%s", is_for_hopper(p, g) ? "hopper" : "mma");
   });
 }
 

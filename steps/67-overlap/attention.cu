@@ -10,6 +10,7 @@
 //             stored, as in step 66's variant dv-late.
 // Prediction  FlashAttention's CuTe kernel has this order. Its 613 TFLOP/s on an H200 are 4210 clocks for all of a tile
 //             if it runs at 1.5 GHz: 0.88 of step 66's 4782.
+#include "common/kernel/backward_ends.h"
 #include "common/kernel/hopper_backward.h"
 
 namespace {

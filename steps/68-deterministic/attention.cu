@@ -14,6 +14,7 @@
 //             clocks, and 1.1% with a mask.
 #include <algorithm>
 
+#include "common/kernel/backward_ends.h"
 #include "common/kernel/hopper_backward.h"
 
 namespace {

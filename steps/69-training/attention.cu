@@ -35,13 +35,6 @@ __device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<cons
     cp_async_16_or_zeros(tile(row + i, col), part(i, 0), i < rows);
 }
 
-/// Where a sequence's rows begin in the workspace, which has `rows` of each head. Packed sequences follow each other
-/// in whole tiles: each begins at most 128 rows further behind its place in the tensor than the one before.
-__device__ std::int64_t first_in_workspace(const Backward &p, const Rows &of, int rows) {
-  return p.cu_seqlens_q ? (of.start + of.b * whole_tiles) / whole_tiles * whole_tiles
-                        : std::int64_t{of.b} * p.heads * rows;
-}
-
 /// What the keys need of each query, and dQ's sums begin at 0. A warp takes one row. A query that does not exist, or
 /// sees no key, gets an infinite log-sum-exp: its weights are 0 then.
 template <class T, int d>
@@ -56,8 +49,8 @@ __global__ void __launch_bounds__(threads)
   if (i >= (queries.rows + whole_tiles - 1) / whole_tiles * whole_tiles) return;
   const auto o = matrix_of<const T>(problem.O, problem.O_strides, queries, cols);
   const auto dO = matrix_of<const T>(problem.dO, problem.dO_strides, queries, cols);
-  const std::int64_t row =
-      first_in_workspace(problem, queries, rows) + std::int64_t{queries.head} * rows + i;
+  const std::int64_t row = first_in_workspace<whole_tiles>(problem, queries, rows) +
+                           std::int64_t{queries.head} * rows + i;
   const Matrix<float> sums{dQ_sum + row * d, 1, d};
   float sum = 0;
   for (int k = lane; k < d; k += 32) {
@@ -105,7 +98,7 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
   if (threadIdx.x == 0) {
     smem.queries(0, 0) = queries;
     smem.keys(0, 0) = keys;
-    smem.first_in_workspace(0, 0) = first_in_workspace(problem, queries, rows);
+    smem.first_in_workspace(0, 0) = first_in_workspace<whole_tiles>(problem, queries, rows);
     smem.plan(0, 0) = of_block;
     // The one before the first, in whose place visit 3 will be.
     smem.visit[3](0, 0) = {queries.head, of_block.first_row - Br, 0, 0};
@@ -189,7 +182,7 @@ __global__ void __launch_bounds__(threads)
   const Rows queries = queries_of(problem, blockIdx.y / problem.heads, blockIdx.y % problem.heads);
   const auto dQ = matrix_of<T>(problem.dQ, problem.dQ_strides, queries, problem.head_dim);
   const std::int64_t row_0 =
-      first_in_workspace(problem, queries, rows) + std::int64_t{queries.head} * rows;
+      first_in_workspace<whole_tiles>(problem, queries, rows) + std::int64_t{queries.head} * rows;
   const auto sums = sums_of<d>(dQ_sum, row_0 + first);
   for (int i = 0; i < d / 2; i += 2) {
     const int row = first + lane / 4 + i / 2 % 2 * 8, col = i / 4 * 8 + lane % 4 * 2;
@@ -199,19 +192,10 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// The rows of a head in the workspace: of all sequences if they are packed, and else of one.
-int rows_in_workspace(const Backward &p) {
-  const int rows = p.cu_seqlens_q ? p.total_q + p.batch * whole_tiles : p.seqlen_q;
-  return (rows + whole_tiles - 1) / whole_tiles * whole_tiles;
-}
-std::int64_t all_rows_in_workspace(const Backward &p) {
-  return std::int64_t{p.cu_seqlens_q ? 1 : p.batch} * p.heads * rows_in_workspace(p);
-}
-
 template <class T, int d>
 void run(const Backward &p) {
-  const std::int64_t all_rows = all_rows_in_workspace(p);
-  const int heads = p.batch * p.heads, rows = rows_in_workspace(p);
+  const std::int64_t all_rows = all_rows_in_workspace<whole_tiles>(p);
+  const int heads = p.batch * p.heads, rows = rows_in_workspace<whole_tiles>(p);
   const int longest = (p.seqlen_q + whole_tiles - 1) / whole_tiles * whole_tiles;
   const dim3 block(threads);
   // With a scale of 0 a masked score would be -inf * 0 = NaN.
@@ -237,7 +221,7 @@ void backward(const Backward &call) {
 }
 std::size_t workspace_bytes(const Backward &p) {
   const int columns = p.head_dim <= 64 ? 64 : 128;
-  return all_rows_in_workspace(p) * (columns + 2) * sizeof(float);
+  return all_rows_in_workspace<whole_tiles>(p) * (columns + 2) * sizeof(float);
 }
 
 }  // namespace

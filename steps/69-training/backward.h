@@ -15,10 +15,13 @@ struct BackwardKernels {
 };
 #ifdef __CUDACC__
 #define BACKWARD gpu_backward
+#define HOPPER_BACKWARD gpu_hopper_backward
 #else
 #define BACKWARD cpu_backward
+#define HOPPER_BACKWARD cpu_hopper_backward
 #endif
 extern const BackwardKernels BACKWARD;
+extern const BackwardKernels HOPPER_BACKWARD [[gnu::weak]];  // step 80's, for sm_90a alone
 
 /// The call that a program's problem is: dO and dQ lie as O does, dK as K and dV as V.
 static inline Backward backward_of(const Problem &problem) {

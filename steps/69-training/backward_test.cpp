@@ -32,6 +32,13 @@ int backward(const attention_problem &p, const attention_gradients &g) {
 std::string message() {
   return LIBRARY(attention_message)();
 }
+/// Which kernel a call gets.
+std::string kernel_of(const attention_problem &p, const attention_gradients &g) {
+  char name[32];
+  REQUIRE_MESSAGE(LIBRARY(attention_backward_kernel)(&p, &g, name, sizeof name) == ATTENTION_OK,
+                  message());
+  return name;
+}
 
 /// A call with a forward pass that the reference has made.
 class Call {
@@ -114,6 +121,8 @@ class Call {
       p.window_left = draw_.one_in(4) ? ATTENTION_NO_LIMIT : draw_.from(0, 80);
       p.window_right = draw_.one_in(4) ? ATTENTION_NO_LIMIT : draw_.from(0, 20);
     }
+    p.mma_only = draw_.one_in(3);
+    gradients.deterministic = !p.mma_only && draw_.one_in(2);
     type_ = p.type == ATTENTION_BF16 ? Type::kBf16 : Type::kFp16;
   }
 
@@ -345,8 +354,12 @@ const std::vector<Mistake> kMistakes = {
      [](L &, P &p, G &) { p.window = p.window_left = p.sinks = 1; }},
     {ATTENTION_BACKWARD, "rope 1: must be 0 in attention_backward",
      [](L &, P &p, G &) { p.rope = 1, p.rope_positions = 20; }},
-    {ATTENTION_BACKWARD, "deterministic 1: must be 0 in attention_backward",
-     [](L &, P &, G &g) { g.deterministic = 1; }},
+    {ATTENTION_BACKWARD,
+     "deterministic 1: must be 0 for a problem whose attention_backward_kernel is \"mma\"",
+     [](L &, P &p, G &g) { g.deterministic = p.mma_only = 1; }},
+    {ATTENTION_BACKWARD,
+     "deterministic 2: must be 0 for a problem whose attention_backward_kernel is \"mma\"",
+     [](L &, P &p, G &g) { g.deterministic = 2, p.K.head_stride = 0; }},
     {ATTENTION_BACKWARD, "softcap 20: must be 0 in attention_backward",
      [](L &, P &p, G &) { p.softcap = 20; }},
     {ATTENTION_BACKWARD, "alibi_slopes: must be NULL in attention_backward",
@@ -404,9 +417,79 @@ TEST_CASE("backward: calls that nobody chose have the reference's gradients") {
     const std::uint64_t seed = next_random(state);
     CAPTURE(seed);
     Call call(seed);
+    CHECK(kernel_of(call.problem, call.gradients) == (call.problem.mma_only ? "mma" : "hopper"));
     const int status = backward(call.problem, call.gradients);
     CHECK_MESSAGE(status == ATTENTION_OK, message());
     if (status == ATTENTION_OK) CHECK(call.complaint() == "");
+  }
+}
+
+namespace {
+
+struct Case {
+  std::string kernel, what;
+  std::function<void(Plain &, attention_problem &, attention_gradients &)> make;
+  bool runs = true;  // false: there is no such memory
+};
+
+const std::vector<Case> kCases = {
+    {"hopper", "a plain problem", [](L &, P &, G &) {}},
+    {"mma", "mma_only", [](L &, P &p, G &) { p.mma_only = 1; }},
+    {"hopper", "head dim 40", [](L &, P &p, G &) { p.head_dim = 40; }},
+    {"hopper", "one key head for two heads",
+     [](L &, P &p, G &g) {
+       p.kv_heads = 1;
+       for (attention_tensor *tensor : {&p.K, &p.V, &g.dK, &g.dV}) tensor->head_stride = 0;
+     }},
+    {"mma", "one head of K for all", [](L &, P &p, G &) { p.K.head_stride = 0; }},
+    {"mma", "one row of dO for all", [](L &, P &, G &g) { g.dO.row_stride = 0; }},
+    {"mma", "one row of Q for all", [](L &, P &p, G &) { p.Q.row_stride = 0; }},
+    {"hopper", "one row of O for all: no map has it", [](L &, P &p, G &) { p.O.row_stride = 0; }},
+    {"hopper", "one sequence, of any stride",
+     [](L &, P &p, G &g) {
+       for (attention_tensor *tensor : {&p.Q, &p.K, &p.V, &p.O, &g.dO, &g.dQ, &g.dK, &g.dV})
+         tensor->batch_stride = 0;
+     }},
+    {"hopper", "strides of 2^39 bytes",
+     [](L &, P &p, G &g) { p.batch = 2, g.dV.batch_stride = std::int64_t{1} << 38; }, false},
+    {"mma", "strides of 2^40 bytes",
+     [](L &, P &p, G &g) { p.batch = 2, g.dV.batch_stride = std::int64_t{1} << 39; }, false},
+    {"mma", "more bytes than there are before dK",
+     [](L &, P &p, G &g) { p.seqlen_k = 1000, g.dK.row_stride = std::int64_t{1} << 38; }, false},
+    {"mma", "more tiles of keys than 2^30",
+     [](L &, P &p, G &) { p.heads = p.kv_heads = 65535, p.seqlen_k = 65535 * 128; }, false},
+};
+
+}  // namespace
+
+TEST_CASE("backward: which kernel a problem gets, and that both have one answer") {
+  char name[32];
+  CHECK(LIBRARY(attention_backward_kernel)(nullptr, nullptr, name, sizeof name) ==
+        ATTENTION_NULL_POINTER);
+  for (const Case &one : kCases) {
+    CAPTURE(one.what);
+    Plain plain;
+    one.make(plain, plain.problem, plain.gradients);
+    CHECK(kernel_of(plain.problem, plain.gradients) == one.kernel);
+    if (!one.runs) continue;
+    const auto answer = [&](int mma_only) {
+      plain.problem.mma_only = mma_only;
+      CHECK_MESSAGE(backward(plain.problem, plain.gradients) == ATTENTION_OK, message());
+      std::vector<float> all;
+      for (int i = 5; i < 8; i++)
+        for (int x = 0; x < Plain::kSize; x++)
+          all.push_back(element_to_float(Type::kFp16, plain.all[i][x]));
+      return all;
+    };
+    const std::vector<float> one_kernel = answer(plain.problem.mma_only), other = answer(1);
+    float largest = 0, apart = 0;
+    for (std::size_t i = 0; i < other.size(); i++) {
+      if (std::isnan(other[i]) && std::isnan(one_kernel[i])) continue;  // poison: no row is there
+      largest = std::max(largest, std::abs(other[i]));
+      apart = std::max(apart, std::abs(other[i] - one_kernel[i]));
+    }
+    CHECK(largest > 0);
+    CHECK(apart <= largest / 256);
   }
 }
 

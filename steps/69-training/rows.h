@@ -23,3 +23,23 @@ __device__ __forceinline__ StridedMatrix<T> matrix_of(Void *tensor, const Stride
   const std::int64_t first = of.b * strides.batch + of.head * strides.head + of.start * strides.row;
   return {static_cast<T *>(tensor) + first, of.rows, head_dim, strides.row};
 }
+
+/// Where a sequence's rows begin in the workspace, which has `rows` of each head. Packed sequences follow each other
+/// in whole tiles: each begins at most a tile's rows further behind its place in the tensor than the one before.
+template <int whole_tiles>
+__device__ __forceinline__ std::int64_t first_in_workspace(const Backward &p, const Rows &of,
+                                                           int rows) {
+  return p.cu_seqlens_q ? (of.start + of.b * whole_tiles) / whole_tiles * whole_tiles
+                        : std::int64_t{of.b} * p.heads * rows;
+}
+
+/// The rows of a head in the workspace: of all sequences if they are packed, and else of one.
+template <int whole_tiles>
+inline int rows_in_workspace(const Backward &p) {
+  const int rows = p.cu_seqlens_q ? p.total_q + p.batch * whole_tiles : p.seqlen_q;
+  return (rows + whole_tiles - 1) / whole_tiles * whole_tiles;
+}
+template <int whole_tiles>
+inline std::int64_t all_rows_in_workspace(const Backward &p) {
+  return std::int64_t{p.cu_seqlens_q ? 1 : p.batch} * p.heads * rows_in_workspace<whole_tiles>(p);
+}
