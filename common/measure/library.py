@@ -5,7 +5,10 @@ says ./step-57 --describe.
 
 At each problem they take turns, in an order that is drawn anew for each round, and rest before each turn, so that none
 begins on a GPU that another one has heated. A row of the file is a kernel at a problem: the median of its rounds' times
-and SM clocks. `ratio` is its time over that of 'hopper', round by round: the median, the least and the most."""
+and SM clocks. `ratio` is its time over that of 'hopper', round by round: the median, the least and the most.
+
+make bench-library-backward: with --backward the same for attention_backward: 'hopper', 'deterministic', 'mma', and
+PyTorch's backward passes, which are 'flash-attention-2' and 'cudnn'."""
 
 import argparse
 import csv
@@ -18,6 +21,7 @@ import subprocess
 import sys
 import time
 
+import peers
 from peers import NotMade, between_events, fa3  # says so where PyTorch is not installed
 
 import torch
@@ -31,25 +35,28 @@ COLUMNS = ["step", "device", "batch", "heads", "seqlen", "head_dim", "options", 
            "median_ms", "min_ms", "sm_clocks", "tflops", "ratio", "ratio_least", "ratio_most"]
 
 
+def tensor(x):
+    return lib.Tensor(x.data_ptr(), x.stride(0) if x.dim() == 4 else 0, x.stride(-2), x.stride(-3))
+
+
 class Call:
     """A call that is made once and launched often, of tensors [batch, rows, heads, d], or packed [rows, heads, d]."""
 
     def __init__(self, q, k, v, **fields):
         self.tensors, self.fields, self.o = (q, k, v), fields, q.new_empty(*q.shape[:-1], v.shape[-1])
-
-        def tensor(x):
-            return lib.Tensor(x.data_ptr(), x.stride(0) if x.dim() == 4 else 0, x.stride(-2), x.stride(-3))
-
         p = self.problem = lib.Problem(
             struct_bytes=ctypes.sizeof(lib.Problem), type=1, head_dim=q.shape[-1], batch=q.shape[0], heads=q.shape[-2],
             kv_heads=k.shape[-2], seqlen_q=q.shape[-3], seqlen_k=k.shape[-3], head_dim_v=v.shape[-1], Q=tensor(q), K=tensor(k), V=tensor(v),
             O=tensor(self.o))
         for name, value in fields.items():
             setattr(p, name, lib.Array(value.data_ptr(), None) if torch.is_tensor(value) else value)
+        self.make_workspace("attention_workspace_bytes", p)
+
+    def make_workspace(self, function, *structs):
         needed = ctypes.c_size_t()
-        lib.call("attention_workspace_bytes", ctypes.byref(p), ctypes.byref(needed))
+        lib.call(function, *map(ctypes.byref, structs), ctypes.byref(needed))
         self.workspace = torch.zeros(max(1, needed.value), dtype=torch.uint8, device="cuda")
-        p.workspace, p.workspace_bytes = self.workspace.data_ptr(), needed.value
+        self.problem.workspace, self.problem.workspace_bytes = self.workspace.data_ptr(), needed.value
 
     def kernel(self):
         name = ctypes.create_string_buffer(32)
@@ -58,6 +65,27 @@ class Call:
 
     def __call__(self):
         lib.call("attention_forward", ctypes.byref(self.problem))
+
+
+class Backward(Call):
+    """The backward pass of a call, whose forward pass has run."""
+
+    def __init__(self, q, k, v, deterministic=0, **fields):
+        self.lse = torch.empty(q.shape[:-1].numel(), device="cuda")
+        super().__init__(q, k, v, lse=self.lse.data_ptr(), **fields)
+        super().__call__()
+        self.made = [torch.randn_like(q), *map(torch.empty_like, (q, k, v))]
+        self.gradients = lib.Gradients(ctypes.sizeof(lib.Gradients), *map(tensor, self.made), deterministic)
+        self.make_workspace("attention_backward_workspace_bytes", self.problem, self.gradients)
+
+    def kernel(self):
+        name = ctypes.create_string_buffer(32)
+        lib.call("attention_backward_kernel", ctypes.byref(self.problem), ctypes.byref(self.gradients), name,
+                 ctypes.c_size_t(32))
+        return name.value.decode()
+
+    def __call__(self):
+        lib.call("attention_backward", ctypes.byref(self.problem), ctypes.byref(self.gradients))
 
 
 def random_bf16(*shape):
@@ -79,7 +107,7 @@ def work_of(batch, heads, seqlen, d, options, lengths):
 
 
 def problem(batch, heads, seqlen, d, dv=None, seqlen_k=None, kv_heads=None, causal=False, window=0, page_size=0,
-            softcap=0, packed=False):
+            softcap=0, packed=False, backward=False):
     """The columns that say a problem, and the calls: kernel -> what launches it."""
     kv_heads, seqlen_k, dv = kv_heads or heads, seqlen_k or seqlen, dv or d
     options = ["causal"] * causal + ["layout=packed"] * packed + ["type=bf16"] + [f"head-dim-v={dv}"] * (dv != d)
@@ -109,6 +137,9 @@ def problem(batch, heads, seqlen, d, dv=None, seqlen_k=None, kv_heads=None, caus
         fields.update(page_table=table, page_size=page_size, pages=pages, seqlen_k=seqlen_k)
     said = {"batch": batch, "heads": heads, "seqlen": seqlen, "head_dim": d, "options": " ".join(options),
             **work_of(batch, heads, seqlen, d, options, MIXED if packed else None)}
+    if backward:
+        said["operations"] = said["operations"] * 10 // 4
+        return said, backward_calls(said, q, k, v, fields)
     calls = {"hopper": Call(q, k, v, **fields), "mma": Call(q, k, v, mma_only=1, **fields)}
     for name, call in calls.items():
         if (call.kernel() == "hopper") != (name == "hopper"):
@@ -122,6 +153,37 @@ def problem(batch, heads, seqlen, d, dv=None, seqlen_k=None, kv_heads=None, caus
     return said, calls
 
 
+def backward_calls(said, q, k, v, fields):
+    """The backward passes: kernel -> what launches it. PyTorch's have tensors of their own."""
+    calls = {"hopper": Backward(q, k, v, **fields), "deterministic": Backward(q, k, v, deterministic=1, **fields),
+             "mma": Backward(q, k, v, mma_only=1, **fields)}
+    for name, call in calls.items():
+        if (call.kernel() == "mma") != (name == "mma"):
+            raise NotMade(f"the library gives {said} to '{call.kernel()}'")
+    # In the layout of the calls above, [batch, rows, heads, d].
+    shape = peers.Problem(*(said[name] for name in ("batch", "heads", "seqlen", "head_dim")),
+                          f"layout=bnhd {said['options']}", said["operations"], "")
+    for name, of in peers.PEERS.items():
+        try:
+            run = peers.backward(of)(shape)
+            run()
+        except (NotMade, RuntimeError) as error:
+            print(f"{name} at {said}: left out: {(str(error).splitlines() or ['?'])[0]}", file=sys.stderr)
+        else:
+            calls[name] = run
+    return calls
+
+
+BACKWARD = [*(dict(batch=n, heads=16, seqlen=8192, d=d, causal=causal) for n, d in ((16, 64), (8, 128))
+              for causal in (False, True)),
+            *(dict(batch=16, heads=16, seqlen=1024, d=d, causal=True) for d in (64, 128)),
+            dict(batch=16, heads=16, seqlen=4096, d=128, causal=True),
+            dict(batch=3, heads=13, seqlen=5000, d=128, causal=True),
+            dict(batch=16, heads=16, seqlen=4096, d=96, causal=True),
+            dict(batch=4, heads=32, kv_heads=8, seqlen=8192, d=128, causal=True),
+            dict(batch=4, heads=32, kv_heads=8, seqlen=4096, seqlen_k=8192, d=128, causal=True),
+            dict(batch=4, heads=16, seqlen=16384, d=128, causal=True, window=1024),
+            dict(batch=len(MIXED), heads=16, seqlen=max(MIXED), d=128, causal=True, packed=True)]
 PROBLEMS = [*(dict(batch=16, heads=16, seqlen=8192, d=d, causal=causal) for d in (64, 128) for causal in (False, True)),
             *(dict(batch=16, heads=16, seqlen=1024, d=d, causal=True) for d in (64, 128)),
             dict(batch=3, heads=13, seqlen=5000, d=128, causal=True),
@@ -175,14 +237,15 @@ def main():
                    help="the problems of these alone; their rows are appended to the file")
     p.add_argument("--clocks", help="the shared library of sm_clock.cu; without it sm_clocks is empty")
     p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--backward", action="store_true", help="the backward passes")
     a = p.parse_args()
     read = ctypes.CDLL(a.clocks).read_sm_clocks if a.clocks else None
     with open(a.out, "w" if a.head_dims == NAMED else "a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if file.tell() == 0:
             writer.writeheader()
-        for asked in (asked for asked in PROBLEMS if asked["d"] in a.head_dims):
-            measure(writer, a.rounds, read, **asked)
+        for asked in BACKWARD if a.backward else (asked for asked in PROBLEMS if asked["d"] in a.head_dims):
+            measure(writer, a.rounds, read, backward=a.backward, **asked)
             file.flush()
             torch.cuda.empty_cache()
 

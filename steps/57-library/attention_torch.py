@@ -144,13 +144,14 @@ def attention(q, k, v, *, k_new=None, v_new=None, return_lse=False, **options):
     return (o, lse) if return_lse else o
 
 
-def attention_backward(q, k, v, o, lse, dO, **options):
-    """dq, dk and dv of what attention(..., return_lse=True) returned. Rows behind a sequence's length are 0."""
+def attention_backward(q, k, v, o, lse, dO, deterministic=False, **options):
+    """dq, dk and dv of what attention(..., return_lse=True) returned. Rows behind a sequence's length are 0.
+    deterministic: with the same bits in every run, on a GPU for which the library has such a kernel."""
     # Copies that fits() makes must live until the call: their memory would be the workspace's otherwise.
     memory, dO, tensors = Memory(), fits(dO), [fits(x) for x in (q, k, v, o)]
     dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in tensors[:3])
     p = problem_of(memory, *tensors, lse, **options)
-    g = Gradients(ctypes.sizeof(Gradients), *map(memory.tensor, (dO, dq, dk, dv)))
+    g = Gradients(ctypes.sizeof(Gradients), *map(memory.tensor, (dO, dq, dk, dv)), int(deterministic))
     run("attention_backward", "attention_backward_workspace_bytes", memory, q.device, [dq, dk, dv], p, g)
     return dq, dk, dv
 
@@ -159,21 +160,21 @@ class TrainableAttention(torch.autograd.Function):
     """Keeps q, k, v, o and the log-sum-exp until the backward pass."""
 
     @staticmethod
-    def forward(ctx, q, k, v, options):
+    def forward(ctx, q, k, v, deterministic, options):
         o, lse = attention(q, k, v, return_lse=True, **options)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.options = options
+        ctx.options = {**options, "deterministic": deterministic}
         ctx.mark_non_differentiable(lse)
         return o, lse
 
     @staticmethod
     def backward(ctx, dO, _):
-        return *attention_backward(*ctx.saved_tensors, dO, **ctx.options), None
+        return *attention_backward(*ctx.saved_tensors, dO, **ctx.options), None, None
 
 
-def trainable_attention(q, k, v, *, return_lse=False, **options):
-    """As attention(), and autograd finds the gradients of q, k and v."""
-    o, lse = TrainableAttention.apply(q, k, v, options)
+def trainable_attention(q, k, v, *, return_lse=False, deterministic=False, **options):
+    """As attention(), and autograd finds the gradients of q, k and v, as attention_backward() has them."""
+    o, lse = TrainableAttention.apply(q, k, v, deterministic, options)
     return (o, lse) if return_lse else o
 
 
