@@ -12,7 +12,8 @@
 /// all tiles of Q have read them.
 static inline dim3 grid_by_heads(const Problem &p, int Br) {
   const int kv_heads = p.batch * p.kv_heads, group = p.heads / p.kv_heads;
-  const std::int64_t kv_bytes = std::int64_t{p.seqlen_k} * p.head_dim * 2 * 2;  // of one of them
+  const std::int64_t kv_bytes =
+      std::max<std::int64_t>(1, p.seqlen_k) * p.head_dim * 2 * 2;  // of one of them
   const int most = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, kv_heads);
   const int sections = p.causal ? (kv_heads + most - 1) / most : kv_heads * group;
   const int grid_x = p.causal ? (kv_heads + sections - 1) / sections * group : 1;

@@ -63,7 +63,8 @@ __device__ __forceinline__ void hide_scores(FragmentC (&x)[m_tiles][n_tiles], in
 template <int Bc>
 static dim3 grid_of(const Problem &p, bool causal) {
   const int kv_heads = p.batch * p.kv_heads, group = p.heads / p.kv_heads;
-  const std::int64_t bytes = std::int64_t{group} * p.seqlen_q * p.head_dim * (2 + 2 + 4);
+  const std::int64_t bytes =
+      std::int64_t{group} * std::max(1, p.seqlen_q) * p.head_dim * (2 + 2 + 4);
   const int most = causal ? std::clamp<std::int64_t>((32 << 20) / bytes, 1, kv_heads) : 1;
   const int sections = (kv_heads + most - 1) / most;
   return dim3((kv_heads + sections - 1) / sections, (p.seqlen_k + Bc - 1) / Bc, sections);

@@ -107,6 +107,8 @@ class Call {
     p.heads = p.kv_heads * draw_.from(1, 4);
     p.seqlen_q = !for_hopper && draw_.one_in(2) ? draw_.from(1, 5) : draw_.from(1, 150);
     p.seqlen_k = draw_.one_in(2) ? draw_.from(1, 40) : draw_.from(1, 300);
+    if (draw_.one_in(20)) p.seqlen_q = 0;
+    if (draw_.one_in(20)) p.seqlen_k = 0;
     type_ = p.type == ATTENTION_BF16 ? Type::kBf16 : Type::kFp16;
     rope_ = p.head_dim >= 16 && draw_.one_in(3);
     append_ = draw_.one_in(3);
@@ -121,11 +123,11 @@ class Call {
     const bool lengths_q = draw_.one_in(2), lengths_k = draw_.one_in(2), starts = draw_.one_in(4);
     as_q_ = append_ && draw_.one_in(2);
     if (append_ && !as_q_ && draw_.one_in(5)) p.seqlen_q = 0;  // it only stores
-    p.seqlen_new = append_ && !as_q_ ? draw_.from(1, p.seqlen_k) : 0;
+    p.seqlen_new = append_ && !as_q_ ? draw_.from(1, std::max(1, p.seqlen_k)) : 0;
     q_.longest = p.seqlen_q, k_.longest = p.seqlen_k;
     new_.longest = as_q_ ? p.seqlen_q : p.seqlen_new;
     const bool lengths_new = !as_q_ && draw_.one_in(2);
-    const bool packed_q = p.seqlen_q > 0 && draw_.one_in(3);
+    const bool packed_q = draw_.one_in(3);
     const bool packed_new = append_ && !as_q_ && draw_.one_in(3);
     const bool packed_k = !paged_ && !indexed_ && !starts && draw_.one_in(3);
     // Without lengths all sequences are full: there must be as many keys as the call needs.
@@ -213,7 +215,7 @@ class Call {
     rope_ = rope_ && environment("ATTENTION_LIBRARY", "").empty();
     if (!rope_) return;
     p.rope = draw_.from(1, 2);
-    p.rope_positions = p.seqlen_k + draw_.from(0, 3);
+    p.rope_positions = std::max(1, p.seqlen_k) + draw_.from(0, 3);
     if (p.head_dim % 16 || draw_.one_in(2)) p.rope_dim = 16 * draw_.from(1, p.head_dim / 16);
     p.rope_one_position = draw_.one_in(4);
     rope_dim_ = p.rope_dim ? p.rope_dim : p.head_dim;
@@ -231,8 +233,7 @@ class Call {
     const int d = p.head_dim, dv = columns_of_v();
     const int rows_q = q_.packed ? q_.total : q_.longest;
     for (Tensor *tensor : {&Q_, &O_})
-      if (p.seqlen_q > 0)
-        tensor->lay(draw_, q_.packed ? 1 : p.batch, p.heads, rows_q, tensor == &Q_ ? d : dv);
+      tensor->lay(draw_, q_.packed ? 1 : p.batch, p.heads, rows_q, tensor == &Q_ ? d : dv);
     const int blocks = k_.packed ? 1 : paged_ ? p.pages : indexed_ ? p.caches : p.batch;
     const int rows_k = k_.packed ? k_.total : paged_ ? p.page_size : k_.longest;
     for (Tensor *tensor : {&K_, &V_})
@@ -282,7 +283,7 @@ class Call {
     }
     p.Q = Q_.view, p.O = O_.view, p.K = K_.view, p.V = V_.view;
     p.K_new = K_new_.view, p.V_new = V_new_.view;
-    if (p.seqlen_q > 0 && !draw_.one_in(4)) {
+    if (rows_q > 0 && !draw_.one_in(4)) {
       lse_written_.resize(static_cast<std::size_t>(q_.packed ? 1 : p.batch) * p.heads * rows_q);
       p.lse = memory<float>(lse_written_.size());
       to_device(p.lse, std::vector<float>(lse_written_.size(), NAN));
@@ -465,7 +466,7 @@ TEST_CASE("the workspace grows with every size") {
   Draw draw(next_random(state));
   const auto bytes_of = [](attention_problem p, int batch, int heads, int seqlen_q, int seqlen_k) {
     p.batch = batch, p.heads = heads * p.kv_heads;
-    p.seqlen_q = seqlen_q, p.seqlen_k = p.rope_positions = seqlen_k;
+    p.seqlen_q = seqlen_q, p.seqlen_k = seqlen_k, p.rope_positions = std::max(1, seqlen_k);
     std::size_t bytes;
     REQUIRE(LIBRARY(attention_workspace_bytes)(&p, &bytes) == ATTENTION_OK);
     return bytes;
@@ -477,7 +478,8 @@ TEST_CASE("the workspace grows with every size") {
     p.head_dim = 16 * draw.from(1, 16);
     p.kv_heads = draw.from(1, 8);
     p.rope = draw.from(0, 2);
-    int sizes[] = {draw.from(1, 40), draw.from(1, 8), draw.from(1, 40), draw.from(1, 20000)};
+    int sizes[] = {draw.from(1, 40), draw.from(1, 8), draw.from(0, 40), draw.from(1, 20000)};
+    if (draw.one_in(4)) sizes[3] = draw.from(0, 3);
     const std::size_t before = bytes_of(p, sizes[0], sizes[1], sizes[2], sizes[3]);
     for (int &size : sizes) size += draw.one_in(2) ? draw.from(0, 3) : 0;
     CHECK(before <= bytes_of(p, sizes[0], sizes[1], sizes[2], sizes[3]));

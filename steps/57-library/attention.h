@@ -23,7 +23,7 @@ enum attention_status {
   ATTENTION_STRUCT_SIZE = 2,  /* compiled with another version of this header */
   ATTENTION_TYPE = 3,
   ATTENTION_HEAD_DIM = 4,
-  ATTENTION_SIZE = 5,   /* batch, heads or a length is 0, negative or too large */
+  ATTENTION_SIZE = 5,   /* no batch or heads, or a size that is negative or too large */
   ATTENTION_HEADS = 6,  /* kv_heads does not divide heads */
   ATTENTION_LENGTH = 7, /* a sequence does not fit its tensor */
   ATTENTION_PAGE = 8,   /* a page that the cache does not have, or a table that makes no sense */
@@ -69,7 +69,10 @@ struct attention_array {
   const int *host;
 };
 
-/* Set all of it to 0 first, then struct_bytes and what there is. */
+/* Set all of it to 0 first, then struct_bytes and what there is. Every length may be 0. Without
+ * queries a call does nothing but store K_new. Without keys O is 0. Where seqlen_q is 0, or total_q of
+ * packed sequences, Q and O are not looked at, and may be NULL; so are K and V where seqlen_k or
+ * total_k is 0. */
 struct attention_problem {
   size_t struct_bytes; /* sizeof(struct attention_problem) */
   int type;            /* enum attention_type, of Q, K, V, O, K_new and V_new */
@@ -77,8 +80,8 @@ struct attention_problem {
   int batch;           /* sequences */
   int heads;           /* of Q and O; batch * heads is at most 65535 */
   int kv_heads;        /* of K and V; divides heads. Query head h reads h / (heads / kv_heads) */
-  int seqlen_q;        /* queries of the longest sequence: 1 to 65535 * 128; 0: K_new is stored */
-  int seqlen_k;        /* keys of the longest sequence, with the new ones: 1 to 2^27 */
+  int seqlen_q;        /* queries of the longest sequence: 0 to 65535 * 128 */
+  int seqlen_k;        /* keys of the longest sequence, with the new ones: 0 to 2^27 */
   int head_dim_v;      /* of V, V_new and O, as head_dim; 0: head_dim */
 
   struct attention_tensor Q;    /* [batch, heads, seqlen_q, head_dim], in any order of strides */
@@ -214,7 +217,8 @@ int attention_backward_workspace_bytes(const struct attention_problem *problem,
  *     "hopper"   on a GPU of compute capability 9.0, by TMA and wgmma. The library must be compiled for
  *                sm_90. Q, dO, K, V, dK and dV need strides that are not 0 (but for a dimension of one),
  *                and less than 2^40 bytes
- *     "mma"      else, by mma.sync. It adds to dQ in any order: `deterministic` must be 0 */
+ *     "mma"      else, by mma.sync. It adds to dQ in any order: `deterministic` must be 0
+ *     "none"     there are no queries, or no keys: the gradients are 0 */
 int attention_backward_kernel(const struct attention_problem *problem,
                               const struct attention_gradients *gradients, char *name,
                               size_t bytes);

@@ -55,13 +55,15 @@ class Memory:
         self.copies = []
 
     def address(self, x):
-        if x is None or x.is_cuda:
-            return None if x is None else x.data_ptr()
+        if x is None or x.numel() == 0:
+            return None
+        if x.is_cuda:
+            return x.data_ptr()
         # From the first element to the last: strides stay.
-        size = x.element_size() * (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride()))) if x.numel() else 1
+        size = x.element_size() * (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride())))
         memory = ctypes.c_void_p()
         call("attention_allocate", ctypes.byref(memory), ctypes.c_size_t(size))
-        call("attention_upload", memory, ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(size if x.numel() else 0))
+        call("attention_upload", memory, ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(size))
         self.copies.append((memory, x, size))
         return memory.value
 
@@ -71,7 +73,7 @@ class Memory:
 
     def release(self, written):
         for memory, x, size in self.copies:
-            if x.numel() and any(x is y for y in written):
+            if any(x is y for y in written):
                 call("attention_download", ctypes.c_void_p(x.data_ptr()), memory, ctypes.c_size_t(size))
             call("attention_release", memory)
 
@@ -97,6 +99,8 @@ def problem_of(memory, q, k, v, o, lse, *, k_new=None, v_new=None, scale=0, caus
     if window is not None and tuple(window) != (-1, -1):
         p.window, p.window_left, p.window_right = 1, *(max(int(side), -1) for side in window)
     if k_new is not None:
+        if k_new.numel() == 0:  # its address is NULL, which says that k and v hold all keys: a rotation would turn them
+            raise ValueError("k_new has no rows: without new keys it must be None")
         p.K_new, p.V_new, p.seqlen_new = memory.tensor(k_new), memory.tensor(v_new), k_new.shape[-3]
         p.total_new = k_new.shape[0]
     if rope is not None:

@@ -63,6 +63,8 @@ struct Sequences {
     if (starts.host) return longest - starts.host[b];
     return cu_seqlens.device || starts.device ? -1 : longest;
   }
+  /// Whether no sequence has a row, by the sizes.
+  bool no_rows() const { return longest == 0 || (is_given(cu_seqlens) && total == 0); }
   /// The row at which its keys begin, or -1.
   int start(int b) const { return starts.host ? starts.host[b] : starts.device ? -1 : 0; }
 };
@@ -86,7 +88,7 @@ bool appends(const attention_problem &p) {
 
 /// The entries of a page table that a sequence may use.
 std::int64_t pages_of_sequence(const attention_problem &p) {
-  return (p.seqlen_k - 1) / p.page_size + 1;
+  return p.seqlen_k == 0 ? 0 : (p.seqlen_k - 1) / p.page_size + 1;
 }
 
 std::string at(const char *name, std::int64_t index) {
@@ -265,6 +267,7 @@ void check_rope(const attention_problem &p) {
   if (p.rope < ATTENTION_ROPE_NONE || p.rope > ATTENTION_ROPE_NEIGHBOURS)
     refuse(ATTENTION_ROPE, "rope", p.rope, "must be a value of enum attention_rope");
   if (!p.rope) return;
+  check_at_least(ATTENTION_ROPE, "rope_positions", p.rope_positions, 1);
   if (p.rope_positions < p.seqlen_k)
     refuse(ATTENTION_ROPE, "rope_positions", p.rope_positions,
            "must be seqlen_k " + number(p.seqlen_k) + " or more");
@@ -277,6 +280,10 @@ void check_rope(const attention_problem &p) {
 }
 
 }  // namespace
+
+bool has_no_scores(const attention_problem &p) {
+  return queries_of(p).no_rows() || keys_of(p).no_rows();
+}
 
 void check_sizes(const attention_problem &p) {
   if (p.struct_bytes != sizeof p)
@@ -292,12 +299,10 @@ void check_sizes(const attention_problem &p) {
   };
   check_head_dim("head_dim", p.head_dim, "");
   if (p.head_dim_v != 0) check_head_dim("head_dim_v", p.head_dim_v, "0, or ");
-  const std::pair<const char *, int> sizes[] = {
-      {"batch", p.batch}, {"heads", p.heads}, {"kv_heads", p.kv_heads}, {"seqlen_k", p.seqlen_k}};
-  for (const auto &[name, value] : sizes) check_at_least(ATTENTION_SIZE, name, value, 1);
-  check_at_least(ATTENTION_SIZE, "seqlen_new", p.seqlen_new, 0);
-  // Without queries a call stores new keys, and their number must come from seqlen_new.
-  check_at_least(ATTENTION_SIZE, "seqlen_q", p.seqlen_q, appends(p) && p.seqlen_new > 0 ? 0 : 1);
+  const std::tuple<const char *, int, int> sizes[] = {
+      {"batch", p.batch, 1},       {"heads", p.heads, 1},       {"kv_heads", p.kv_heads, 1},
+      {"seqlen_q", p.seqlen_q, 0}, {"seqlen_k", p.seqlen_k, 0}, {"seqlen_new", p.seqlen_new, 0}};
+  for (const auto &[name, value, least] : sizes) check_at_least(ATTENTION_SIZE, name, value, least);
   if (std::int64_t{p.batch} * p.heads > kMostBlocks)
     refuse(ATTENTION_SIZE, "batch " + number(p.batch) + ", heads", p.heads,
            "their product must be at most " + number(kMostBlocks));
@@ -336,7 +341,7 @@ void check_sizes(const attention_problem &p) {
   for (const auto &[status, name, is, other, is_other] : apart)
     if (is && is_other) refuse(status, name, std::string("must be NULL with ") + other);
   for (const Sequences &of : {queries_of(p), keys_of(p), new_keys_of(p)})
-    if (is_given(of.cu_seqlens)) check_at_least(ATTENTION_LENGTH, of.total_name, of.total, 1);
+    if (is_given(of.cu_seqlens)) check_at_least(ATTENTION_LENGTH, of.total_name, of.total, 0);
 }
 
 void check_sizes(const attention_problem &p, const attention_gradients &g) {
@@ -406,7 +411,6 @@ void check_tensors(const attention_problem &p, std::size_t workspace_bytes,
   const std::pair<const char *, const float *> numbers[] = {
       {"lse", p.lse}, {"alibi_slopes", p.alibi_slopes}, {"sink_logits", p.sink_logits}};
   for (const auto &[name, values] : numbers) check_aligned(name, values, sizeof(float));
-  if (g) need("lse", p.lse);
 
   const Sequences queries = queries_of(p), keys = keys_of(p), added = new_keys_of(p);
   check_lengths(p, queries);
@@ -426,8 +430,10 @@ void check_tensors(const attention_problem &p, std::size_t workspace_bytes,
   check_cache_index(p);
 
   const int d = p.head_dim, dv = head_dim_of_v(p);
-  const auto bytes_of = [&](const char *name, const attention_tensor &tensor, const Sequences &of,
-                            int heads, int columns) -> Bytes {
+  // A tensor without rows may be NULL, as an empty one of PyTorch is.
+  const auto add = [&](std::vector<Bytes> &to, const char *name, const attention_tensor &tensor,
+                       const Sequences &of, int heads, int columns) {
+    if (of.no_rows()) return;
     check_tensor(name, tensor);
     const bool of_cache = name[1] == '\0' && (*name == 'K' || *name == 'V');
     const bool packed = is_given(of.cu_seqlens), paged = of_cache && is_given(p.page_table);
@@ -436,59 +442,60 @@ void check_tensors(const attention_problem &p, std::size_t workspace_bytes,
                                 : of_cache && is_given(p.cache_index) ? p.caches
                                                                       : p.batch;
     const std::int64_t rows = packed ? of.total : paged ? p.page_size : of.longest;
-    return {name,
-            static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor.data)),
-            std::int64_t{columns} * kElementBytes,
-            {{blocks, tensor.batch_stride * kElementBytes},
-             {heads, tensor.head_stride * kElementBytes},
-             {rows, tensor.row_stride * kElementBytes}}};
+    to.push_back({name,
+                  static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor.data)),
+                  std::int64_t{columns} * kElementBytes,
+                  {{blocks, tensor.batch_stride * kElementBytes},
+                   {heads, tensor.head_stride * kElementBytes},
+                   {rows, tensor.row_stride * kElementBytes}}});
   };
-  const auto whole = [](const char *name, const void *memory, std::int64_t bytes) -> Bytes {
-    return {name,
-            static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(memory)),
-            bytes,
-            {{1, 0}, {1, 0}, {1, 0}}};
+  const auto add_whole = [](std::vector<Bytes> &to, const char *name, const void *memory,
+                            std::int64_t bytes) {
+    if (memory && bytes > 0)
+      to.push_back({name,
+                    static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(memory)),
+                    bytes,
+                    {{1, 0}, {1, 0}, {1, 0}}});
   };
   std::vector<Bytes> read, written;
-  if (p.seqlen_q > 0) {
-    read.push_back(bytes_of("Q", p.Q, queries, p.heads, d));
-    std::vector<Bytes> &of_forward = g ? read : written;
-    of_forward.push_back(bytes_of("O", p.O, queries, p.heads, dv));
-    const std::int64_t rows =
-        is_given(p.cu_seqlens_q) ? p.total_q : std::int64_t{p.batch} * p.seqlen_q;
-    if (p.lse) of_forward.push_back(whole("lse", p.lse, rows * p.heads * sizeof(float)));
-  }
+  add(read, "Q", p.Q, queries, p.heads, d);
+  std::vector<Bytes> &of_forward = g ? read : written;
+  add(of_forward, "O", p.O, queries, p.heads, dv);
+  if (g && !queries.no_rows()) need("lse", p.lse);
+  const std::int64_t lse_rows =
+      is_given(p.cu_seqlens_q) ? p.total_q : std::int64_t{p.batch} * p.seqlen_q;
+  if (!queries.no_rows()) add_whole(of_forward, "lse", p.lse, lse_rows * p.heads * sizeof(float));
   if (g) {
-    read.push_back(bytes_of("dO", g->dO, queries, p.heads, dv));
-    written.push_back(bytes_of("dQ", g->dQ, queries, p.heads, d));
-    written.push_back(bytes_of("dK", g->dK, keys, p.kv_heads, d));
-    written.push_back(bytes_of("dV", g->dV, keys, p.kv_heads, dv));
+    add(read, "dO", g->dO, queries, p.heads, dv);
+    add(written, "dQ", g->dQ, queries, p.heads, d);
+    add(written, "dK", g->dK, keys, p.kv_heads, d);
+    add(written, "dV", g->dV, keys, p.kv_heads, dv);
   }
   std::vector<Bytes> &cache = appends(p) ? written : read;
-  cache.push_back(bytes_of("K", p.K, keys, p.kv_heads, d));
-  cache.push_back(bytes_of("V", p.V, keys, p.kv_heads, dv));
+  add(cache, "K", p.K, keys, p.kv_heads, d);
+  add(cache, "V", p.V, keys, p.kv_heads, dv);
   if (appends(p)) {
-    read.push_back(bytes_of("K_new", p.K_new, added, p.kv_heads, d));
-    read.push_back(bytes_of("V_new", p.V_new, added, p.kv_heads, dv));
+    need("K_new.data", p.K_new.data);  // also without rows: NULL says that K and V hold all keys
+    add(read, "K_new", p.K_new, added, p.kv_heads, d);
+    add(read, "V_new", p.V_new, added, p.kv_heads, dv);
   }
   for (const auto &[name, array, size] : arrays)
-    if (array.device) read.push_back(whole(name, array.device, size * sizeof(int)));
+    add_whole(read, name, array.device, size * sizeof(int));
   for (const auto &[name, values] : tables)
     if (p.rope)
-      read.push_back(whole(name, values,
-                           std::int64_t{p.rope_positions} *
-                               ((p.rope_dim ? p.rope_dim : p.head_dim) / 2) * sizeof(float)));
-  if (p.alibi_slopes)
-    read.push_back(whole("alibi_slopes", p.alibi_slopes,
-                         ((p.batch - 1) * p.alibi_stride + p.heads) * sizeof(float)));
-  if (p.sink_logits) read.push_back(whole("sink_logits", p.sink_logits, p.heads * sizeof(float)));
+      add_whole(read, name, values,
+                std::int64_t{p.rope_positions} * ((p.rope_dim ? p.rope_dim : p.head_dim) / 2) *
+                    sizeof(float));
+  add_whole(read, "alibi_slopes", p.alibi_slopes,
+            ((p.batch - 1) * p.alibi_stride + p.heads) * sizeof(float));
+  add_whole(read, "sink_logits", p.sink_logits, p.heads * sizeof(float));
   if (workspace_bytes > 0) {
     if (p.workspace_bytes < workspace_bytes)
       refuse(ATTENTION_WORKSPACE, "workspace_bytes", p.workspace_bytes,
              "must be " + number(workspace_bytes) + " or more");
     need("workspace", p.workspace);
     check_aligned("workspace", p.workspace);
-    written.push_back(whole("workspace", p.workspace, workspace_bytes));
+    add_whole(written, "workspace", p.workspace, workspace_bytes);
   }
   for (std::size_t i = 0; i < written.size(); i++) {
     const std::string name = written[i].name;

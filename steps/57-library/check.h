@@ -20,6 +20,9 @@ inline int head_dim_of_v(const attention_problem &p) {
   return p.head_dim_v ? p.head_dim_v : p.head_dim;
 }
 
+/// Whether no query sees a key, by the sizes: there are no rows of Q, or none of K.
+bool has_no_scores(const attention_problem &problem);
+
 /// Throws Failure unless the sizes make a problem. Of the pointers it asks only which are NULL.
 void check_sizes(const attention_problem &problem);
 

@@ -15,15 +15,15 @@ struct Mapped {
 };
 
 /// Whether a tensor map can describe it (CUDA driver API, 'cuTensorMapEncodeTiled'): strides are multiples of 16
-/// bytes, as the library demands of all tensors, and less than 2^40 bytes. Tensors that repeat themselves, by a stride
-/// of 0, are left to the other kernels. The map begins as many rows before the data as there are (sequence_map), and an
+/// bytes, as the library demands of all tensors, and less than 2^40 bytes. Tensors without rows, or that repeat
+/// themselves by a stride of 0, are left to the other kernels. The map begins as many rows before the data as there are (sequence_map), and an
 /// address is not negative.
 inline bool has_map(const Mapped &tensor) {
   const auto fits = [](int count, std::int64_t stride) {
     return count == 1 || (stride > 0 && stride < std::int64_t{1} << 39);  // of 2 bytes each
   };
-  return fits(tensor.blocks, tensor.strides.batch) && fits(tensor.heads, tensor.strides.head) &&
-         fits(tensor.rows, tensor.strides.row) &&
+  return tensor.rows > 0 && fits(tensor.blocks, tensor.strides.batch) &&
+         fits(tensor.heads, tensor.strides.head) && fits(tensor.rows, tensor.strides.row) &&
          (tensor.rows == 1 ||
           reinterpret_cast<std::uintptr_t>(tensor.data) / 2 / std::uintptr_t(tensor.strides.row) >=
               std::uintptr_t(tensor.rows));
@@ -59,7 +59,7 @@ inline bool may_be_hoppers(const Call &p, const Hopper &hopper) {
 
 /// Whether they take the call, once the keys are stored and all rows are turned.
 inline bool hopper_takes(const Call &p, const Hopper &hopper) {
-  if (!may_be_hoppers(p, hopper) || p.sinks > 0) return false;
+  if (!may_be_hoppers(p, hopper) || p.sinks > 0 || p.seqlen_k == 0) return false;
   if (p.page_table && (!has_head_dims_of_53(p) || p.page_size % 8 || p.starts_k)) return false;
   if ((p.slopes_stride > 0 && p.batch > 1) || (p.lse && p.lse_packed)) return false;
   if (std::int64_t{p.batch} * p.heads * ((p.seqlen_q + 127) / 128) > most_hopper_tiles)

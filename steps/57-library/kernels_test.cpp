@@ -287,6 +287,100 @@ TEST_CASE("which kernel a problem gets, and that its answer is the other kernels
   }
 }
 
+TEST_CASE("without keys O is 0 and the log-sum-exp that of the sink alone, by each kernel") {
+  struct Empty {
+    std::string kernel, what;
+    int rows = kQueries;  // of each sequence
+    std::function<void(Example &, attention_problem &)> make;
+  };
+  const Empty all[] = {
+      {"prompts", "seqlen_k 0", kQueries, [](E &, P &p) { p.seqlen_k = 0, p.K = p.V = {}; }},
+      {"tokens", "seqlen_k 0", 3, [](E &, P &p) { p.seqlen_k = 0, p.K = p.V = {}; }},
+      {"prompts", "head dims 192 and 128", kQueries,
+       [](E &, P &p) { p.seqlen_k = 0, p.K = p.V = {}, p.head_dim = 192, p.head_dim_v = 128; }},
+      {"prompts", "mma_only, causal, a window, a soft cap", kQueries,
+       [](E &, P &p) {
+         p.seqlen_k = 0, p.K = p.V = {}, p.mma_only = p.causal = p.window = 1, p.softcap = 3;
+       }},
+      {"prompts", "packed, without a row", kQueries,
+       [](E &e, P &p) {
+         p.cu_seqlens_k = e.array(0, {0, 0, 0}), p.K = p.V = {};
+       }},
+      {"prompts", "packed, max_seqlen_k 0", kQueries,
+       [](E &e, P &p) {
+         p.cu_seqlens_k = e.array(0, {0, 0, 0}), p.seqlen_k = 0, p.K = p.V = {};
+       }},
+      {"tokens", "packed, and the device has other numbers", 16,
+       [](E &e, P &p) {
+         p.cu_seqlens_k = e.array(0, {3, -7, 1 << 30}), p.K = p.V = {};
+         p.lengths_k = e.array(8, {5, 1 << 30});
+       }},
+      {"prompts", "pages, and the device has other numbers", kQueries,
+       [](E &e, P &p) {
+         e.pages(8), p.seqlen_k = 0, p.lengths_k = e.array(0, {5, 1 << 30});
+       }},
+      {"tokens", "pages of one row", 1,
+       [](E &e, P &p) {
+         e.pages(1), p.seqlen_k = 0, p.lengths_k = e.array(0, {5, 1 << 30});
+       }},
+      {"prompts", "sequences of a cache, and left padding", kQueries,
+       [](E &e, P &p) {
+         p.seqlen_k = 0, p.cache_index = e.array(0, {9, -1}), p.caches = 1;
+         p.starts_k = e.array(8, {4, -4}), p.K = p.V = {};
+       }},
+      {"hopper", "lengths of 0", kQueries,
+       [](E &e, P &p) {
+         p.lengths_k = e.array(0, {0, 0});
+       }},
+  };
+  for (const Empty &empty : all)
+    for (const bool sinks : {false, true}) {
+      CAPTURE(empty.what);
+      Example example;
+      P &p = example.problem;
+      p.seqlen_q = empty.rows, p.lse = example.lse;
+      if (sinks) p.sink_logits = example.numbers;  // 0.5 each
+      empty.make(example, p);
+      CHECK(kernel_of(p) == empty.kernel);
+      const Answer answer(example);
+      const int columns = p.head_dim_v ? p.head_dim_v : p.head_dim;
+      const auto rows = kBatch * kHeads * empty.rows;
+      CHECK(std::count(answer.O.begin(), answer.O.end(), 0) == rows * columns);
+      const float expected = sinks ? 0.5f : -INFINITY;
+      CHECK(std::all_of(answer.lse.begin(), answer.lse.begin() + rows,
+                        [&](float x) { return x == expected || std::fabs(x - expected) < 1e-6f; }));
+      CHECK(std::count(answer.lse.begin() + rows, answer.lse.end(), 0.0f) ==
+            kBatch * kHeads * kRows - rows);
+    }
+}
+
+TEST_CASE("without queries nothing is written but new keys") {
+  const std::vector<std::function<void(Example &, attention_problem &)>> all = {
+      [](E &, P &p) { p.seqlen_q = 0, p.Q = p.O = {}; },
+      [](E &, P &p) { p.seqlen_q = p.seqlen_k = 0, p.Q = p.O = p.K = p.V = {}; },
+      [](E &e, P &p) {
+        p.cu_seqlens_q = e.array(0, {0, 0, 0}), p.Q = p.O = {};
+      },
+      [](E &e, P &p) {
+        p.cu_seqlens_q = e.array(0, {-3, 7, 1 << 30}), p.Q = p.O = {};
+      },
+      [](E &e, P &p) { p.seqlen_q = 0, p.Q = p.O = {}, e.rotate(); },
+      [](E &e, P &p) { p.seqlen_q = 0, p.Q = p.O = {}, p.K_new = E::dense(e.K_new, kKvHeads); },
+  };
+  for (const int mma_only : {0, 1})
+    for (const auto &make : all) {
+      Example example;
+      P &p = example.problem;
+      p.mma_only = mma_only, p.lse = example.lse;
+      make(example, p);
+      const std::vector<std::uint16_t> K(example.K, example.K + kSize);
+      const Answer answer(example);
+      CHECK(std::count(answer.O.begin(), answer.O.end(), 0x3c00) == kSize);
+      CHECK(std::count(answer.lse.begin(), answer.lse.end(), 0.0f) == kBatch * kHeads * kRows);
+      CHECK(std::equal(K.begin(), K.end(), example.K));
+    }
+}
+
 TEST_CASE("packed sequences that overlap have more tiles than the plan has room for") {
   Example example;
   P &p = example.problem;

@@ -284,6 +284,9 @@ const BackwardKernels *hopper_backward_for(const attention_problem &p) {
 bool is_for_hopper(const attention_problem &p, const attention_gradients &g) {
   return hopper_backward_for(p) && hopper_takes(backward_of(p, g));
 }
+const char *backward_kernel(const attention_problem &p, const attention_gradients &g) {
+  return has_no_scores(p) ? "none" : is_for_hopper(p, g) ? "hopper" : "mma";
+}
 
 std::size_t workspace_bytes(const attention_problem &p) {
   check_sizes(p);
@@ -329,12 +332,13 @@ int attention_backward(const attention_problem *problem, const attention_gradien
     const attention_problem &p = given(problem);
     const attention_gradients &g = given(gradients);
     check_tensors(p, workspace_bytes(p, g), &g);
-    const bool hopper = is_for_hopper(p, g);
-    if (g.deterministic && !hopper)
+    const std::string kernel = backward_kernel(p, g);
+    if (g.deterministic && kernel == "mma")
       throw Failure(ATTENTION_BACKWARD,
                     "deterministic " + std::to_string(g.deterministic) +
                         ": must be 0 for a problem whose attention_backward_kernel is \"mma\"");
-    launch(backward_of(p, g), hopper ? *hopper_backward_for(p) : BACKWARD);
+    // Without scores the kernels of mma.sync write the zeros.
+    launch(backward_of(p, g), kernel == "hopper" ? *hopper_backward_for(p) : BACKWARD);
   });
 }
 
@@ -354,7 +358,7 @@ int attention_backward_kernel(const attention_problem *problem,
     const attention_gradients &g = given(gradients);
     if (!name) throw Failure(ATTENTION_NULL_POINTER, "name: it is NULL");
     check_sizes(p, g);
-    std::snprintf(name, bytes, "%s", is_for_hopper(p, g) ? "hopper" : "mma");
+    std::snprintf(name, bytes, "%s", backward_kernel(p, g));
   });
 }
 

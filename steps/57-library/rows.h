@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(store_threads) store_keys(const Call from, con
 template <class T, int d>
 void launch_store(const Call &from, const Call &to) {
   const int blocks = (std::int64_t{from.seqlen_k} * (d / 8) + store_threads - 1) / store_threads;
+  if (blocks == 0) return;
   launch_on<void>(to.stream, store_keys<T, d>, dim3(blocks, to.kv_heads, to.batch),
                   dim3(store_threads), from, to);
 }
@@ -125,7 +126,7 @@ bool copies_values(const Call &p) {
 
 /// The rows of K that a copy in the workspace has.
 std::int64_t rows_in_workspace(const Call &p) {
-  return p.total_k ? p.total_k : std::int64_t{p.batch} * p.seqlen_k;
+  return p.cu_seqlens_k ? p.total_k : std::int64_t{p.batch} * p.seqlen_k;
 }
 
 /// The bytes of that copy.
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(store_threads) turn_queries(const Call from, c
 
 /// The rows of Q that a copy in the workspace has, for each head, and the bytes of all.
 std::int64_t query_rows(const Call &p) {
-  return p.total_q ? p.total_q : std::int64_t{p.batch} * p.seqlen_q;
+  return p.cu_seqlens_q ? p.total_q : std::int64_t{p.batch} * p.seqlen_q;
 }
 std::size_t turned_query_bytes(const Call &p) {
   return std::size_t{2} * p.heads * query_rows(p) * p.head_dim;

@@ -202,12 +202,15 @@ void run(const Backward &p) {
   const float scale_log2 = std::max(p.scale * log2_e, 1e-20f);
   float *const dQ_sum = static_cast<float *>(p.workspace);
   float *const lse_log2 = dQ_sum + all_rows * d, *const D = lse_log2 + all_rows;
-  launch_on<void>(p.stream, begin<T, d>, dim3(longest / num_warps, heads), block, p, lse_log2, D,
-                  dQ_sum, rows);
-  launch_on<SharedStorage<T, d>>(p.stream, gradients<T, d>, grid_of<Bc>(p, p.window_right == 0),
-                                 block, p, lse_log2, D, dQ_sum, rows, scale_log2);
-  launch_on<void>(p.stream, round_dQ<T, d>, dim3(longest / 16 / num_warps, heads), block, p, dQ_sum,
-                  rows);
+  if (longest > 0)  // without queries dK and dV are 0, and without keys dQ is
+    launch_on<void>(p.stream, begin<T, d>, dim3(longest / num_warps, heads), block, p, lse_log2, D,
+                    dQ_sum, rows);
+  if (p.seqlen_k > 0)
+    launch_on<SharedStorage<T, d>>(p.stream, gradients<T, d>, grid_of<Bc>(p, p.window_right == 0),
+                                   block, p, lse_log2, D, dQ_sum, rows, scale_log2);
+  if (longest > 0)
+    launch_on<void>(p.stream, round_dQ<T, d>, dim3(longest / 16 / num_warps, heads), block, p,
+                    dQ_sum, rows);
 }
 
 template <class T>

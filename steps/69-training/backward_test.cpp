@@ -72,6 +72,12 @@ class Call {
     return "";
   }
 
+  /// Whether there are rows of Q, and of K.
+  bool has_scores() const {
+    const auto rows = [](const Lengths &of) { return of.packed ? of.total : of.longest; };
+    return q_.longest && k_.longest && rows(q_) && rows(k_);
+  }
+
   /// Whatever the arrays on the device hold: any numbers.
   void forget_arrays() {
     attention_problem &p = problem;
@@ -114,6 +120,8 @@ class Call {
     p.heads = p.kv_heads * draw_.from(1, 2);
     p.seqlen_q = draw_.one_in(3) ? draw_.from(1, 10) : draw_.from(1, 140);
     p.seqlen_k = draw_.one_in(2) ? draw_.from(1, 40) : draw_.from(1, 200);
+    if (draw_.one_in(20)) p.seqlen_q = 0;
+    if (draw_.one_in(20)) p.seqlen_k = 0;
     if (draw_.one_in(3)) p.scale = 0.3f;
     p.causal = draw_.one_in(2);
     if (draw_.one_in(3)) {
@@ -176,7 +184,8 @@ class Call {
     }
     for (const Tensor &tensor : tensors_) tensor.fill();
     p.Q = tensors_[kQ].view, p.K = tensors_[kK].view, p.V = tensors_[kV].view;
-    p.O = tensors_[kO].view, p.lse = memory<float>(lse.size());
+    p.O = tensors_[kO].view;
+    if (!lse.empty()) p.lse = memory<float>(lse.size());
     to_device(p.lse, lse);
     gradients.dO = tensors_[kdO].view, gradients.dQ = tensors_[kdQ].view;
     gradients.dK = tensors_[kdK].view, gradients.dV = tensors_[kdV].view;
@@ -417,7 +426,9 @@ TEST_CASE("backward: calls that nobody chose have the reference's gradients") {
     const std::uint64_t seed = next_random(state);
     CAPTURE(seed);
     Call call(seed);
-    CHECK(kernel_of(call.problem, call.gradients) == (call.problem.mma_only ? "mma" : "hopper"));
+    CHECK(kernel_of(call.problem, call.gradients) == (!call.has_scores()      ? "none"
+                                                      : call.problem.mma_only ? "mma"
+                                                                              : "hopper"));
     const int status = backward(call.problem, call.gradients);
     CHECK_MESSAGE(status == ATTENTION_OK, message());
     if (status == ATTENTION_OK) CHECK(call.complaint() == "");
@@ -493,6 +504,44 @@ TEST_CASE("backward: which kernel a problem gets, and that both have one answer"
   }
 }
 
+TEST_CASE("backward: without queries dK and dV are 0, and without keys dQ is") {
+  for (const bool packed : {false, true})
+    for (const bool queries : {false, true})
+      for (const bool keys : {false, true}) {
+        if (queries && keys) continue;
+        CAPTURE(packed);
+        CAPTURE(queries);
+        CAPTURE(keys);
+        Plain plain;
+        P &p = plain.problem;
+        G &g = plain.gradients;
+        p.lengths_k = {};
+        g.deterministic = 1, p.mma_only = packed;
+        if (packed) {
+          for (int b = 0; b < 2; b++) {
+            plain.lengths[b] = b * queries * Plain::kRows;
+            plain.lengths[2 + b] = b * keys * Plain::kRows;
+          }
+          p.cu_seqlens_q = {plain.lengths, nullptr}, p.total_q = queries * Plain::kRows;
+          p.cu_seqlens_k = {plain.lengths + 2, nullptr}, p.total_k = keys * Plain::kRows;
+        } else {
+          p.seqlen_q = queries * Plain::kRows, p.seqlen_k = keys * Plain::kRows;
+        }
+        if (!queries) p.Q = p.O = g.dO = g.dQ = {}, p.lse = nullptr;
+        if (!keys) p.K = p.V = g.dK = g.dV = {};
+        CHECK(kernel_of(p, g) == "none");
+        std::vector<char> zeros(bytes_of(p));
+        p.workspace = allocate<char>(zeros.size()), p.workspace_bytes = zeros.size();
+        to_device(static_cast<char *>(p.workspace), zeros);
+        CHECK_MESSAGE(backward(p, g) == ATTENTION_OK, message());
+        for (int i = 5; i < 8; i++) {
+          const Bits expected = (i == 5 ? queries : keys) ? 0 : 0xffff;
+          CHECK(std::count(plain.all[i], plain.all[i] + Plain::kSize, expected) == Plain::kSize);
+        }
+        LIBRARY(attention_release)(p.workspace);
+      }
+}
+
 TEST_CASE("backward: whatever hostile arrays hold, nothing outside of the tensors is touched") {
   std::uint64_t state = tests_seed();
   for (int i = 0; i < kCalls; i++) {
@@ -563,7 +612,9 @@ TEST_CASE(
       return bytes_of(p);
     };
     int sizes[] = {draw.from(1, 40), draw.from(1, 8), draw.from(1, 5000), draw.from(1, 20000),
-                   draw.from(1, 1 << 20)};
+                   draw.from(0, 1 << 20)};
+    for (const int of : {2, 3})
+      if (draw.one_in(5)) sizes[of] = 0;
     const std::size_t before = bytes(sizes);
     for (int &size : sizes) size += draw.one_in(2) ? draw.from(0, size) : 0;
     CHECK(before <= bytes(sizes));
