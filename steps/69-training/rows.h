@@ -35,11 +35,11 @@ __device__ __forceinline__ std::int64_t first_in_workspace(const Backward &p, co
 
 /// The rows of a head in the workspace: of all sequences if they are packed, and else of one.
 template <int whole_tiles>
-inline int rows_in_workspace(const Backward &p) {
+static inline int rows_in_workspace(const Backward &p) {
   const int rows = p.cu_seqlens_q ? p.total_q + p.batch * whole_tiles : p.seqlen_q;
   return (rows + whole_tiles - 1) / whole_tiles * whole_tiles;
 }
 template <int whole_tiles>
-inline std::int64_t all_rows_in_workspace(const Backward &p) {
+static inline std::int64_t all_rows_in_workspace(const Backward &p) {
   return std::int64_t{p.cu_seqlens_q ? 1 : p.batch} * p.heads * rows_in_workspace<whole_tiles>(p);
 }
