@@ -309,9 +309,11 @@ measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR
 	BUILD="$(BUILD)" SHAPES="$(SHAPES)" MAKEFLAGS="$(filter-out -j% --jobserver%,$(MAKEFLAGS))" common/measure/$(1)
 $(BUILD)/sm_clock.so: $(BUILD)/common/program/sm_clock.o
 	$(call says,$@) $(call link,$(NVCC) -shared $^)
-# Part IV, the steps from 30 on, has results of its own, which begin at step 15; so have Part VI, steps 60 to 69 and 80, and Part VII.
-bench bench-models: $(call on_gpu,$(filter-out step-3% step-4% step-6% step-7% step-8%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
-	@$(call measure,$@.sh) $(filter-out 3% 4% 6% 7% 8%,$(GPU_STEPS))
+# Part IV, the steps from 30 on, has results of its own, which begin at step 15; so have Part VI, steps 60 to 69 and
+# from 80 on, and Part VII.
+OWN_RESULTS := 3% 4% 6% 7% 8%
+bench bench-models: $(call on_gpu,$(filter-out $(OWN_RESULTS:%=step-%),$(PROGRAMS)) $(BUILD)/sm_clock.so)
+	@$(call measure,$@.sh) $(filter-out $(OWN_RESULTS),$(GPU_STEPS))
 bench-hopper: $(call on_gpu,$(filter step-15 step-3% step-4%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 15-% 3% 4%,$(GPU_STEPS))
 bench-gpus: $(call on_gpu,$(filter step-7%,$(PROGRAMS)))
