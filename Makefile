@@ -47,9 +47,13 @@ NUMBERS := $(foreach s,$(STEPS),$(call number,$(s)))
 step_of = $(filter $(call number,$(1))-%,$(STEPS))
 # What ARCH is too old for is built for the emulator.
 TOO_NEW := $(if $(NVCC),$(foreach s,$(STEPS) ceilings racecheck,$(if $(call archs_of,$(s)),,$(s))))
-# Part VII sends by NCCL where its header is: Debian's package libnccl-dev, or the CUDA toolkit's folder.
+# Part VII sends by NCCL: Debian's package libnccl-dev, the CUDA toolkit's folder, or the wheel nvidia-nccl-cu13.
 NCCL := $(firstword $(wildcard $(addsuffix /nccl.h,/usr/include /usr/local/include $(dir $(NVCC))../include)))
-WITHOUT_NCCL := $(if $(NCCL),,$(filter 7%,$(STEPS)))
+# The wheel is a module whose folder has include/nccl.h and lib/libnccl.so.2.
+NCCL_WHEEL := $(if $(NVCC),$(if $(NCCL),,$(patsubst %/include/nccl.h,%,$(wildcard $(addsuffix /include/nccl.h,$(shell \
+	$(PYTHON) -c "import nvidia.nccl as nccl; print(nccl.__path__[0])" 2>/dev/null))))))
+WITHOUT_NCCL := $(if $(NCCL)$(NCCL_WHEEL),,$(filter 7%,$(STEPS)))
+nccl_there_is := NCCL (sudo apt-get install libnccl-dev, or pip install nvidia-nccl-cu13)
 GPU_STEPS := $(filter-out $(TOO_NEW) $(WITHOUT_NCCL),$(STEPS))
 PROGRAMS := $(foreach s,$(if $(FOR_GPU),$(GPU_STEPS),$(STEPS)),step-$(call number,$(s)))
 EMULATED := $(filter-out $(PROGRAMS),$(NUMBERS:%=step-%))
@@ -78,6 +82,7 @@ on_a_gpu := $(call goals,check-gpu check-gpus check-deadlock $(BENCHES) ceilings
 $(if $(GPU),,$(foreach g,$(on_a_gpu),$(call refuse,$(g),there is no GPU here (nvidia-smi finds none))))
 $(if $(NVCC),,$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),\
 	$(call refuse,$(g),nvcc is not on the PATH; NVCC=/path/to/nvcc says where it is)))
+$(if $(WITHOUT_NCCL),$(foreach g,$(call goals,check-gpus bench-gpus),$(call refuse,$(g),it needs $(nccl_there_is))))
 # $(1) are goals that need $(2), which $(3) finds.
 needs = $(foreach g,$(call goals,$(1)),$(if $(shell $(3) 2>&1 || echo no),$(call refuse,$(g),it needs $(2))))
 $(call needs,diff-% variants-% $(filter-out $(TRIES),$(VARIANTS)),git: sudo apt-get install git,\
@@ -122,7 +127,8 @@ HOST := $(CXX) -std=c++20 -fPIC -fno-semantic-interposition -Wall -Wextra -Wshad
 	-Wno-unknown-pragmas -fstack-clash-protection \
 	$(if $(findstring clang,$(CXX)),,-Wno-restrict -fpeel-loops -fno-tree-tail-merge \
 	-fno-crossjumping) $(if $(WERROR),-Werror) -I. -Ibuild/host $(CXXFLAGS)
-CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-warnings) -I. $(NVCCFLAGS)
+CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-warnings) -I. $(NCCL_WHEEL:%=-I%/include) \
+	$(NVCCFLAGS)
 # With these passes of -O2 the emulator runs as fast, but for 2%, and compiles in two thirds of the time.
 PASSES := -O1 -finline-small-functions -fstrict-aliasing -foptimize-sibling-calls
 QUICK := $(if $(findstring clang,$(CXX)),$(HOST),$(HOST:-O2=$(PASSES)))
@@ -161,17 +167,20 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(BUILD)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
 $(PROGRAMS) $(filter-out $(EMULATED_VARIANTS),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
+emulated_as = ./step-$(1) is for the emulator$(if $(filter 7%,$(1)),$(comma) as ./step-$(1) --device cpu --gpus 4)
 $(EMULATED) $(EMULATED_VARIANTS): step-%:
 	@echo "step $* needs $(if $(filter $(TOO_NEW),$(call step_of,$*)),$(call needs_of,$(call step_of,$*))$(comma) and \
-		ARCH is $(ARCH),NCCL$(comma) and nccl.h is not here): ./step-$* is for the emulator"
+		ARCH is $(ARCH),$(nccl_there_is)): $(call emulated_as,$*)"
 	@+$(MAKE) NVCC= $@
 # The folder of 15, steps/15-early-k, or of 15-padded, build/variants/15-early-k/padded.
 folder = $(if $(filter $(1),$(NUMBERS)),steps/$(call step_of,$(1)),$(patsubst \
 	$(call number,$(1))-%,build/variants/$(call step_of,$(1))/%,$(1)))
+LINK_NCCL = $(if $(NCCL_WHEEL),-L$(NCCL_WHEEL)/lib -l:libnccl.so.2 -Xlinker -rpath=$(NCCL_WHEEL)/lib,\
+	-L$(dir $(NVCC))../lib -lnccl)
 $(BUILD)/bin/step-%: build/host/$$(call folder,$$*)/attention.o \
 		$(if $(FOR_GPU),$(BUILD)/$$(call folder,$$*)/attention.o) $(PROGRAM_OBJECTS)
 	$(call says,./step-$* for $(built_for)) $(call link,$(if $(FOR_GPU),$(NVCC) -Xcompiler -pthread,$(CXX) -pthread) $^ \
-		$(if $(FOR_GPU),$(if $(filter 7%,$*),-L$(dir $(NVCC))../lib -lnccl)))
+		$(if $(FOR_GPU),$(if $(filter 7%,$*),$(LINK_NCCL))))
 # For gdb: the kernel's variables as they are written, and the rest of the emulator as it always is.
 DEBUGGED := $(HOST:-O2=-O0) -g3
 build/debug/%/attention.o: %/attention.cu build/host/flags

@@ -89,7 +89,8 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
 /// Queues a launch on a stream of devices.h, which must be the current device's. If `stream` is none, runs it
 /// at once.
 void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
-               const std::function<void()> &thread, const LaunchAttributes &attributes = {});
+               const std::function<void()> &thread, const LaunchAttributes &attributes = {},
+               Where where = Where::current());
 
 /// The counts of all launches so far, of this profile.
 Counts counted();

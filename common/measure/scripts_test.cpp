@@ -650,8 +650,28 @@ TEST_CASE("make: what a target lacks is said in one line, before anything is bui
     refuses("GPU= " + target, "make " + target + ": there is no GPU here");
   for (const std::string target : {"bench", "check-gpu", "regs", "sass-16"})
     refuses("GPU=x NVCC= " + target, "make " + target + ": nvcc is not on the PATH");
+  for (const std::string target : {"check-gpus", "bench-gpus"})
+    refuses("GPU=x NVCC=x NCCL= PYTHON=no-python " + target,
+            "make " + target + ": it needs NCCL (sudo apt-get install libnccl-dev, or pip ");
   refuses("PYTHON=no-python plot", "make plot: it needs matplotlib");
   refuses("counters STEPS=36", "make counters: STEPS needs SHAPES=");
+}
+
+TEST_CASE("make: Part VII is built with NCCL's wheel, and without NCCL for the emulator") {
+  const fs::path wheel = "build/nccl-wheel", header = wheel / "include/nccl.h";
+  fs::create_directories(header.parent_path());
+  std::ofstream(header) << "";
+  const auto dry_run = [](const std::string &python, const std::string &target) {
+    return make("--dry-run NVCC=x ARCH=sm_90 NCCL= PYTHON=" + shell_word(python) + " " + target);
+  };
+  const std::string program = "build/cuda-sm_90/bin/step-71";
+  const Finished with = dry_run("echo build/nccl-wheel;:", program);
+  CHECK(with.out.find(" -Ibuild/nccl-wheel/include ") != std::string::npos);
+  CHECK(with.out.find(" -Lbuild/nccl-wheel/lib -l:libnccl.so.2 ") != std::string::npos);
+  const Finished without = dry_run("no-python", "step-71");
+  CHECK(without.out.find("step 71 needs NCCL (sudo apt-get install libnccl-dev, or pip install "
+                         "nvidia-nccl-cu13): ./step-71 is for the emulator, as ./step-71 --device "
+                         "cpu --gpus 4") != std::string::npos);
 }
 
 TEST_CASE("make: no line of the Makefile is longer than 120 columns") {

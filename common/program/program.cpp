@@ -591,7 +591,12 @@ ExitStatus run(const Options &asked) {
       own[static_cast<std::size_t>(rank)] = problem.parts[rank];
       Problem of_rank = problem;
       of_rank.parts = own.data();
-      step.launch(of_rank);
+      try {
+        step.launch(of_rank);
+      } catch (const emulator::KernelError &error) {
+        throw emulator::KernelError(error.what() + (" (launched as a process that has GPU " +
+                                                    std::to_string(rank) + " alone)"));
+      }
     }
     processes = {};
   };
