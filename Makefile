@@ -6,6 +6,7 @@ CORES := $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN))
 MAKEFLAGS += $(CORES) --no-print-directory
 endif
 CXX ?= g++
+$(if $(strip $(CXX)),,$(error CXX is empty: CXX=g++ or CXX=clang++ names the compiler))
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
 PYTHON ?= python3
 CXXFLAGS ?= -O2 -g1
@@ -41,8 +42,11 @@ archs_of = $(subst $(comma), ,$(word 3,$(subst :, ,$(filter $(1):%,$(LADDER)))))
 number = $(firstword $(subst -, ,$(1)))
 # make STEPS="05 36" ...: these alone.
 ALL := $(SOURCES:steps/%/attention.cu=%)
+# There is no step $(1): 5 is meant to be 05, and of others all are listed.
+no_step = there is no step $(or $(1),without a number)$(if $(filter 0$(1)-%,$(ALL)),: write 0$(1),. The steps \
+	are $(foreach s,$(ALL),$(call number,$(s))))
 override STEPS := $(if $(filter command%,$(origin STEPS)),$(foreach n,$(STEPS),$(or \
-	$(filter $(n) $(n)-%,$(ALL)),$(error STEPS: no step $(n); there are $(foreach s,$(ALL),$(call number,$(s)))))),$(ALL))
+	$(filter $(n) $(n)-%,$(ALL)),$(error STEPS=$(n): $(call no_step,$(n))))),$(ALL))
 NUMBERS := $(foreach s,$(STEPS),$(call number,$(s)))
 step_of = $(filter $(call number,$(1))-%,$(STEPS))
 # What ARCH is too old for is built for the emulator.
@@ -63,9 +67,11 @@ VARIANTS := $(foreach s,$(STEPS),$(call variants,$(s))) $(TRIES)
 goals = $(filter $(1),$(MAKECMDGOALS))
 refuse = $(error make $(1): $(2))
 digits := 0 1 2 3 4 5 6 7 8 9
-of_a_step := $(call goals,step-% debug-% diff-% variants-% sass-% try-% answer-% $(foreach d,$(digits),check-$(d)%))
+of_a_step := $(call goals,step-% debug-% diff-% variants-% sass-% try-% answer-% check- \
+	$(foreach d,$(digits),check-$(d)%))
 $(foreach g,$(of_a_step),$(if $(filter $(word 2,$(subst -, ,$(g))),$(NUMBERS)),,\
-	$(call refuse,$(g),there is no step $(word 2,$(subst -, ,$(g))). The steps are $(NUMBERS))))
+	$(call refuse,$(g),$(if $(filter $(word 2,$(subst -, ,$(g)))-%,$(ALL)),STEPS leaves it out,$(call \
+	no_step,$(word 2,$(subst -, ,$(g))))))))
 variants_of = $(patsubst step-$(1)-%,%,$(filter step-$(1)-%,$(VARIANTS)))
 $(foreach g,$(filter-out $(NUMBERS:%=step-%) $(VARIANTS),$(call goals,step-%)),$(call refuse,$(g),step \
 	$(word 2,$(subst -, ,$(g))) has no such variant$(if $(findstring -try-,$(g)), in try/). It has: \
@@ -85,6 +91,9 @@ $(call needs,diff-% variants-% $(filter-out $(TRIES),$(VARIANTS)),git: sudo apt-
 $(call needs,format,clang-format: sudo apt-get install clang-format,clang-format --version >/dev/null)
 $(if $(SHAPES),,$(if $(filter-out $(STEPS),$(ALL)),$(foreach g,$(call goals,counters),\
 	$(call refuse,$(g),STEPS needs SHAPES="OPTIONS; OPTIONS" here))))
+$(if $(filter-out $(STEPS),$(ALL)),$(foreach g,$(call goals,docs check-docs test test-all tests),\
+	$(call refuse,$(g),STEPS cannot be used here$(if $(findstring docs,$(g)),$(comma) because the pages quote all \
+	steps,; STEPS_ONLY=06 chooses a step))))
 $(call needs,plot,matplotlib: sudo apt-get install python3-matplotlib,$(PYTHON) -c "import matplotlib")
 
 #? Build and run
@@ -108,11 +117,12 @@ $(call needs,plot,matplotlib: sudo apt-get install python3-matplotlib,$(PYTHON) 
 reverse = $(if $(1),$(call reverse,$(wordlist 2,$(words $(1)),$(1))) $(firstword $(1)))
 all: $(call reverse,$(PROGRAMS))
 	@+$(if $(EMULATED),$(MAKE) $(EMULATED))
+.DEFAULT: ; $(error make $@: there is no such command, and no such file; make help lists the commands)
 help:
 	@sed -nE 's/^#\? ?//p' Makefile
 	@echo; echo "Now steps are built for $(built_for) by $(if $(FOR_GPU),$(NVCC) and )$(CXX)"
 built_for = $(if $(FOR_GPU),the emulator and $(ARCH),the emulator)
-clean: ; rm -rf build $(wildcard step-[0-9][0-9]*) libattention.so client
+clean: ; rm -rf build $(wildcard step-[0-9][0-9]*) libattention.so client train
 
 # --- building --------------------------------------------------------------------------------------
 # What the code cannot do without, before CXXFLAGS and NVCCFLAGS. (-fpeel-loops and the two after it: the
@@ -156,7 +166,7 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(BUILD)
 .SECONDARY:
 .SECONDEXPANSION:
 .PHONY: all help clean tests some-tests test test-all check-gpu check-gpus check-deadlock check-bound check-docs truth \
-	$(BENCHES) counters ceilings racecheck cycles sustained regs bench-emulator docs plot format FORCE \
+	beside-tests $(BENCHES) counters ceilings racecheck cycles sustained regs bench-emulator docs plot format FORCE \
 	$(PROGRAMS) $(EMULATED) $(VARIANTS)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
 $(PROGRAMS) $(filter-out $(EMULATED_VARIANTS),$(VARIANTS)): %: $(BUILD)/bin/%
@@ -256,10 +266,11 @@ FOR_TEST := $(if $(FOR_GPU),$(filter step-15 step-30 $(BUILT_BEFORE),$(PROGRAMS)
 FOR_EMULATOR := $(filter-out $(FOR_TEST),$(NUMBERS:%=step-%))
 BESIDE_TESTS := build/host/common/program/no_gpu.o \
 	$(addprefix build/host/bin/,tests docs exercises libattention.so client train)
+beside-tests: $(BESIDE_TESTS) ; @:
 tests some-tests:
 	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh
 	@echo "building the steps for $(built_for), and the tests"
-	@+$(MAKE) $(if $(filter tests,$@),all,$(call reverse,$(FOR_TEST))) $(BESIDE_TESTS)
+	@+$(MAKE) $(if $(filter tests,$@),all,$(call reverse,$(FOR_TEST))) beside-tests
 	@+$(if $(and $(filter some-tests,$@),$(FOR_EMULATOR)),$(MAKE) NVCC= $(FOR_EMULATOR))
 # Options of doctest, or a test's name.
 chosen_tests = $(if $(filter -%,$(TESTS)),$(TESTS),$(if $(TESTS),$(call quoted,$(TESTS))))

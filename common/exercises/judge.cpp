@@ -127,9 +127,10 @@ const Statement *Judge::first_run() const {
 
 /// Whether a demand names a count of a run.
 bool Judge::has_counts() const {
-  return std::any_of(
-      exercise_.statements.begin(), exercise_.statements.end(),
-      [](const Statement &statement) { return statement.key == "demand" && contains(statement.words, "["); });
+  return std::any_of(exercise_.statements.begin(), exercise_.statements.end(),
+                     [](const Statement &statement) {
+                       return statement.key == "demand" && contains(statement.words, "[");
+                     });
 }
 
 /// How a run of this name ends, counted if the exercise counts anything in it.

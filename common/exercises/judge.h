@@ -49,7 +49,7 @@ class Judge {
   std::filesystem::path folder_, work_;
   std::map<std::string, Build> built_;
   std::map<std::string, Outcome> outcomes_;
-  std::string place_;  // the line of the source that the last count was of
+  std::string place_;   // the line of the source that the last count was of
   std::string absent_;  // what the last demand counts on lines that the source does not have
-  double it_ = 0;      // what [it] is
+  double it_ = 0;       // what [it] is
 };

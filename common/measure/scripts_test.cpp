@@ -641,6 +641,16 @@ TEST_CASE("make: what a target lacks is said in one line, before anything is bui
   for (const std::string target : {"step-99", "try-99", "check-99", "answer-99-1", "diff-99",
                                    "variants-99", "sass-99", "step-99-padded"})
     refuses(target, "make " + target + ": there is no step 99. The steps are 00 01 02");
+  for (const std::string target : {"step-5", "check-5", "answer-5-1"})
+    refuses(target, "make " + target + ": there is no step 5: write 05.");
+  for (const std::string target : {"step-", "check-", "try-"})
+    refuses(target, "make " + target + ": there is no step without a number. The steps are 00");
+  refuses("STEPS='05 6'", "STEPS=6: there is no step 6: write 06.");
+  refuses("STEPS=05 step-06", "make step-06: STEPS leaves it out");
+  refuses("STEPS=05 check-docs", "make check-docs: STEPS cannot be used here, because the pages");
+  refuses("STEPS=05 test", "make test: STEPS cannot be used here; STEPS_ONLY=06 chooses a step");
+  refuses("CXX= step-00", "CXX is empty: CXX=g++ or CXX=clang++ names the compiler");
+  refuses("no-command", "make no-command: there is no such command, and no such file; make help");
   refuses("step-16-nothing", "make step-16-nothing: step 16 has no such variant. It has: ");
   refuses("variants-02", "make variants-02: step 02 has no variants");
   for (const std::string target :
