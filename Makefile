@@ -84,6 +84,8 @@ on_a_gpu := $(call goals,check-gpu check-gpus check-deadlock $(BENCHES) ceilings
 $(if $(GPU),,$(foreach g,$(on_a_gpu),$(call refuse,$(g),there is no GPU here (nvidia-smi finds none))))
 $(if $(NVCC),,$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),\
 	$(call refuse,$(g),nvcc is not on the PATH; NVCC=/path/to/nvcc says where it is)))
+$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),$(if $(shell command -v $(firstword $(NVCC))),,\
+	$(call refuse,$(g),NVCC=$(NVCC): there is no such program)))
 # $(1) are goals that need $(2), which $(3) finds.
 needs = $(foreach g,$(call goals,$(1)),$(if $(shell $(3) 2>&1 || echo no),$(call refuse,$(g),it needs $(2))))
 $(call needs,diff-% variants-% $(filter-out $(TRIES),$(VARIANTS)),git: sudo apt-get install git,\

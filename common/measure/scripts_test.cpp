@@ -658,6 +658,8 @@ TEST_CASE("make: what a target lacks is said in one line, before anything is bui
         "bench-gpus", "ceilings", "bench-library", "cycles", "sustained", "check-gpu", "check-gpus",
         "check-deadlock", "racecheck"})
     refuses("GPU= " + target, "make " + target + ": there is no GPU here");
+  for (const std::string target : {"regs", "sass-16"})
+    refuses("NVCC=/no/nvcc " + target, "make " + target + ": NVCC=/no/nvcc: there is no such");
   for (const std::string target : {"bench", "check-gpu", "regs", "sass-16"})
     refuses("GPU=x NVCC= " + target, "make " + target + ": nvcc is not on the PATH");
   refuses("PYTHON=no-python plot", "make plot: it needs matplotlib");
