@@ -229,8 +229,9 @@ build/host/flags: FORCE
 	@command -v $(firstword $(CXX)) >/dev/null || \
 		{ echo "CXX=$(CXX): there is no such compiler; install g++" >&2; exit 2; }
 	@mkdir -p $(@D) && echo | $(HOST) -dM -E -x c++ - >$@.$$PPID || { rm $@.$$PPID; exit 2; }
-	@awk '$$2 == "__clang_major__" && $$3 < 16 { exit 1 }' $@.$$PPID || { rm $@.$$PPID; \
-		echo "CXX=$(CXX) is too old: clang 16 or later is needed, or g++ (std::source_location)" >&2; exit 2; }
+	@awk '{ is[$$2] = $$3 } END { exit is["__clang_major__"] ? is["__clang_major__"] < 16 : is["__GNUC__"] < 11 }' \
+		$@.$$PPID || { rm $@.$$PPID; \
+		echo "CXX=$(CXX) is too old: g++ 11 or later is needed, or clang 16 (std::source_location)" >&2; exit 2; }
 	@[ -e $@ ] || echo "the first build takes 10 to 25 s on two cores, then each step 1 s$(if $(FOR_GPU), and nvcc's time)"
 	@echo $(call quoted,$(filter-out -Werror,$(HOST))) >$@.$$PPID
 	$(changed)
@@ -372,7 +373,7 @@ bench-emulator: all ; @common/measure/bench-emulator.sh $(NUMBERS)
 #? Variables
 #?   NVCC=/path/to/nvcc          the CUDA compiler; NVCC= builds for the emulator alone
 #?   ARCH="sm_80 sm_90"          the GPUs to compile for; without it, the one in this machine
-#?   CXX=clang++                 the host's compiler: g++, or clang 16 or later
+#?   CXX=clang++                 the host's compiler: g++ 11 or later, or clang 16 or later
 #?   V=1                         prints the commands that build
 #?   TESTS='*bank conflicts*'    of make test, the tests with this name
 #?   STEPS_ONLY=06               of make test, the work of step 06 alone; 3: of steps 30 to 39

@@ -680,6 +680,23 @@ TEST_CASE("make: a compiler that is not there, or refuses its flags, makes no ob
   }
 }
 
+TEST_CASE("make: a compiler that is too old is refused in one line") {
+  const fs::path compiler = fs::temp_directory_path() / ("old." + std::to_string(getpid()));
+  const auto says = [&](const std::string &macros) {
+    std::ofstream(compiler) << "#!/bin/sh\nprintf '" + macros + "'\n";
+    fs::permissions(compiler, fs::perms::owner_all);
+    const Finished finished = make("CXX=" + compiler.string() + " build/host/flags");
+    CHECK(finished.status == 2);
+    return finished.err;
+  };
+  const auto before = fs::last_write_time("build/host/flags");
+  for (const std::string old :
+       {"#define __GNUC__ 10\\n", "#define __GNUC__ 4\\n#define __clang_major__ 15\\n"})
+    CHECK(says(old).starts_with("CXX=" + compiler.string() + " is too old: g++ 11 or later"));
+  CHECK(fs::last_write_time("build/host/flags") == before);
+  fs::remove(compiler);
+}
+
 TEST_CASE("make: an ARCH that is none is refused in one line") {
   const auto dry_run = [](const std::string &arch) {
     return make("--dry-run help ARCH=" + shell_word(arch));
