@@ -250,7 +250,7 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/57-library/library
 #?   make check-gpus             Part VII alone, on two GPUs and more
 #?   make check-deadlock         of it that alone: what waits for ever ends with an error
 #?   make check-bound            every step with thousands of seeds and shapes; an hour or more
-#?   make check-docs             fail if a number, a table or a quote of a page is stale
+#?   make check-docs             fail if a number, a table or a quote of a page is stale; a minute, for it runs them
 #?   make check-flash-attn FLASH_ATTENTION=PATH   FlashAttention's own tests, of a checkout, over the library
 #?   make check-transformers     a Llama with random weights generates with the library, beside PyTorch's attention
 #?   make truth                  the emulator's counts against ncu's
@@ -288,7 +288,8 @@ check-gpu: $(call on_gpu,tests $(BUILD)/bin/any-problem $(FOLLOWED))
 check-gpus: ; @+$(MAKE) STEPS="$(filter 7%,$(NUMBERS))" check-gpu
 check-deadlock: ; @$(call measure,deadlock.sh)
 check-bound: tests ; @BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
-check-docs: build/host/bin/docs $(QUOTED) train-quoted ; build/host/bin/docs --check $(DOCUMENTS)
+check-docs: build/host/bin/docs $(QUOTED) train-quoted
+	@build/host/bin/docs --check $(DOCUMENTS) && echo "$(words $(DOCUMENTS)) pages are up to date"
 truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plots/results/*-counters.csv)
 
 #?
@@ -377,7 +378,7 @@ bench-emulator: all ; @common/measure/bench-emulator.sh $(NUMBERS)
 #?   V=1                         prints the commands that build
 #?   TESTS='*bank conflicts*'    of make test, the tests with this name
 #?   STEPS_ONLY=06               of make test, the work of step 06 alone; 3: of steps 30 to 39
-docs: build/host/bin/docs $(QUOTED) train-quoted ; build/host/bin/docs $(DOCUMENTS)
+docs: build/host/bin/docs $(QUOTED) train-quoted ; @build/host/bin/docs $(DOCUMENTS)
 plot: ; @GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
 # As the emulator's build compiles them, but for flags that clang does not know. clangd reads a header as the
 # source beside it that it finds first.
