@@ -281,7 +281,7 @@ bool gpu_is_missing() {
 /// what ARCH is too old for there is a program without a part for GPUs.)
 bool beyond_this_gpu(const Finished &finished) {
   const bool beyond = contains(finished.err, " GPU, and this one is sm_") ||
-                      contains(finished.err, "no GPU (built without nvcc") ||
+                      contains(finished.err, "no GPU (built for the emulator alone") ||
                       contains(finished.err, "of shared memory per block") ||
                       contains(finished.err, ": this machine has ") ||
                       contains(finished.err, "out of memory");

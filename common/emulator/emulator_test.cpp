@@ -88,6 +88,20 @@ int check_race(const std::string &memory, const std::string &operation, unsigned
 
 // --- errors: one access ------------------------------------------------------------------------
 
+TEST_CASE("emulator: it says how many blocks of a launch have ended") {
+  const Setup setup;
+  const std::uint64_t before = emulator::launch_progress().launch;
+  std::vector<std::uint64_t> ended;
+  run<void>(dim3(3, 2), dim3(32), [&] {
+    if (threadIdx.x == 0) ended.push_back(emulator::launch_progress().ended);
+  });
+  CHECK(ended == std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5});
+  const auto [launch, all, blocks] = emulator::launch_progress();
+  CHECK(launch == before + 1);
+  CHECK(all == 6);
+  CHECK(blocks == 6);
+}
+
 TEST_CASE("emulator: a row or column outside of a tile is an error") {
   const Setup setup;
   struct Storage {
