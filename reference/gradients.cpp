@@ -78,12 +78,12 @@ Head head_of(const Inputs &inputs, const Forward &forward, int batch, int head) 
 /// A query and a key that it sees.
 struct Meeting {
   int query, key;
-  double argument;     // of the soft cap's tanh; 0: there is no soft cap
-  double score, bias;  // capped; ALiBi's
-  double lse, P;
-  double slope;   // g: the derivative of the capped score with respect to the score
-  double weight;  // g P
-  double dP_minus_D, dS;
+  double argument = 0;         // of the soft cap's tanh; 0: there is no soft cap
+  double score = 0, bias = 0;  // capped; ALiBi's
+  double lse = 0, P = 0;
+  double slope = 1;   // g: the derivative of the capped score with respect to the score
+  double weight = 0;  // g P
+  double dP_minus_D = 0, dS = 0;
 };
 
 double lse_of(const Shape &shape, const Forward &forward, int batch, int head, int query) {
@@ -96,7 +96,6 @@ Meeting meet(const Inputs &inputs, const Forward &forward, const Head &head, int
   const std::size_t i = std::size_t(query) * d, j = std::size_t(key) * d;
   Meeting meeting{.query = query, .key = key};
   meeting.score = dot(&head.Q[i], &head.K[j], d) * shape.softmax_scale();
-  meeting.slope = 1;
   if (const double cap = shape.softcap; cap > 0) {
     meeting.argument = meeting.score / cap;
     const double t = std::tanh(meeting.argument);
