@@ -6,6 +6,7 @@ CORES := $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN))
 MAKEFLAGS += $(CORES) --no-print-directory
 endif
 CXX ?= g++
+$(if $(strip $(CXX)),,$(error CXX is empty: CXX=g++ or CXX=clang++ names the compiler))
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
 PYTHON ?= python3
 CXXFLAGS ?= -O2 -g1
@@ -41,15 +42,22 @@ archs_of = $(subst $(comma), ,$(word 3,$(subst :, ,$(filter $(1):%,$(LADDER)))))
 number = $(firstword $(subst -, ,$(1)))
 # make STEPS="05 36" ...: these alone.
 ALL := $(SOURCES:steps/%/attention.cu=%)
+# There is no step $(1): 5 is meant to be 05, and of others all are listed.
+no_step = there is no step $(or $(1),without a number)$(if $(filter 0$(1)-%,$(ALL)),: write 0$(1),. The steps \
+	are $(foreach s,$(ALL),$(call number,$(s))))
 override STEPS := $(if $(filter command%,$(origin STEPS)),$(foreach n,$(STEPS),$(or \
-	$(filter $(n) $(n)-%,$(ALL)),$(error STEPS: no step $(n); there are $(foreach s,$(ALL),$(call number,$(s)))))),$(ALL))
+	$(filter $(n) $(n)-%,$(ALL)),$(error STEPS=$(n): $(call no_step,$(n))))),$(ALL))
 NUMBERS := $(foreach s,$(STEPS),$(call number,$(s)))
 step_of = $(filter $(call number,$(1))-%,$(STEPS))
 # What ARCH is too old for is built for the emulator.
 TOO_NEW := $(if $(NVCC),$(foreach s,$(STEPS) ceilings racecheck,$(if $(call archs_of,$(s)),,$(s))))
-# Part VII sends by NCCL where its header is: Debian's package libnccl-dev, or the CUDA toolkit's folder.
+# Part VII sends by NCCL: Debian's package libnccl-dev, the CUDA toolkit's folder, or the wheel nvidia-nccl-cu13.
 NCCL := $(firstword $(wildcard $(addsuffix /nccl.h,/usr/include /usr/local/include $(dir $(NVCC))../include)))
-WITHOUT_NCCL := $(if $(NCCL),,$(filter 7%,$(STEPS)))
+# The wheel is a module whose folder has include/nccl.h and lib/libnccl.so.2.
+NCCL_WHEEL := $(if $(NVCC),$(if $(NCCL),,$(patsubst %/include/nccl.h,%,$(wildcard $(addsuffix /include/nccl.h,$(shell \
+	$(PYTHON) -c "import nvidia.nccl as nccl; print(nccl.__path__[0])" 2>/dev/null))))))
+WITHOUT_NCCL := $(if $(NCCL)$(NCCL_WHEEL),,$(filter 7%,$(STEPS)))
+nccl_there_is := NCCL (sudo apt-get install libnccl-dev, or pip install nvidia-nccl-cu13)
 GPU_STEPS := $(filter-out $(TOO_NEW) $(WITHOUT_NCCL),$(STEPS))
 PROGRAMS := $(foreach s,$(if $(FOR_GPU),$(GPU_STEPS),$(STEPS)),step-$(call number,$(s)))
 EMULATED := $(filter-out $(PROGRAMS),$(NUMBERS:%=step-%))
@@ -63,9 +71,11 @@ VARIANTS := $(foreach s,$(STEPS),$(call variants,$(s))) $(TRIES)
 goals = $(filter $(1),$(MAKECMDGOALS))
 refuse = $(error make $(1): $(2))
 digits := 0 1 2 3 4 5 6 7 8 9
-of_a_step := $(call goals,step-% debug-% diff-% variants-% sass-% try-% answer-% $(foreach d,$(digits),check-$(d)%))
+of_a_step := $(call goals,step-% debug-% diff-% variants-% sass-% try-% answer-% check- \
+	$(foreach d,$(digits),check-$(d)%))
 $(foreach g,$(of_a_step),$(if $(filter $(word 2,$(subst -, ,$(g))),$(NUMBERS)),,\
-	$(call refuse,$(g),there is no step $(word 2,$(subst -, ,$(g))). The steps are $(NUMBERS))))
+	$(call refuse,$(g),$(if $(filter $(word 2,$(subst -, ,$(g)))-%,$(ALL)),STEPS leaves it out,$(call \
+	no_step,$(word 2,$(subst -, ,$(g))))))))
 variants_of = $(patsubst step-$(1)-%,%,$(filter step-$(1)-%,$(VARIANTS)))
 $(foreach g,$(filter-out $(NUMBERS:%=step-%) $(VARIANTS),$(call goals,step-%)),$(call refuse,$(g),step \
 	$(word 2,$(subst -, ,$(g))) has no such variant$(if $(findstring -try-,$(g)), in try/). It has: \
@@ -78,6 +88,9 @@ on_a_gpu := $(call goals,check-gpu check-gpus check-deadlock $(BENCHES) ceilings
 $(if $(GPU),,$(foreach g,$(on_a_gpu),$(call refuse,$(g),there is no GPU here (nvidia-smi finds none))))
 $(if $(NVCC),,$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),\
 	$(call refuse,$(g),nvcc is not on the PATH; NVCC=/path/to/nvcc says where it is)))
+$(if $(WITHOUT_NCCL),$(foreach g,$(call goals,check-gpus bench-gpus),$(call refuse,$(g),it needs $(nccl_there_is))))
+$(foreach g,$(on_a_gpu) $(call goals,regs sass-%),$(if $(shell command -v $(firstword $(NVCC))),,\
+	$(call refuse,$(g),NVCC=$(NVCC): there is no such program)))
 # $(1) are goals that need $(2), which $(3) finds.
 needs = $(foreach g,$(call goals,$(1)),$(if $(shell $(3) 2>&1 || echo no),$(call refuse,$(g),it needs $(2))))
 $(call needs,diff-% variants-% $(filter-out $(TRIES),$(VARIANTS)),git: sudo apt-get install git,\
@@ -85,6 +98,9 @@ $(call needs,diff-% variants-% $(filter-out $(TRIES),$(VARIANTS)),git: sudo apt-
 $(call needs,format,clang-format: sudo apt-get install clang-format,clang-format --version >/dev/null)
 $(if $(SHAPES),,$(if $(filter-out $(STEPS),$(ALL)),$(foreach g,$(call goals,counters),\
 	$(call refuse,$(g),STEPS needs SHAPES="OPTIONS; OPTIONS" here))))
+$(if $(filter-out $(STEPS),$(ALL)),$(foreach g,$(call goals,docs check-docs test test-all tests),\
+	$(call refuse,$(g),STEPS cannot be used here$(if $(findstring docs,$(g)),$(comma) because the pages quote all \
+	steps,; STEPS_ONLY=06 chooses a step))))
 $(call needs,plot,matplotlib: sudo apt-get install python3-matplotlib,$(PYTHON) -c "import matplotlib")
 
 #? Build and run
@@ -108,11 +124,12 @@ $(call needs,plot,matplotlib: sudo apt-get install python3-matplotlib,$(PYTHON) 
 reverse = $(if $(1),$(call reverse,$(wordlist 2,$(words $(1)),$(1))) $(firstword $(1)))
 all: $(call reverse,$(PROGRAMS))
 	@+$(if $(EMULATED),$(MAKE) $(EMULATED))
+.DEFAULT: ; $(error make $@: there is no such command, and no such file; make help lists the commands)
 help:
 	@sed -nE 's/^#\? ?//p' Makefile
 	@echo; echo "Now steps are built for $(built_for) by $(if $(FOR_GPU),$(NVCC) and )$(CXX)"
 built_for = $(if $(FOR_GPU),the emulator and $(ARCH),the emulator)
-clean: ; rm -rf build $(wildcard step-[0-9][0-9]*) libattention.so client
+clean: ; rm -rf build $(wildcard step-[0-9][0-9]*) libattention.so client train
 
 # --- building --------------------------------------------------------------------------------------
 # What the code cannot do without, before CXXFLAGS and NVCCFLAGS. (-fpeel-loops and the two after it: the
@@ -122,7 +139,8 @@ HOST := $(CXX) -std=c++20 -fPIC -fno-semantic-interposition -Wall -Wextra -Wshad
 	-Wno-unknown-pragmas -fstack-clash-protection \
 	$(if $(findstring clang,$(CXX)),,-Wno-restrict -fpeel-loops -fno-tree-tail-merge \
 	-fno-crossjumping) $(if $(WERROR),-Werror) -I. -Ibuild/host $(CXXFLAGS)
-CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-warnings) -I. $(NVCCFLAGS)
+CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-warnings) -I. $(NCCL_WHEEL:%=-I%/include) \
+	$(NVCCFLAGS)
 # With these passes of -O2 the emulator runs as fast, but for 2%, and compiles in two thirds of the time.
 PASSES := -O1 -finline-small-functions -fstrict-aliasing -foptimize-sibling-calls
 QUICK := $(if $(findstring clang,$(CXX)),$(HOST),$(HOST:-O2=$(PASSES)))
@@ -156,22 +174,25 @@ PROGRAM_OBJECTS := $(if $(FOR_GPU),$(BUILD)/common/program/gpu_device.o $(BUILD)
 .SECONDARY:
 .SECONDEXPANSION:
 .PHONY: all help clean tests some-tests test test-all check-gpu check-gpus check-deadlock check-bound check-docs truth \
-	$(BENCHES) counters ceilings racecheck cycles sustained regs bench-emulator docs plot format FORCE \
+	beside-tests $(BENCHES) counters ceilings racecheck cycles sustained regs bench-emulator docs plot format FORCE \
 	$(PROGRAMS) $(EMULATED) $(VARIANTS)
 EMULATED_VARIANTS := $(filter $(addsuffix -%,$(EMULATED)),$(VARIANTS))
 $(PROGRAMS) $(filter-out $(EMULATED_VARIANTS),$(VARIANTS)): %: $(BUILD)/bin/%
 	@ln -sf $< $@
+emulated_as = ./step-$(1) is for the emulator$(if $(filter 7%,$(1)),$(comma) as ./step-$(1) --device cpu --gpus 4)
 $(EMULATED) $(EMULATED_VARIANTS): step-%:
 	@echo "step $* needs $(if $(filter $(TOO_NEW),$(call step_of,$*)),$(call needs_of,$(call step_of,$*))$(comma) and \
-		ARCH is $(ARCH),NCCL$(comma) and nccl.h is not here): ./step-$* is for the emulator"
+		ARCH is $(ARCH),$(nccl_there_is)): $(call emulated_as,$*)"
 	@+$(MAKE) NVCC= $@
 # The folder of 15, steps/15-early-k, or of 15-padded, build/variants/15-early-k/padded.
 folder = $(if $(filter $(1),$(NUMBERS)),steps/$(call step_of,$(1)),$(patsubst \
 	$(call number,$(1))-%,build/variants/$(call step_of,$(1))/%,$(1)))
+LINK_NCCL = $(if $(NCCL_WHEEL),-L$(NCCL_WHEEL)/lib -l:libnccl.so.2 -Xlinker -rpath=$(NCCL_WHEEL)/lib,\
+	-L$(dir $(NVCC))../lib -lnccl)
 $(BUILD)/bin/step-%: build/host/$$(call folder,$$*)/attention.o \
 		$(if $(FOR_GPU),$(BUILD)/$$(call folder,$$*)/attention.o) $(PROGRAM_OBJECTS)
 	$(call says,./step-$* for $(built_for)) $(call link,$(if $(FOR_GPU),$(NVCC) -Xcompiler -pthread,$(CXX) -pthread) $^ \
-		$(if $(FOR_GPU),$(if $(filter 7%,$*),-L$(dir $(NVCC))../lib -lnccl)))
+		$(if $(FOR_GPU),$(if $(filter 7%,$*),$(LINK_NCCL))))
 # For gdb: the kernel's variables as they are written, and the rest of the emulator as it always is.
 DEBUGGED := $(HOST:-O2=-O0) -g3
 build/debug/%/attention.o: %/attention.cu build/host/flags
@@ -217,8 +238,9 @@ build/host/flags: FORCE
 	@command -v $(firstword $(CXX)) >/dev/null || \
 		{ echo "CXX=$(CXX): there is no such compiler; install g++" >&2; exit 2; }
 	@mkdir -p $(@D) && echo | $(HOST) -dM -E -x c++ - >$@.$$PPID || { rm $@.$$PPID; exit 2; }
-	@awk '$$2 == "__clang_major__" && $$3 < 16 { exit 1 }' $@.$$PPID || { rm $@.$$PPID; \
-		echo "CXX=$(CXX) is too old: clang 16 or later is needed, or g++ (std::source_location)" >&2; exit 2; }
+	@awk '{ is[$$2] = $$3 } END { exit is["__clang_major__"] ? is["__clang_major__"] < 16 : is["__GNUC__"] < 11 }' \
+		$@.$$PPID || { rm $@.$$PPID; \
+		echo "CXX=$(CXX) is too old: g++ 11 or later is needed, or clang 16 (std::source_location)" >&2; exit 2; }
 	@[ -e $@ ] || echo "the first build takes 10 to 25 s on two cores, then each step 1 s$(if $(FOR_GPU), and nvcc's time)"
 	@echo $(call quoted,$(filter-out -Werror,$(HOST))) >$@.$$PPID
 	$(changed)
@@ -237,7 +259,7 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/57-library/library
 #?   make check-gpus             Part VII alone, on two GPUs and more
 #?   make check-deadlock         of it that alone: what waits for ever ends with an error
 #?   make check-bound            every step with thousands of seeds and shapes; an hour or more
-#?   make check-docs             fail if a number, a table or a quote of a page is stale
+#?   make check-docs             fail if a number, a table or a quote of a page is stale; a minute, for it runs them
 #?   make check-flash-attn FLASH_ATTENTION=PATH   FlashAttention's own tests, of a checkout, over the library
 #?   make check-transformers     a Llama with random weights generates with the library, beside PyTorch's attention
 #?   make truth                  the emulator's counts against ncu's
@@ -256,10 +278,11 @@ FOR_TEST := $(if $(FOR_GPU),$(filter step-15 step-30 $(BUILT_BEFORE),$(PROGRAMS)
 FOR_EMULATOR := $(filter-out $(FOR_TEST),$(NUMBERS:%=step-%))
 BESIDE_TESTS := build/host/common/program/no_gpu.o \
 	$(addprefix build/host/bin/,tests docs exercises libattention.so client train)
+beside-tests: $(BESIDE_TESTS) ; @:
 tests some-tests:
 	@CXX="$(CXX) $(CXXFLAGS)" common/testing/doctest.sh
 	@echo "building the steps for $(built_for), and the tests"
-	@+$(MAKE) $(if $(filter tests,$@),all,$(call reverse,$(FOR_TEST))) $(BESIDE_TESTS)
+	@+$(MAKE) $(if $(filter tests,$@),all,$(call reverse,$(FOR_TEST))) beside-tests
 	@+$(if $(and $(filter some-tests,$@),$(FOR_EMULATOR)),$(MAKE) NVCC= $(FOR_EMULATOR))
 # Options of doctest, or a test's name.
 chosen_tests = $(if $(filter -%,$(TESTS)),$(TESTS),$(if $(TESTS),$(call quoted,$(TESTS))))
@@ -274,7 +297,8 @@ check-gpu: $(call on_gpu,tests $(BUILD)/bin/any-problem $(FOLLOWED))
 check-gpus: ; @+$(MAKE) STEPS="$(filter 7%,$(NUMBERS))" check-gpu
 check-deadlock: ; @$(call measure,deadlock.sh)
 check-bound: tests ; @BOUND_RUNS=$${BOUND_RUNS:-2000} build/host/bin/tests --test-suite=bound
-check-docs: build/host/bin/docs $(QUOTED) train-quoted ; build/host/bin/docs --check $(DOCUMENTS)
+check-docs: build/host/bin/docs $(QUOTED) train-quoted
+	@build/host/bin/docs --check $(DOCUMENTS) && echo "$(words $(DOCUMENTS)) pages are up to date"
 truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plots/results/*-counters.csv)
 
 #?
@@ -309,9 +333,11 @@ measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR
 	BUILD="$(BUILD)" SHAPES="$(SHAPES)" MAKEFLAGS="$(filter-out -j% --jobserver%,$(MAKEFLAGS))" common/measure/$(1)
 $(BUILD)/sm_clock.so: $(BUILD)/common/program/sm_clock.o
 	$(call says,$@) $(call link,$(NVCC) -shared $^)
-# Part IV, the steps from 30 on, has results of its own, which begin at step 15; so have Part VI, steps 60 to 69 and 80, and Part VII.
-bench bench-models: $(call on_gpu,$(filter-out step-3% step-4% step-6% step-7% step-8%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
-	@$(call measure,$@.sh) $(filter-out 3% 4% 6% 7% 8%,$(GPU_STEPS))
+# Part IV, the steps from 30 on, has results of its own, which begin at step 15; so have Part VI, steps 60 to 69 and
+# from 80 on, and Part VII.
+OWN_RESULTS := 3% 4% 6% 7% 8%
+bench bench-models: $(call on_gpu,$(filter-out $(OWN_RESULTS:%=step-%),$(PROGRAMS)) $(BUILD)/sm_clock.so)
+	@$(call measure,$@.sh) $(filter-out $(OWN_RESULTS),$(GPU_STEPS))
 bench-hopper: $(call on_gpu,$(filter step-15 step-3% step-4%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 15-% 3% 4%,$(GPU_STEPS))
 bench-gpus: $(call on_gpu,$(filter step-7%,$(PROGRAMS)))
@@ -357,11 +383,11 @@ bench-emulator: all ; @common/measure/bench-emulator.sh $(NUMBERS)
 #? Variables
 #?   NVCC=/path/to/nvcc          the CUDA compiler; NVCC= builds for the emulator alone
 #?   ARCH="sm_80 sm_90"          the GPUs to compile for; without it, the one in this machine
-#?   CXX=clang++                 the host's compiler: g++, or clang 16 or later
+#?   CXX=clang++                 the host's compiler: g++ 11 or later, or clang 16 or later
 #?   V=1                         prints the commands that build
 #?   TESTS='*bank conflicts*'    of make test, the tests with this name
 #?   STEPS_ONLY=06               of make test, the work of step 06 alone; 3: of steps 30 to 39
-docs: build/host/bin/docs $(QUOTED) train-quoted ; build/host/bin/docs $(DOCUMENTS)
+docs: build/host/bin/docs $(QUOTED) train-quoted ; @build/host/bin/docs $(DOCUMENTS)
 plot: ; @GPU="$(GPU)" PYTHON="$(PYTHON)" plots/plot.sh
 # As the emulator's build compiles them, but for flags that clang does not know. clangd reads a header as the
 # source beside it that it finds first.

@@ -3,6 +3,8 @@
 shows them.
 """
 
+import struct
+
 import gdb
 
 # A fiber's stack grows where it is touched: the emulator handles the signal.
@@ -48,19 +50,39 @@ class Tile(gdb.Command):
 
     def invoke(self, argument, from_tty):
         words = gdb.string_to_argv(argument)
+        if not words:
+            raise gdb.GdbError("tile needs a tile, as in: tile smem.K 8 0")
         tile = gdb.parse_and_eval(words[0])
         first = [int(gdb.parse_and_eval(word)) for word in words[1:3]] + [0, 0]
         kind = tile.type.strip_typedefs()
         if kind.code == gdb.TYPE_CODE_REF:
             tile, kind = tile.referenced_value(), kind.target().strip_typedefs()
+        while kind.code == gdb.TYPE_CODE_STRUCT and not (kind.name or "").startswith("Tile<"):
+            bases = [field.type for field in kind.fields() if field.is_base_class]
+            if not bases:
+                break
+            tile, kind = tile.cast(bases[0]), bases[0].strip_typedefs()  # a TmaTile is a Tile
+        if not (kind.name or "").startswith("Tile<"):
+            raise gdb.GdbError(f"{words[0]} is a {tile.type}: must be a tile of shared memory, as smem.K or ring.tile[0]")
         size, layout = [int(kind.template_argument(i)) for i in (1, 2)], kind.template_argument(3)
         offset = gdb.parse_and_eval(f"&'{layout.name}::offset'").dereference()
-        half = gdb.parse_and_eval("debug_half")
         ends = [min(begin + 8, most) for begin, most in zip(first, size)]
         print("row\\col" + "".join(f"{c:10}" for c in range(first[1], ends[1])))
         for r in range(first[0], ends[0]):
             cells = (tile["data_"][offset(r, c)] for c in range(first[1], ends[1]))
-            print(f"{r:7}" + "".join(f"{float(half(cell['bits'])):10.4g}" for cell in cells))
+            print(f"{r:7}" + "".join(f"{number(cell):10.4g}" for cell in cells))
+
+
+def number(cell):
+    """The value of an element: of a built-in type, or fp16 or bf16, whose bits are a member."""
+    kind = cell.type.strip_typedefs()
+    if kind.code != gdb.TYPE_CODE_STRUCT:
+        return float(cell)
+    bits = int(cell["bits"])
+    if kind.sizeof == 1:
+        return float(bits)  # of fp8 the bits
+    word = struct.pack("<I", bits << 16) if kind.name.endswith("bf16") else struct.pack("<H", bits)
+    return struct.unpack("<f" if len(word) == 4 else "<e", word)[0]
 
 
 for command in (Waits, Lanes, Tile):

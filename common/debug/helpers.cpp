@@ -39,8 +39,3 @@ extern "C" void debug_lanes(const void *variable, int count, bool halves) {
   }
   std::fflush(stdout);
 }
-
-/// Returns the value of an fp16 number.
-extern "C" double debug_half(unsigned bits) {
-  return half_to_float(half{static_cast<std::uint16_t>(bits)});
-}

@@ -115,7 +115,8 @@ struct Devices {
   std::vector<Done> done;
   LinkBytes links;
   Timeline timeline;
-  int groups = 0;  // of ncclGroupStart, one in another
+  int groups = 0;           // of ncclGroupStart, one in another
+  SiteId group_begins = 0;  // where the outermost of them is
   std::vector<std::pair<Stream *, Message>> called;
   std::mt19937_64 random;
 };
@@ -389,40 +390,82 @@ std::vector<Choice> choices() {
   return all;
 }
 
-/// Says of each stream that waits for ever for what it does.
+/// "device 1, which has no ncclRecv for it", or where the call stands that would end the wait.
+std::string peer_of(const Message &message, int rank) {
+  const Communicator &peer = message.comm->first[rank];
+  const Message::Kind kind = message.kind == Message::kSend      ? Message::kReceive
+                             : message.kind == Message::kReceive ? Message::kSend
+                                                                 : Message::kGather;
+  const std::deque<Action> none;
+  for (const Action &action : peer.stream ? peer.stream->queue : none)
+    for (const Message &other : action.messages)
+      if (other.comm == &peer && other.kind == kind && !other.done &&
+          (kind == Message::kGather ? other.gather == message.gather
+                                    : other.peer == message.comm->rank))
+        return device_name(rank) + ", whose " + other.name() + " (" +
+               describe(line_of(other.site)) + ") comes later in its stream";
+  return device_name(rank) + ", which has no " + Message{kind, nullptr}.name() + " for it";
+}
+
+/// The ranks for which a message waits: its peer, or those that have not come to the all-gather.
+std::vector<int> missing(const Message &message) {
+  if (message.kind != Message::kGather) return {message.peer};
+  std::vector<int> ranks;
+  for (int rank = 0; rank < message.comm->ranks; rank++)
+    if (!pending(message.comm->first[rank], Message::kGather, 0, message.gather))
+      ranks.push_back(rank);
+  return ranks;
+}
+
+/// True if another stream's first action may wait for what this stream would do later.
+bool others_wait_for(const Stream &stream) {
+  for (const Action &action : stream.queue) {
+    if (!action.messages.empty()) return true;
+    for (const auto &other : devices.streams)
+      if (!action.waits && action.event && !other->queue.empty() && other->queue.front().waits &&
+          other->queue.front().event == action.event)
+        return true;
+  }
+  return false;
+}
+
+/// Says who waits for whom for ever: messages first, then the streams between them. What only follows from these is
+/// left out.
 [[noreturn]] void report_deadlock() {
-  std::string text;
+  std::vector<std::string> texts;
   SiteId first = 0;
+  const auto say = [&](const Stream &stream, SiteId site, const std::string &what) {
+    if (!first) first = site;
+    const std::string text = device_name(stream.device) +
+                             (site == first ? "" : " (" + describe(line_of(site)) + ")") +
+                             " waits " + what;
+    if (!std::count(texts.begin(), texts.end(), text)) texts.push_back(text);
+  };
   for (const auto &stream : devices.streams) {
     if (stream->queue.empty()) continue;
+    for (const Message &message : stream->queue.front().messages)
+      if (!message.done)
+        for (const int rank : missing(message))
+          say(*stream, message.site,
+              "in " + std::string(message.name()) + " for " + peer_of(message, rank));
+  }
+  const bool messages = !texts.empty();
+  for (const auto &stream : devices.streams) {
+    if (stream->queue.empty() || !stream->queue.front().event) continue;
     const Action &action = stream->queue.front();
-    const auto say = [&](const std::string &what, SiteId site) {
-      if (first)
-        text += "; " + device_name(stream->device) + " (" + describe(line_of(site)) + ")";
-      else
-        text = device_name(stream->device), first = site;
-      text += " waits " + what;
-    };
-    if (action.event)
-      say("in cudaStreamWaitEvent for an event of " + device_name(action.event->device) + " (" +
-              describe(line_of(action.event->site)) + ")",
-          action.site);
-    for (const Message &message : action.messages)
-      if (!message.done) {
-        const std::string peer = device_name(message.peer);
-        say("in " + std::string(message.name()) + " for " +
-                (message.kind == Message::kGather
-                     ? "the other devices"
-                     : peer + (message.kind == Message::kSend ? " to receive" : " to send")),
-            message.site);
-      }
+    if (!messages || others_wait_for(*stream))
+      say(*stream, action.site,
+          "in cudaStreamWaitEvent for an event of " + device_name(action.event->device) + " (" +
+              describe(line_of(action.event->site)) + ")");
   }
   for (int device = 0; device < devices.count; device++)
     if (std::none_of(devices.streams.begin(), devices.streams.end(), [&](const auto &stream) {
           return stream->device == device && !stream->queue.empty();
         }))
-      text += "; " + device_name(device) + " has nothing left to do";
-  refuse(Fault::kDeadlock, first, text);
+      texts.push_back(device_name(device) + " has nothing left to do");
+  std::string all;
+  for (const std::string &text : texts) all += (all.empty() ? "" : "; ") + text;
+  refuse(Fault::kDeadlock, first, all);
 }
 
 /// Runs what is drawn until `done` says so; for a trace what may begin first.
@@ -450,7 +493,8 @@ int current_device() {
 }
 
 void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
-               const std::function<void()> &thread, const LaunchAttributes &attributes) {
+               const std::function<void()> &thread, const LaunchAttributes &attributes,
+               Where where) {
   const auto found =
       std::find_if(devices.streams.begin(), devices.streams.end(),
                    [&](const auto &other) { return static_cast<void *>(other.get()) == stream; });
@@ -460,16 +504,20 @@ void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
   }
   Stream *const queue = found->get();
   if (queue->device != devices.current)
-    refuse(Fault::kLaunch, 0,
+    refuse(Fault::kLaunch, site_of(where),
            "launch refused: the stream is " + device_name(queue->device) + "'s, and " +
                device_name(devices.current) + " is the current one: cudaSetDevice");
   Action action{queue};
+  action.site = site_of(where);
   action.work = [=](const Action &self) {
     const Counts before = settings.streams ? counted() : Counts{};
     try {
       run(grid, block, shared_bytes, thread, attributes);
     } catch (const KernelError &error) {
-      throw KernelError(error.what() + (" (" + device_name(self.stream->device)) + ")");
+      const std::string what = error.what(), of = " (" + device_name(self.stream->device) + ")";
+      // What refuses the launch itself names no line.
+      throw KernelError((what.starts_with("[") ? describe(line_of(self.site)) + ": " : "") + what +
+                        of);
     }
     note_launch(self);
     if (!settings.streams) return;
@@ -481,6 +529,9 @@ void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
 }
 
 void synchronise_devices() {
+  if (devices.groups)
+    refuse(Fault::kMessage, devices.group_begins,
+           "ncclGroupStart without an ncclGroupEnd: no call of this group is made");
   run_until([] {
     return std::all_of(devices.streams.begin(), devices.streams.end(),
                        [](const auto &stream) { return stream->queue.empty(); });
@@ -641,8 +692,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclGroupStart() {
-  devices.groups++;
+ncclResult_t ncclGroupStart(Where where) {
+  if (devices.groups++ == 0) devices.group_begins = site_of(where);
   return ncclSuccess;
 }
 
@@ -712,9 +763,9 @@ void call(Message message, Stream *stream, Where where) {
                  "'s part lies in the gathered parts, and not at its own place there");
     message.gather = comm.gathers++;
   }
-  ncclGroupStart();
+  ncclGroupStart(where);
   devices.called.emplace_back(stream, message);
-  ncclGroupEnd();
+  ncclGroupEnd(where);
 }
 
 }  // namespace

@@ -84,7 +84,7 @@ inline const char *ncclGetErrorString(ncclResult_t) {
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices,
                              Where where = Where::current());
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
-ncclResult_t ncclGroupStart();
+ncclResult_t ncclGroupStart(Where where = Where::current());
 ncclResult_t ncclGroupEnd(Where where = Where::current());
 ncclResult_t ncclSend(const void *from, std::size_t count, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream, Where where = Where::current());

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "common/emulator/testing.h"
+#include "common/kernel/gpus.h"
 
 namespace {
 
@@ -319,10 +320,23 @@ TEST_CASE("devices: what waits for ever is told as who waits for whom") {
     ncclGroupEnd();
   });
   CHECK(error.starts_with("[deadlock] "));
+  CHECK(error.find("device 0 waits in ncclSend for device 1, which has no ncclRecv for it; device "
+                   "1 has nothing "
+                   "left to do") != std::string::npos);
+  // Once for several messages alike; and streams that only wait behind them are not named.
+  error = error_of_gpus([](Gpus &gpus) {
+    ncclGroupStart();
+    for (int i = 0; i < 2; i++)
+      ncclSend(gpus.a[0], elements, ncclFloat16, 1, gpus.comm[0], gpus.side[0]);
+    ncclGroupEnd();
+    cudaEventRecord(gpus.event[0], gpus.side[0]);
+    cudaStreamWaitEvent(gpus.stream[0], gpus.event[0]);
+    gpus.run(gpus.stream[0], 0, 0, gpus.load(gpus.a[0]));
+  });
   CHECK(
-      error.find(
-          "device 0 waits in ncclSend for device 1 to receive; device 1 has nothing left to do") !=
-      std::string::npos);
+      error.ends_with(": device 0 waits in ncclSend for device 1, which has no ncclRecv for it; "
+                      "device 1 has nothing "
+                      "left to do"));
   // Two groups where one is needed: each receives first.
   error = error_of_gpus([](Gpus &gpus) {
     for (const bool sends : {false, true}) {
@@ -335,9 +349,10 @@ TEST_CASE("devices: what waits for ever is told as who waits for whom") {
       ncclGroupEnd();
     }
   });
-  CHECK(error.find("device 0 waits in ncclRecv for device 1 to send; device 1 (") !=
+  CHECK(error.find("device 0 waits in ncclRecv for device 1, whose ncclSend (devices_test.cpp:") !=
         std::string::npos);
-  CHECK(error.find(") waits in ncclRecv for device 0 to send") != std::string::npos);
+  CHECK(error.find(") comes later in its stream; device 1 waits in ncclRecv for device 0, whose") !=
+        std::string::npos);
   // A rank that does not come to the gather.
   error = error_of_gpus(
       [](Gpus &gpus) {
@@ -347,7 +362,9 @@ TEST_CASE("devices: what waits for ever is told as who waits for whom") {
         ncclGroupEnd();
       },
       3);
-  CHECK(error.find("device 0 waits in ncclAllGather for the other devices") != std::string::npos);
+  CHECK(
+      error.find("device 0 waits in ncclAllGather for device 2, which has no ncclAllGather for it; "
+                 "device 1 waits in") != std::string::npos);
   CHECK(error.find("device 2 has nothing left to do") != std::string::npos);
   // A stream that waits for what comes behind its own message.
   error = error_of_gpus([](Gpus &gpus) {
@@ -360,6 +377,8 @@ TEST_CASE("devices: what waits for ever is told as who waits for whom") {
     ncclRecv(gpus.b[1], elements, ncclFloat16, 0, gpus.comm[1], gpus.stream[1]);
     ncclGroupEnd();
   });
+  CHECK(error.find("device 0 waits in ncclSend for device 1, whose ncclRecv (") !=
+        std::string::npos);
   CHECK(error.find("waits in cudaStreamWaitEvent for an event of device 0") != std::string::npos);
   // One thread, and no group.
   error = error_of_gpus([](Gpus &gpus) {
@@ -411,7 +430,10 @@ TEST_CASE("devices: what CUDA and NCCL refuse") {
   };
   refused([](Gpus &) { cudaSetDevice(2); }, ": cudaSetDevice(2): there are 2 devices");
   refused([](Gpus &gpus) { gpus.run(gpus.stream[1], 0, 0, gpus.load(gpus.a[0])); },
-          "the stream is device 1's, and device 0 is the current one");
+          "launch refused: the stream is device 1's, and device 0 is the current one");
+  CHECK(error_of_gpus([](Gpus &gpus) {
+          gpus.run(gpus.stream[1], 0, 0, gpus.load(gpus.a[0]));
+        }).starts_with("[launch] devices_test.cpp:"));
   refused([](Gpus &gpus) { cudaEventRecord(gpus.event[0], gpus.stream[1]); },
           "the event is device 0's, and the stream is device 1's");
   refused([](Gpus &gpus) { ncclSend(gpus.a[0], 1, ncclFloat16, 2, gpus.comm[0], gpus.stream[0]); },
@@ -419,6 +441,13 @@ TEST_CASE("devices: what CUDA and NCCL refuse") {
   refused([](Gpus &gpus) { ncclSend(gpus.a[0], 1, ncclFloat16, 1, gpus.comm[0], gpus.stream[1]); },
           "the communicator is device 0's, and the stream is device 1's");
   refused([](Gpus &) { ncclGroupEnd(); }, "ncclGroupEnd without an ncclGroupStart");
+  refused(
+      [](Gpus &gpus) {
+        ncclGroupStart();
+        ncclSend(gpus.a[0], 1, ncclFloat16, 1, gpus.comm[0], gpus.stream[0]);
+        ncclRecv(gpus.b[1], 1, ncclFloat16, 0, gpus.comm[1], gpus.stream[1]);
+      },
+      "ncclGroupStart without an ncclGroupEnd: no call of this group is made");
   const auto made_within = [](Gpus &gpus, bool ends) {
     ncclGroupStart();
     ncclCommInitAll(gpus.comm.data(), 2, nullptr);
@@ -441,6 +470,26 @@ TEST_CASE("devices: what CUDA and NCCL refuse") {
         ncclSend(gpus.b[0], 1, ncclFloat16, 0, gpus.comm[1], gpus.stream[1]);
       },
       "the memory is device 0's");
+}
+
+TEST_CASE("devices: a launch that is refused names its line") {
+  const std::string error = error_of_gpus([](Gpus &gpus) {
+    cudaSetDevice(1);
+    launch_on<Nothing>(
+        gpus.stream[1], +[](int) {}, dim3(0), dim3(1), 0);
+  });
+  CHECK(error.starts_with("[launch] devices_test.cpp:"));
+  CHECK(error.ends_with(": launch refused: grid.x is 0; 1 to 2147483647 is allowed (device 1)"));
+}
+
+TEST_CASE("devices: a hop that there is not has no event") {
+  HopEvents events;
+  events.push_back(nullptr);
+  events.push_back(nullptr);
+  CHECK(events[1] == nullptr);
+  for (const int hop : {-1, 2})
+    CHECK_THROWS_WITH(events[hop],
+                      ("hop " + std::to_string(hop) + " has no event: hops 0 to 1 have").c_str());
 }
 
 TEST_CASE("devices: an error in a kernel names its device") {

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <csignal>
 #include <functional>
 #include <numeric>
 #include <set>
@@ -87,6 +88,20 @@ int check_race(const std::string &memory, const std::string &operation, unsigned
 }  // namespace
 
 // --- errors: one access ------------------------------------------------------------------------
+
+TEST_CASE("emulator: it says how many blocks of a launch have ended") {
+  const Setup setup;
+  const std::uint64_t before = emulator::launch_progress().launch;
+  std::vector<std::uint64_t> ended;
+  run<void>(dim3(3, 2), dim3(32), [&] {
+    if (threadIdx.x == 0) ended.push_back(emulator::launch_progress().ended);
+  });
+  CHECK(ended == std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5});
+  const auto [launch, all, blocks] = emulator::launch_progress();
+  CHECK(launch == before + 1);
+  CHECK(all == 6);
+  CHECK(blocks == 6);
+}
 
 TEST_CASE("emulator: a row or column outside of a tile is an error") {
   const Setup setup;
@@ -1867,6 +1882,26 @@ TEST_CASE("emulator: a thread has the 512 KB of local memory that a GPU allows")
   }
   CHECK(used == 2);
 }
+
+#if defined(__x86_64__)  // other processors go on with 0
+TEST_CASE("emulator: a whole number divided by 0 ends the launch with a message") {
+  const Setup setup;
+  const auto of_doctest = std::signal(SIGFPE, SIG_DFL);
+  int sum = 0;
+  const auto error_with = [&](int divisor) {
+    return error_of<void>(dim3(2), dim3(32), [&] {
+      if (blockIdx.x == 1 && threadIdx.x == 5) sum += 7 % divisor;
+    });
+  };
+  for (const int host_threads : {1, 2}) {
+    emulator::settings.host_threads = host_threads;
+    CHECK(error_with(0) == "block (1,0,0) thread (5,0,0): divides a whole number by 0");
+    CHECK(error_with(4) == "");  // the next launch is as good as any
+  }
+  CHECK(sum == 2 * 3);
+  std::signal(SIGFPE, of_doctest);
+}
+#endif
 
 TEST_CASE("emulator: three threads of the host compute and count what one does") {
   const Setup setup;

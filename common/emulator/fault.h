@@ -23,6 +23,7 @@ enum class Fault : std::uint8_t {
   kDescriptor,
   kMessage,
   kLaunch,
+  kDivision,
   kException
 };
 
@@ -43,6 +44,7 @@ constexpr const char *tag_of(Fault fault) {
     case Fault::kDescriptor: return "[descriptor]";
     case Fault::kMessage: return "[message]";
     case Fault::kLaunch: return "[launch]";
+    case Fault::kDivision: return "[division]";
     case Fault::kException: break;
   }
   return "[exception]";

@@ -28,7 +28,7 @@ constexpr std::size_t kMorePoison = 256, kLeastPoison = 4096;
 
 thread_local Fiber *running = nullptr;
 
-struct sigaction handler_before;
+struct sigaction handler_before, division_before;
 
 }  // namespace
 
@@ -128,7 +128,7 @@ void Fiber::deepen(const std::byte *touched) {
 void Fiber::start(void (*function)(void *), void *argument) {
   function_ = function;
   argument_ = argument;
-  finished_ = overflowed_ = false;
+  finished_ = overflowed_ = divided_by_0_ = false;
   if (!stack_) {
     void *memory = mmap(nullptr, kMappedBytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -191,7 +191,7 @@ void Fiber::switch_to_resumer() {
 #endif
 }
 
-// --- a stack that is full ------------------------------------------------------------------------
+// --- a stack that is full, and a division by 0 ------------------------------------------------------------------------
 
 /// Handles SIGSEGV, on the signal stack. It does not return to a fiber that touched its guard.
 void Fiber::on_fault(int, siginfo_t *fault, void *) {
@@ -205,16 +205,30 @@ void Fiber::on_fault(int, siginfo_t *fault, void *) {
   sigaction(SIGSEGV, &handler_before, nullptr);  // it happens again, and is not ours
 }
 
+/// Handles SIGFPE, on the signal stack: of whole numbers alone.
+void Fiber::on_division(int) {
+  if (running) {
+    running->divided_by_0_ = true;
+    switch_to_resumer();
+  }
+  sigaction(SIGFPE, &division_before, nullptr);
+}
+
 OverflowHandler::OverflowHandler() {
   struct sigaction action = {};
   action.sa_sigaction = Fiber::on_fault;
   // Not blocked: the handler is left without returning.
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   sigaction(SIGSEGV, &action, &handler_before);
+  action.sa_handler = Fiber::on_division;
+  action.sa_flags = SA_ONSTACK | SA_NODEFER;
+  sigaction(SIGFPE, nullptr, &division_before);
+  if (division_before.sa_handler == SIG_DFL) sigaction(SIGFPE, &action, nullptr);
 }
 
 OverflowHandler::~OverflowHandler() {
   sigaction(SIGSEGV, &handler_before, nullptr);
+  sigaction(SIGFPE, &division_before, nullptr);
 }
 
 SignalStack::SignalStack() : memory_(64 * 1024) {

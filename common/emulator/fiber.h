@@ -35,12 +35,14 @@ class Fiber {
   /// Sets what the next resume() begins to run, whatever the fiber was in the middle of.
   void start(void (*function)(void *), void *argument);
 
-  /// Runs the fiber until it yields, its function returns or its stack is full; true if the function
-  /// returned.
+  /// Runs the fiber until it yields, its function returns, its stack is full or it divides by 0; true if the
+  /// function returned.
   bool resume();
 
   /// Whether the stack was full. The fiber is in the middle of something then, and must not go on.
   bool overflowed() const { return overflowed_; }
+  /// The same of a whole number that it divided by 0, where the processor reports that.
+  bool divided_by_0() const { return divided_by_0_; }
 
   /// The lowest address of the stack. Two fibers that run one function have a variable at one distance from it.
   std::byte *stack() const { return stack_; }
@@ -52,13 +54,14 @@ class Fiber {
   friend class OverflowHandler;
   static void run();
   static void on_fault(int, siginfo_t *fault, void *);
+  static void on_division(int);
   static void switch_to_resumer();
   void poison();
   void deepen(const std::byte *touched);
 
   void (*function_)(void *) = nullptr;
   void *argument_ = nullptr;
-  bool finished_ = true, overflowed_ = false;
+  bool finished_ = true, overflowed_ = false, divided_by_0_ = false;
   std::byte *stack_ = nullptr;       // its lowest address
   std::byte *accessible_ = nullptr;  // the lowest that was touched, to a page
   std::byte *deepest_ = nullptr;     // where the stack was at its deepest yield since the start
@@ -69,8 +72,8 @@ class Fiber {
 #endif
 };
 
-/// While it lives, a fiber whose stack is full goes back to who resumed it, on those threads of the
-/// host that have a SignalStack.
+/// While it lives, a fiber whose stack is full, or that divides by 0, goes back to who resumed it, on those
+/// threads of the host that have a SignalStack. (Division by 0 is left to a handler that the program has.)
 class OverflowHandler {
  public:
   OverflowHandler();

@@ -26,6 +26,17 @@ int shared_memory_per_block() {
 Settings settings;
 std::uint64_t launch_number = 0;
 
+namespace {
+
+// What launch_progress() says: atomic, unlike launch_number, because a thread that runs no block reads them.
+std::atomic<std::uint64_t> launches = 0, ended = 0, blocks_of_launch = 0;
+
+}  // namespace
+
+LaunchProgress launch_progress() {
+  return {launches, ended, blocks_of_launch};
+}
+
 int resident_blocks(int threads, std::size_t shared_bytes) {
   const auto by_memory =
       static_cast<int>((shared_memory_per_block() + 1024) / (shared_bytes + 1024));
@@ -99,6 +110,9 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
         "it may begin beside a launch that did so itself, and of which no thread "
         "has waited: no griddepcontrol_wait");
   launch_number++;
+  launches = launch_number;
+  ended = 0;
+  blocks_of_launch = blocks;
   has_waited = false;
   begin_launch(settings.profile, beside);
   begin_time();
@@ -124,6 +138,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
           if (settings.trace) worker.events.add_to(profile);
           throw;
         }
+        ended += cluster;
         if (settings.profile)
           for (unsigned rank = 0; rank < cluster; rank++)
             mma[number + rank] = worker.meetings.mma(rank);

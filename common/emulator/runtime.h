@@ -71,6 +71,13 @@ int resident_blocks(int threads, std::size_t shared_bytes);
 /// Counts the launches; what a thread remembers of one is stale in the next.
 extern std::uint64_t launch_number;
 
+/// How far the last launch has come. Any thread of the host may ask.
+struct LaunchProgress {
+  std::uint64_t launch;  // its number, from 1
+  std::uint64_t ended, blocks;
+};
+LaunchProgress launch_progress();
+
 /// What cudaLaunchAttribute says of a launch.
 struct LaunchAttributes {
   /// Each block has a thread of the host to itself: they can wait for each other.
@@ -89,7 +96,8 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
 /// Queues a launch on a stream of devices.h, which must be the current device's. If `stream` is none, runs it
 /// at once.
 void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
-               const std::function<void()> &thread, const LaunchAttributes &attributes = {});
+               const std::function<void()> &thread, const LaunchAttributes &attributes = {},
+               Where where = Where::current());
 
 /// The counts of all launches so far, of this profile.
 Counts counted();

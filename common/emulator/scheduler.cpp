@@ -87,6 +87,7 @@ void Scheduler::run() {
     if (fiber.overflowed())
       report(running_,
              {Fault::kLaunch, "its stack is full: a GPU allows 512 KB of local memory per thread"});
+    if (fiber.divided_by_0()) report(running_, {Fault::kDivision, "divides a whole number by 0"});
   }
   if (is_well()) report_stuck();
 }

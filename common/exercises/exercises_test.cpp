@@ -217,6 +217,14 @@ TEST_CASE(
   do_all(jobs);
 }
 
+TEST_CASE("exercises: every change fits its source") {
+  for (const std::string &chapter : chapters_with_exercises())
+    for (const Exercise &exercise : exercises_of(chapter))
+      for (const Change &change : exercise.changes)
+        if (!exercise.asks() || change.keyword == "program")
+          CHECK_NOTHROW(source_of(exercise, change));
+}
+
 TEST_CASE("exercises: a chapter says how to begin, and every file is an item of it") {
   for (const std::string &chapter : chapters_with_exercises()) {
     const std::vector<Exercise> exercises = exercises_of(chapter);
@@ -334,10 +342,10 @@ TEST_CASE("exercises: numbers are judged to the digits that were written") {
   CHECK(verdict("0.625", "3/8").said == "n = 3/8: the emulator counts more");
   CHECK(verdict("0.625", "5/4").said == "n = 5/4: the emulator counts less\nTwice.");
   for (const char *none : {"5/", "/8", "5/0", "5/8/1"})
-    CHECK(contains(verdict("0.625", none).said, ": a number is wanted"));
+    CHECK(contains(verdict("0.625", none).said, ": must be a number"));
   CHECK(verdict("2.228224", "4.456").said == "n = 4.456: the emulator counts less\nTwice.");
   CHECK(verdict("4", "3").said == "n = 3: the emulator counts more");
-  CHECK(verdict("4", "many").said == "n = many: a number is wanted");
+  CHECK(verdict("4", "many").said == "n = many: must be a number, as 4, 0.25 or 1/4");
   CHECK(contains(verdict("4", "").said, "nothing is written yet"));
 }
 
@@ -415,6 +423,27 @@ TEST_CASE("exercises: what a reader sees") {
   CHECK(contains(endless.out, "more than 16 MB are printed"));
   CHECK(contains(endless.out, "3.cu:" + line_of("try/02/3.cu", "%4096d")));
 
+  // What prints that it passed, what computes on the host, and what loads from a tile of another name.
+  const auto begin_with = [&](const char *file, const std::string &text) {
+    const std::string source = read_text(root / file);
+    std::ofstream(root / file) << text << source;
+  };
+  CHECK(make("try-60").status == 0);
+  CHECK(make("try-06").status == 0);
+  begin_with("try/60/2.cu",
+             "#include <cstdio>\n#include <unistd.h>\n"
+             "static int done = (puts(\"check: passed\"), fflush(stdout), _exit(0), 0);\n");
+  const std::string printed = make("check-60").out;
+  CAPTURE(printed);
+  CHECK(contains(printed, "60-2   not yet  the program ends before it writes its result\n"));
+  begin_with("try/06/5.cu", "#define smem_V smem.V\n");
+  edit(root / "try/06/5.cu", "ldmatrix_x2_trans(smem.V(", "ldmatrix_x2_trans(smem_V(");
+  edit(root / "try/06/5.cu", "return row * d + col;",
+       "return row * d + col / 64 * 64 + (col % 64 ^ row % 8 * 8);");
+  const std::string renamed = make("check-06").out;
+  CAPTURE(renamed);
+  CHECK(contains(renamed, "5.cu: no line that names `smem.V` has shared load requests"));
+
   // What is there can be built as a program.
   fs::create_symlink(fs::current_path() / "Makefile", root / "Makefile");
   const fs::path copy = root / "build/variants/02-loop-inverted/try-2/attention.cu";
@@ -455,7 +484,7 @@ TEST_CASE("exercises: with WATCH=1 a save is judged, however it comes") {
   };
   CHECK(says("waiting for a save in try/02"));
   std::ofstream(work) << "read32 = many\n";
-  CHECK(says("read32 = many: a number is wanted"));
+  CHECK(says("read32 = many: must be a number"));
   // As editors do, and then a copy of an hour ago that is put back.
   for (const char *value : {"some", "few"}) {
     const fs::path beside = work.parent_path() / ".1.txt.new";
@@ -463,7 +492,7 @@ TEST_CASE("exercises: with WATCH=1 a save is judged, however it comes") {
     if (value == std::string("few"))
       fs::last_write_time(beside, fs::last_write_time(beside) - std::chrono::hours(1));
     fs::rename(beside, work);
-    CHECK(says("read32 = " + std::string(value) + ": a number is wanted"));
+    CHECK(says("read32 = " + std::string(value) + ": must be a number"));
   }
   CHECK(kill(std::stoi(read_text(root / "pid")), SIGTERM) == 0);
   CHECK(watch.get().status == 128 + SIGTERM);

@@ -111,6 +111,28 @@ const Build &Judge::built(const std::string &program) {
   return built_[program] = what;
 }
 
+/// The first run of the reader's program that must end well, or null.
+const Statement *Judge::first_run() const {
+  for (const Statement &run : exercise_.statements) {
+    const std::string name = first_word(run.words);
+    const auto ends_it = [&](const Statement &other) {
+      return other.key == "ends" && first_word(other.words) == name;
+    };
+    if (run.key == "run" && first_word(after_first_word(run.words)) == "work" &&
+        std::none_of(exercise_.statements.begin(), exercise_.statements.end(), ends_it))
+      return &run;
+  }
+  return nullptr;
+}
+
+/// Whether a demand names a count of a run.
+bool Judge::has_counts() const {
+  return std::any_of(exercise_.statements.begin(), exercise_.statements.end(),
+                     [](const Statement &statement) {
+                       return statement.key == "demand" && contains(statement.words, "[");
+                     });
+}
+
 /// How a run of this name ends, counted if the exercise counts anything in it.
 const Outcome &Judge::outcome(const std::string &name) {
   if (const auto found = outcomes_.find(name); found != outcomes_.end()) return found->second;
@@ -123,6 +145,8 @@ const Outcome &Judge::outcome(const std::string &name) {
     traced = traced || contains(statement.words, "of the first request");
   }
   if (!run_statement) throw std::runtime_error(exercise_.name() + ": there is no run " + name);
+  // Where no demand counts anything, the first run shows whether a kernel computes the answer.
+  counts = counts || (run_statement == first_run() && !has_counts());
   const std::string rest = after_first_word(run_statement->words);
   return outcomes_[name] = run(built(first_word(rest)), after_first_word(rest), counts, traced);
 }
@@ -186,6 +210,9 @@ double Judge::count(const std::string &key) {
       sum = contains(counter, "of the first request") ? std::max(sum, here) : sum + here;
       if (value(counts, counter)) set_place(line);
     }
+  if (place_.empty())
+    absent_ = source.filename().string() + ": no line that names `" + text + "` has " + counter +
+              ", which the judge counts there: keep the name that the step has";
   return sum;
 }
 
@@ -273,8 +300,15 @@ Verdict Judge::judge_code() {
         for (const std::string relation : {" <= ", " >= ", " < ", " > ", " = "}) {
           const std::size_t at = statement.words.find(relation);
           if (at == std::string::npos) continue;
-          const double right = evaluate(statement.words.substr(at + relation.size()));
-          const double left = evaluate(statement.words.substr(0, at));
+          absent_.clear();
+          double left = 0, right = 0;
+          try {
+            right = evaluate(statement.words.substr(at + relation.size()));
+            left = evaluate(statement.words.substr(0, at));
+          } catch (const docs::Error &) {  // a division by a count of 0
+            if (absent_.empty()) return no("a count is 0 in " + statement.words);
+          }
+          if (!absent_.empty()) return no(absent_);
           if (!holds(left, trim(relation), right))
             return no(replaced(replaced(replaced(statement.message, "{left}", docs::count(left)),
                                         "{right}", docs::count(right)),
@@ -317,8 +351,9 @@ Verdict Judge::judge_words() {
     if (wants_word &&
         std::find(ending_words().begin(), ending_words().end(), value) == ending_words().end())
       return {false,
-              name + " = " + value + ": a word is wanted, one of " + join(ending_words(), ", ")};
-    if (!wants_word && !number) return {false, name + " = " + value + ": a number is wanted"};
+              name + " = " + value + ": must be one of the words " + join(ending_words(), ", ")};
+    if (!wants_word && !number)
+      return {false, name + " = " + value + ": must be a number, as 4, 0.25 or 1/4"};
     const std::string answer = right(statement);
     if (wants_word ? value == answer : is_rounded(value, it_)) continue;
     std::string said =

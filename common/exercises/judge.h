@@ -37,6 +37,8 @@ class Judge {
   const Build &built(const std::string &program);
   double count(const std::string &key);
   double evaluate(const std::string &expression);
+  const Statement *first_run() const;
+  bool has_counts() const;
   std::string uncounted(const Outcome &outcome) const;
   std::string failure(const Statement &run, const Outcome &outcome) const;
   std::string right(const Statement &is);
@@ -47,6 +49,7 @@ class Judge {
   std::filesystem::path folder_, work_;
   std::map<std::string, Build> built_;
   std::map<std::string, Outcome> outcomes_;
-  std::string place_;  // the line of the source that the last count was of
-  double it_ = 0;      // what [it] is
+  std::string place_;   // the line of the source that the last count was of
+  std::string absent_;  // what the last demand counts on lines that the source does not have
+  double it_ = 0;       // what [it] is
 };

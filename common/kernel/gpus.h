@@ -60,12 +60,26 @@ inline void wait(cudaStream_t on, cudaEvent_t event,
 
 namespace {  // of each object of its own: the emulator and a GPU have one each
 
+/// An event for each hop.
+class HopEvents {
+ public:
+  void push_back(cudaEvent_t event) { events_.push_back(event); }
+  cudaEvent_t operator[](int hop) const {
+    if (hop < 0 || hop >= int(events_.size()))
+      throw std::runtime_error("hop " + std::to_string(hop) + " has no event: hops 0 to " +
+                               std::to_string(int(events_.size()) - 1) + " have");
+    return events_[hop];
+  }
+
+ private:
+  std::vector<cudaEvent_t> events_;
+};
+
 /// A GPU's second stream, on which K and V arrive, and moments for which streams wait.
 struct Traffic {
   cudaStream_t stream = nullptr;
   cudaEvent_t begun = nullptr;  // the launch
-  std::vector<cudaEvent_t> arrived,
-      computed;  // of each hop: its K and V are complete, and have been read
+  HopEvents arrived, computed;  // the K and V of a hop are complete, and have been read
   // (Step 74 has two hops more, in which nothing is computed: the last gradients come home.)
 };
 

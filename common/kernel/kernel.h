@@ -194,13 +194,21 @@ SharedStorage &shared_storage() {
   return *static_cast<SharedStorage *>(emulator::shared_memory());
 }
 
+/// A stream, and the line that launches on it.
+struct LaunchStream {
+  void *stream;
+  Where where;
+  LaunchStream(void *on, Where line = Where::current()) : stream(on), where(line) {}
+};
+
 template <class SharedStorage, class... Parameters, class... Arguments>
-void launch_on(void *stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+void launch_on(LaunchStream on, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                Arguments... arguments) {
   std::size_t bytes = 0;
   if constexpr (!std::is_void_v<SharedStorage>) bytes = sizeof(SharedStorage);
-  emulator::launch_on(stream, grid, block, bytes,
-                      [=] { kernel(static_cast<Parameters>(arguments)...); });
+  emulator::launch_on(
+      on.stream, grid, block, bytes, [=] { kernel(static_cast<Parameters>(arguments)...); }, {},
+      on.where);
 }
 
 template <class SharedStorage, class... Parameters, class... Arguments>

@@ -641,6 +641,16 @@ TEST_CASE("make: what a target lacks is said in one line, before anything is bui
   for (const std::string target : {"step-99", "try-99", "check-99", "answer-99-1", "diff-99",
                                    "variants-99", "sass-99", "step-99-padded"})
     refuses(target, "make " + target + ": there is no step 99. The steps are 00 01 02");
+  for (const std::string target : {"step-5", "check-5", "answer-5-1"})
+    refuses(target, "make " + target + ": there is no step 5: write 05.");
+  for (const std::string target : {"step-", "check-", "try-"})
+    refuses(target, "make " + target + ": there is no step without a number. The steps are 00");
+  refuses("STEPS='05 6'", "STEPS=6: there is no step 6: write 06.");
+  refuses("STEPS=05 step-06", "make step-06: STEPS leaves it out");
+  refuses("STEPS=05 check-docs", "make check-docs: STEPS cannot be used here, because the pages");
+  refuses("STEPS=05 test", "make test: STEPS cannot be used here; STEPS_ONLY=06 chooses a step");
+  refuses("CXX= step-00", "CXX is empty: CXX=g++ or CXX=clang++ names the compiler");
+  refuses("no-command", "make no-command: there is no such command, and no such file; make help");
   refuses("step-16-nothing", "make step-16-nothing: step 16 has no such variant. It has: ");
   refuses("variants-02", "make variants-02: step 02 has no variants");
   for (const std::string target :
@@ -648,10 +658,32 @@ TEST_CASE("make: what a target lacks is said in one line, before anything is bui
         "bench-gpus", "ceilings", "bench-library", "cycles", "sustained", "check-gpu", "check-gpus",
         "check-deadlock", "racecheck"})
     refuses("GPU= " + target, "make " + target + ": there is no GPU here");
+  for (const std::string target : {"regs", "sass-16"})
+    refuses("NVCC=/no/nvcc " + target, "make " + target + ": NVCC=/no/nvcc: there is no such");
   for (const std::string target : {"bench", "check-gpu", "regs", "sass-16"})
     refuses("GPU=x NVCC= " + target, "make " + target + ": nvcc is not on the PATH");
+  for (const std::string target : {"check-gpus", "bench-gpus"})
+    refuses("GPU=x NVCC=x NCCL= PYTHON=no-python " + target,
+            "make " + target + ": it needs NCCL (sudo apt-get install libnccl-dev, or pip ");
   refuses("PYTHON=no-python plot", "make plot: it needs matplotlib");
   refuses("counters STEPS=36", "make counters: STEPS needs SHAPES=");
+}
+
+TEST_CASE("make: Part VII is built with NCCL's wheel, and without NCCL for the emulator") {
+  const fs::path wheel = "build/nccl-wheel", header = wheel / "include/nccl.h";
+  fs::create_directories(header.parent_path());
+  std::ofstream(header) << "";
+  const auto dry_run = [](const std::string &python, const std::string &target) {
+    return make("--dry-run NVCC=x ARCH=sm_90 NCCL= PYTHON=" + shell_word(python) + " " + target);
+  };
+  const std::string program = "build/cuda-sm_90/bin/step-71";
+  const Finished with = dry_run("echo build/nccl-wheel;:", program);
+  CHECK(with.out.find(" -Ibuild/nccl-wheel/include ") != std::string::npos);
+  CHECK(with.out.find(" -Lbuild/nccl-wheel/lib -l:libnccl.so.2 ") != std::string::npos);
+  const Finished without = dry_run("no-python", "step-71");
+  CHECK(without.out.find("step 71 needs NCCL (sudo apt-get install libnccl-dev, or pip install "
+                         "nvidia-nccl-cu13): ./step-71 is for the emulator, as ./step-71 --device "
+                         "cpu --gpus 4") != std::string::npos);
 }
 
 TEST_CASE("make: no line of the Makefile is longer than 120 columns") {
@@ -666,6 +698,23 @@ TEST_CASE("make: a compiler that is not there, or refuses its flags, makes no ob
     CHECK(make(typo + " " + flags.string()).status == 2);
     CHECK(fs::last_write_time(flags) == before);
   }
+}
+
+TEST_CASE("make: a compiler that is too old is refused in one line") {
+  const fs::path compiler = fs::temp_directory_path() / ("old." + std::to_string(getpid()));
+  const auto says = [&](const std::string &macros) {
+    std::ofstream(compiler) << "#!/bin/sh\nprintf '" + macros + "'\n";
+    fs::permissions(compiler, fs::perms::owner_all);
+    const Finished finished = make("CXX=" + compiler.string() + " build/host/flags");
+    CHECK(finished.status == 2);
+    return finished.err;
+  };
+  const auto before = fs::last_write_time("build/host/flags");
+  for (const std::string old :
+       {"#define __GNUC__ 10\\n", "#define __GNUC__ 4\\n#define __clang_major__ 15\\n"})
+    CHECK(says(old).starts_with("CXX=" + compiler.string() + " is too old: g++ 11 or later"));
+  CHECK(fs::last_write_time("build/host/flags") == before);
+  fs::remove(compiler);
 }
 
 TEST_CASE("make: an ARCH that is none is refused in one line") {

@@ -19,7 +19,7 @@ std::string number(const LadderStep &step) {
   return step.name.substr(0, step.name.find('-'));
 }
 
-/// "steps 00 to 04 and 20" of those that this holds for, or "" for none.
+/// "steps 00 to 04, 20, 21 and 30" of those that this holds for, or "" for none.
 std::string numbers_where(const Ladder &ladder,
                           const std::function<bool(const LadderStep &)> &holds) {
   std::vector<std::string> ranges;
@@ -28,7 +28,10 @@ std::string numbers_where(const Ladder &ladder,
     if (!holds(ladder[i])) continue;
     const std::size_t first = i;
     while (i + 1 < ladder.size() && holds(ladder[i + 1])) i++;
-    ranges.push_back(number(ladder[first]) + (i > first ? " to " + number(ladder[i]) : ""));
+    if (i == first + 1)
+      ranges.push_back(number(ladder[first])), ranges.push_back(number(ladder[i]));
+    else
+      ranges.push_back(number(ladder[first]) + (i > first ? " to " + number(ladder[i]) : ""));
     steps += static_cast<int>(i - first + 1);
   }
   std::string text;

@@ -45,7 +45,7 @@ TEST_CASE("ladder: a list of options is compared word by word") {
 }
 
 TEST_CASE("ladder: the steps that take an option") {
-  CHECK(who_takes(kLadder, "--causal") == "steps 20 to 21 and 23 accept it");
+  CHECK(who_takes(kLadder, "--causal") == "steps 20, 21 and 23 accept it");
   CHECK(who_takes(kLadder, "--lengths") == "step 21 accepts it");
   CHECK(who_takes(kLadder, "--page-size") == "no step accepts it yet");
   CHECK(who_takes({}, "--causal") == "no step accepts it yet");
@@ -65,7 +65,7 @@ TEST_CASE("ladder: code runs on its GPU and on newer ones, an 'a' on that one al
 TEST_CASE("ladder: a GPU that does not run a step is told what it is and what it does run") {
   CHECK(why_not_on_gpu(kLadder, "05-tensor-cores", "sm_80", 75) ==
         "step 05 needs an sm_80 GPU (cp.async, mma.m16n8k16), and this one is sm_75, which runs "
-        "steps 00 to 01; run it on the emulator with --device cpu");
+        "steps 00 and 01; run it on the emulator with --device cpu");
   CHECK(why_not_on_gpu(kLadder, "05-tensor-cores:padded", "sm_80", 75) ==
         why_not_on_gpu(kLadder, "05-tensor-cores", "sm_80", 75));
   CHECK(why_not_on_gpu(kLadder, "30-tma", "sm_90a", 100) ==

@@ -208,22 +208,29 @@ std::string lengths_text(const reference::Shape &shape) {
   return text;
 }
 
+/// What an option lacks that has no value.
+std::string needs_value(const std::string &option, const std::string &value) {
+  return option + " needs a " + (value == "FILE" ? "file name" : "value") +
+         "; --help lists the options";
+}
+
 /// All options. What is read goes into `to`.
 std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options &to) {
   const reference::Shape cpu = with_defaults({}, step, false).shape;
   const reference::Shape gpu = with_defaults({}, step, true).shape;
-  const auto defaults = [](int on_cpu, int on_gpu) {
-    return "default " + std::to_string(on_cpu) + " on the emulator, " + std::to_string(on_gpu) +
-           " on a GPU";
+  const auto either = [](int on_cpu, int on_gpu) {
+    const std::string text = std::to_string(on_cpu);
+    return on_cpu == on_gpu ? text
+                            : text + " on the emulator, " + std::to_string(on_gpu) + " on a GPU";
   };
+  const auto defaults = [&](int on_cpu, int on_gpu) { return "default " + either(on_cpu, on_gpu); };
   const std::string multiple =
       step.tile > 1 ? "a multiple of " + std::to_string(step.tile) + "; " : "";
   const auto of_keys = [&](const std::string &option, int on_cpu, int on_gpu,
                            const std::string &otherwise) {
-    return "of K and V; default: " + (step.decodes
-                                          ? option + "; without it " + std::to_string(on_cpu) +
-                                                " and " + std::to_string(on_gpu)
-                                          : otherwise);
+    return "of K and V; default: " +
+           (step.decodes ? "as " + option + "; without " + option + "\n" + either(on_cpu, on_gpu)
+                         : otherwise);
   };
   using Text = const std::string &;
   reference::Shape &shape = to.shape;
@@ -369,13 +376,12 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
       flag("profile", to.profile, "count on the emulator, line by line")};
   for (int i = 0; i < kCsvKinds; i++)
     table.push_back({kCsv[i].option, "FILE", kCsv[i].help, [&to, i](Text option, Text text) {
-                       if (text.empty() || text.starts_with("--"))  // the next option
-                         throw UsageError(option + " needs a file name");
+                       if (text.empty()) throw UsageError(needs_value(option, "FILE"));
                        to.files[i] = text;
                      }});
-  table.push_back(flag(
-      "describe", to.describe,
-      "what this step needs, takes and does by default, and a problem's operations, for scripts"));
+  table.push_back(flag("describe", to.describe,
+                       "what this step needs, takes and does by default, and a problem's\n"
+                       "operations, for scripts"));
   table.push_back(flag("help", to.help, "this"));
   return table;
 }
@@ -470,7 +476,7 @@ Options parse_options(int argc, char **argv, const Step &step, const Ladder &lad
     if (key == 'h') {
       options.help = true;
     } else if (key == ':') {
-      throw UsageError(word + " needs a value; --help lists the options");
+      throw UsageError(needs_value(word, entries[optopt - kFirst].value));
     } else if (key < kFirst) {
       throw UsageError(word +
                        (optopt >= kFirst ? ": this option has no value" : ": no such option") +
@@ -480,6 +486,8 @@ Options parse_options(int argc, char **argv, const Step &step, const Ladder &lad
       const std::string name = "--" + entry.name;
       if (const std::string option = needed(entry); !option.empty() && !takes(step.takes, option))
         throw UsageError(name + ": this step does not accept it; " + who_takes(ladder, option));
+      if (optarg && std::string(optarg).starts_with("--"))  // the next option
+        throw UsageError(needs_value(name, entry.value));
       entry.read(name, optarg ? optarg : "");
       if (entry.is_size) options.sizes += (options.sizes.empty() ? "" : " ") + name + " " + optarg;
     }

@@ -147,7 +147,7 @@ TEST_CASE("options: every option, in both ways of writing it") {
 
 TEST_CASE("options: what a step does not take is refused, with the steps that do") {
   const std::string not_taken = ": this step does not accept it; ";
-  CHECK(error_of({"--causal"}) == "--causal" + not_taken + "steps 20 to 23 accept it");
+  CHECK(error_of({"--causal"}) == "--causal" + not_taken + "steps 20 and 23 accept it");
   for (const std::string option :
        {"--seqlen-k", "--kv-heads", "--window", "--type", "--layout", "--page-size", "--lengths",
         "--sinks", "--append", "--rope", "--splits", "--window-size", "--scale", "--softcap"}) {
@@ -371,8 +371,9 @@ TEST_CASE("options: a number is read well whatever went wrong before") {
 TEST_CASE("options: a path that is empty, or given twice, is refused") {
   for (const std::string option : {"--csv", "--profile-csv", "--trace-csv", "--blocks-csv",
                                    "--events-csv", "--streams-csv", "--trace"}) {
-    CHECK(error_of({option, ""}) == option + " needs a file name");
-    CHECK(error_of({option, "--seqlen", "128"}) == option + " needs a file name");
+    CHECK(error_of({option, ""}) == option + " needs a file name; --help lists the options");
+    CHECK(error_of({option, "--seqlen", "128"}) ==
+          option + " needs a file name; --help lists the options");
   }
   CHECK(error_of({"--csv", "a.csv", "--profile-csv", "a.csv"}) ==
         "--profile-csv a.csv: must be another file than --csv's");
@@ -418,8 +419,13 @@ TEST_CASE("options: a value that is missing") {
         "--inputs",   "--csv",      "--profile-csv", "--trace-csv", "--blocks-csv", "--seed",
         "--seqlen-k", "--kv-heads", "--window",      "--type",      "--layout",     "--page-size",
         "--lengths",  "--sinks",    "--append",      "--rope",      "--splits",     "--events-csv"})
-    CHECK(error_of({"--check-only", option}) ==
-          option + " needs a value; --help lists the options");
+    for (const std::string next : {"", "--causal"}) {
+      std::vector<std::string> words = {"--check-only", option};
+      if (!next.empty()) words.push_back(next);
+      CHECK(error_of(words, kTakesAll) == option + " needs a " +
+                                              (option.ends_with("csv") ? "file name" : "value") +
+                                              "; --help lists the options");
+    }
 }
 
 TEST_CASE("options: what is not an option is refused, by name") {
@@ -560,9 +566,13 @@ TEST_CASE("options: a step that decodes has one query per head by default, and a
                  "\ngpu batch=16 heads=64 seqlen=1 head-dim=256 seqlen-k=65536 kv-heads=8\n"
                  "emulator batch=1 heads=8 seqlen=1 head-dim=32 seqlen-k=256 kv-heads=2\n"));
   const std::string help = help_text("./step-26", decodes);
-  CHECK(contains(help, "\n  --seqlen N             default 1 on the emulator, 1 on a GPU\n"));
-  CHECK(contains(help, "of K and V; default: --seqlen; without it 256 and 65536\n"));
-  CHECK(contains(help, "of K and V; default: --heads; without it 2 and 8\n"));
+  CHECK(contains(help, "\n  --seqlen N             default 1\n"));
+  CHECK(contains(help,
+                 "of K and V; default: as --seqlen; without --seqlen\n"
+                 "                         256 on the emulator, 65536 on a GPU\n"));
+  CHECK(contains(help,
+                 "of K and V; default: as --heads; without --heads\n"
+                 "                         2 on the emulator, 8 on a GPU\n"));
 }
 
 TEST_CASE("options: --describe says all that scripts ask for, a line for each thing") {

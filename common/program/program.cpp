@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: MIT
 // What every step's program does: read the options, draw inputs, run the kernel, check the answer,
 // then time it (on a GPU) or say what it cost (on the emulator).
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <climits>
 #include <cmath>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <numeric>
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/emulator/devices.h"
@@ -36,6 +42,46 @@
 namespace {
 
 enum ExitStatus { kPassed = 0, kWrongAnswer = 1, kBadArguments = 2, kNoDevice = 3 };
+
+// --- during a run -----------------------------------------------------------------------------------
+
+/// While it lives, it says on a terminal how far the emulator has come: after 5 s, 10 s, 20 s, ...
+class Patience {
+ public:
+  explicit Patience(bool wanted) {
+    if (wanted && isatty(STDERR_FILENO)) thread_ = std::thread([this] { watch(); });
+  }
+  ~Patience() {
+    if (!thread_.joinable()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  void watch() {
+    const auto begin = std::chrono::steady_clock::now();
+    std::unique_lock lock(mutex_);
+    for (int seconds = 5;; seconds *= 2) {
+      const auto over = [this] { return over_; };
+      if (changed_.wait_until(lock, begin + std::chrono::seconds(seconds), over)) return;
+      const auto [launch, ended, blocks] = emulator::launch_progress();
+      std::fprintf(stderr,
+                   "         after %d s: launch %llu, %llu of %llu blocks done. Smaller sizes are "
+                   "faster; Ctrl-C ends the run\n",
+                   seconds, static_cast<unsigned long long>(launch),
+                   static_cast<unsigned long long>(ended), static_cast<unsigned long long>(blocks));
+    }
+  }
+
+  std::mutex mutex_;  // guards over_
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;
+};
 
 // --- before the run ------------------------------------------------------------------------------
 
@@ -600,13 +646,19 @@ ExitStatus run(const Options &asked) {
       own[static_cast<std::size_t>(rank)] = problem.parts[rank];
       Problem of_rank = problem;
       of_rank.parts = own.data();
-      step.launch(of_rank);
+      try {
+        step.launch(of_rank);
+      } catch (const emulator::KernelError &error) {
+        throw emulator::KernelError(error.what() + (" (launched as a process that has GPU " +
+                                                    std::to_string(rank) + " alone)"));
+      }
     }
     processes = {};
   };
   try {
     // Several GPUs twice in a row: one may begin the second launch while another has not ended the first.
     const int times = problem.gpus > 1 && options.check_only ? 2 : 1;
+    const Patience patience(!device->is_gpu());
     device->run([&] {
       for (int i = 0; i < times; i++) {
         i > 0 && !device->is_gpu() && problem.link == Link::kNccl ? launch_by_rank() : launch();
@@ -757,6 +809,7 @@ ExitStatus run(const Options &asked) {
     std::vector<reference::Elements> first;
     for (const Output &output : buffers) first.push_back(download(output));
     int other_runs = 0;
+    const Patience patience(!device->is_gpu());
     for (int i = 1; i <= options.repeat; i++) {
       emulator::settings.seed = options.seed + static_cast<std::uint64_t>(i);
       for (const Output &output : buffers) {

@@ -269,9 +269,23 @@ TEST_CASE("--rank without a GPU: exit status 2, one line") {
   check_refused("./step-71 --device cpu --rank 0:file", 2, {"--rank 0 needs GPUs: "});
 }
 
+namespace {
+
+/// Runs ranks.sh where nvidia-smi finds so many GPUs.
+Finished run_ranks(const std::string &arguments, int gpus = 0, const std::string &before = "") {
+  const Scratch scratch;
+  const std::string found = scratch.file("nvidia-smi");
+  std::ofstream(found) << "#!/bin/sh\nfor i in $(seq " << gpus
+                       << "); do echo \"GPU $i: a GPU\"; done\n";
+  std::filesystem::permissions(found, std::filesystem::perms::owner_all);
+  return run_command("PATH=" + shell_word(scratch.file("")) + ":$PATH " + before +
+                     " common/program/ranks.sh " + arguments);
+}
+
+}  // namespace
+
 TEST_CASE("ranks.sh starts a process for each rank, with one file, and ends all if one fails") {
-  const Finished run = run_command(
-      "common/program/ranks.sh 3 sh -c 'echo \"$@\"' name --causal | sort | sed 's|:.*/|:|'");
+  const Finished run = run_ranks("3 sh -c 'echo \"$@\"' name --causal | sort | sed 's|:.*/|:|'");
   const std::vector<std::string> lines = lines_of(run.out);
   REQUIRE(lines.size() == 3);
   for (int rank = 0; rank < 3; rank++) {
@@ -280,10 +294,36 @@ TEST_CASE("ranks.sh starts a process for each rank, with one file, and ends all 
     CHECK(lines[rank].substr(start.size()) == lines[0].substr(start.size()));
   }
   // Rank 1 fails, and the others would sleep for longer than the test may take.
-  CHECK(
-      run_command("timeout 20 common/program/ranks.sh 3 sh -c 'case $4 in 1:*) exit 3;; esac; exec "
-                  "sleep 60' name")
-          .status == 3);
+  CHECK(run_ranks("3 sh -c 'case $4 in 1:*) exit 3;; esac; exec sleep 60' name", 3, "timeout 20")
+            .status == 3);
+}
+
+TEST_CASE("ranks.sh: if it is interrupted or ended, so are the ranks") {
+  for (const auto &[signal, status] : {std::pair("INT", 130), std::pair("TERM", 143)}) {
+    // Rank 1 sends the signal when rank 0 has begun, too.
+    const Finished run = run_ranks(
+        "2 sh -c 'trap \"echo ended; exit\" TERM; file=${4#*:}.part; case $4 in 0:*) touch $file;; "
+        "*) "
+        "while [ ! -e $file ]; do sleep 0.05; done; kill -s " +
+            std::string(signal) + " $PPID;; esac; for i in $(seq 100); do sleep 0.1; done' name",
+        0, "env --default-signal=INT timeout 20");
+    CHECK(run.status == status);
+    CHECK(run.out == "ended\nended\n");
+  }
+}
+
+TEST_CASE("ranks.sh says in one line what it was not given, and which GPUs this machine lacks") {
+  for (const std::string arguments : {"", "2", "two ./step-71", "0 ./step-71"}) {
+    const Finished run = run_ranks(arguments);
+    CHECK(run.status == 2);
+    CHECK(run.err == "usage: ranks.sh N PROGRAM [OPTION...], as: ranks.sh 2 ./step-71 --causal\n");
+  }
+  const Finished run = run_ranks("2 ./step-71", 1);
+  CHECK(run.status == 3);
+  CHECK(run.err ==
+        "ranks.sh: 2 ranks need 2 GPUs, and this machine has 1; ./step-71 --device cpu --gpus 2 "
+        "runs on "
+        "the emulator\n");
 }
 
 TEST_CASE("every step describes and explains itself, whatever else is asked for") {

@@ -105,7 +105,9 @@ int main(int argc, char **argv) {
     totals.numTestCasesFailed += others.numTestCasesFailed;
   }
   if (!context.shouldExit() && totals.numTestCasesPassingFilters == 0) {
-    std::puts("no test has this name");
+    std::puts(
+        "no test has this name: TESTS='*banks*' matches a part of it, and build/host/bin/tests "
+        "--list-test-cases lists all");
     status = 1;
   }
   if (!context.shouldExit())  // not for --help and its like, which run no test

@@ -313,9 +313,10 @@ void run(const Problem &given) {
   const Problem p = with_sides(given);
   const int d = instance(p.head_dim), dv = instance(p.head_dim_v);
   if (!has_kernel(d, dv))
-    throw ShapeError("head dims " + std::to_string(p.head_dim) + " and " +
-                     std::to_string(p.head_dim_v) + " of V: this step has tiles of " +
-                     std::to_string(d) + " columns for V, too, and of 128 beside 192");
+    throw ShapeError("--head-dim-v " + std::to_string(p.head_dim_v) +
+                     ": must fit the tile of --head-dim " + std::to_string(p.head_dim) +
+                     ", which has " + std::to_string(d) +
+                     " columns for V, too; beside 192 there are also 128");
   d != dv    ? run<T, 192, 128>(p)
   : d == 64  ? run<T, 64, 64>(p)
   : d == 96  ? run<T, 96, 96>(p)

@@ -232,7 +232,8 @@ int attention_backward_kernel(const struct attention_problem *problem,
  *     "hopper"   more, on a GPU of compute capability 9.0, by TMA and wgmma. The library must be
  *                compiled for sm_90. It needs a head_dim of 40 or more. head_dim and head_dim_v must
  *                have the same next one of 64, 96, 128, 192 and 256, or 192 and 128. With pages both
- *                are 64 or 128, a page has a multiple of 8 rows, and there is no starts_k. Strides
+ *                are 64 or 128, a page has a multiple of 8 rows, and there is no starts_k (unless a rotation
+ *                without K_new copies them). Strides
  *                are not 0 (but for a dimension of one), and less than 2^40 bytes. There are no
  *                `sinks`, no alibi_stride, and no lse of a packed Q
  *     "prompts"  else, by mma.sync

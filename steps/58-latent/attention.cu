@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
   }
 }
 
-/// Sums the parts of a row: a block for each row, because the parts of a tile, 132 KB each, are too many for one.
+/// Sums the parts of a row: a block for each row, because the parts of a tile, 130 KB each, are too many for one.
 template <class T>
 __global__ void __launch_bounds__(dv / 4) merge_splits(const Problem p, int splits) {
   const int kv_h = blockIdx.y, b = blockIdx.z, row = blockIdx.x, col = threadIdx.x * 4;
