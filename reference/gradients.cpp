@@ -78,19 +78,60 @@ Head head_of(const Inputs &inputs, const Forward &forward, int batch, int head) 
 /// A query and a key that it sees.
 struct Meeting {
   int query, key;
-  double score, lse, P, dP_minus_D, dS;
+  double argument = 0;         // of the soft cap's tanh; 0: there is no soft cap
+  double score = 0, bias = 0;  // capped; ALiBi's
+  double lse = 0, P = 0;
+  double slope = 1;   // g: the derivative of the capped score with respect to the score
+  double weight = 0;  // g P
+  double dP_minus_D = 0, dS = 0;
 };
+
+double lse_of(const Shape &shape, const Forward &forward, int batch, int head, int query) {
+  return forward.lse[(std::size_t(batch) * shape.heads + head) * shape.seqlen_q + query];
+}
 
 Meeting meet(const Inputs &inputs, const Forward &forward, const Head &head, int query, int key) {
   const Shape &shape = inputs.shape;
   const int d = shape.head_dim;
   const std::size_t i = std::size_t(query) * d, j = std::size_t(key) * d;
-  const double score = dot(&head.Q[i], &head.K[j], d) * shape.softmax_scale();
-  const double lse =
-      forward.lse[(std::size_t(head.batch) * shape.heads + head.head) * shape.seqlen_q + query];
-  const double P = std::exp(score - lse);
-  const double dP_minus_D = dot(&head.dO[i], &head.V[j], d) - head.D[query];
-  return {query, key, score, lse, P, dP_minus_D, P * dP_minus_D};
+  Meeting meeting{.query = query, .key = key};
+  meeting.score = dot(&head.Q[i], &head.K[j], d) * shape.softmax_scale();
+  if (const double cap = shape.softcap; cap > 0) {
+    meeting.argument = meeting.score / cap;
+    const double t = std::tanh(meeting.argument);
+    meeting.score = cap * t;
+    meeting.slope = 1 - t * t;
+  }
+  if (shape.alibi)
+    meeting.bias =
+        -double{inputs.slopes[head.head]} * std::abs(position_of(shape, head.batch, query) - key);
+  meeting.lse = lse_of(shape, forward, head.batch, head.head, query);
+  meeting.P = std::exp(meeting.score + meeting.bias - meeting.lse);
+  meeting.weight = meeting.slope * meeting.P;
+  meeting.dP_minus_D = dot(&head.dO[i], &head.V[j], d) - head.D[query];
+  meeting.dS = meeting.weight * meeting.dP_minus_D;
+  return meeting;
+}
+
+/// What fp32 and tanh.approx may make of P and of g P: the largest errors. `of_lse` is the part of the exponent's that
+/// all keys of a query share.
+struct WeightErrors {
+  double of_lse, P, weight;
+};
+
+WeightErrors weight_errors(const Shape &shape, const Meeting &meeting, int keys) {
+  const int d = shape.head_dim;
+  const double score = std::abs(meeting.score), lse = std::abs(meeting.lse);
+  const double of_lse =
+      0x1p-24 * (shape.alibi ? 4 : 3) * lse + 0x1p-23 * (d + static_cast<double>(keys) / 16);
+  double x = 0x1p-23 * std::min(score, 0x1p14) + 0x1p-22 * std::abs(meeting.bias) + of_lse;
+  if (shape.softcap > 0) x += (0x1p-11 + 0x1p-23) * score;
+  const double of_P = std::expm1(x) * meeting.P + std::min(meeting.P, 0x1p-118);
+  if (shape.softcap == 0) return {of_lse, of_P, of_P};
+  const double z = 0x1p-23 * (std::abs(meeting.argument) + d / double{shape.softcap});
+  const double G =
+      (0x1p-10 + 0x1p-22) * (1 - meeting.slope) + meeting.slope * std::expm1(2 * z) + 0x1p-23;
+  return {of_lse, of_P, of_P * meeting.slope + G * (meeting.P + of_P)};
 }
 
 /// A row of a gradient: what is right, and the bounds of its errors before its rounding.
@@ -127,10 +168,13 @@ void add_head(const Inputs &inputs, const Forward &forward, const Head &head, Gr
     for (double &weight : weights) weight /= sum > 0 ? sum : 1;
     return keys_that_count_fully(weights);
   };
-  const std::vector<bool> P_fully = fully([](const Meeting &meeting) { return meeting.P; });
+  const auto weight_of = [of](const Meeting &meeting) {  // what is rounded to the type
+    return of == Gradient::kV ? meeting.P : meeting.weight;
+  };
+  const std::vector<bool> weight_fully = fully(weight_of);
   const std::vector<bool> dS_fully = fully([](const Meeting &meeting) { return meeting.dS; });
   double common = 0;
-  std::vector<double> PK(d);
+  std::vector<double> wK(d);
   for (std::size_t i = 0; i < meetings.size(); i++) {
     const Meeting &meeting = meetings[i];
     const double *const factor = of == Gradient::kQ   ? &head.K[std::size_t(meeting.key) * d]
@@ -138,32 +182,30 @@ void add_head(const Inputs &inputs, const Forward &forward, const Head &head, Gr
                                                       : &head.dO[std::size_t(meeting.query) * d];
     const double scale = of == Gradient::kV ? 1 : shape.softmax_scale();
     const double term = of == Gradient::kV ? meeting.P : meeting.dS;
-    const double a = std::max(rounding.u * meeting.P, rounding.f);
-    const double of_lse = 0x1p-24 * 3 * std::abs(meeting.lse) +
-                          0x1p-23 * (d + static_cast<double>(shape.length_k(head.batch)) / 16);
-    const double b = (0x1p-23 * std::min(std::abs(meeting.score), 0x1p14) + of_lse) * meeting.P +
-                     std::min(meeting.P, 0x1p-118);
+    const double a = std::max(rounding.u * weight_of(meeting), rounding.f);
+    const WeightErrors errors = weight_errors(shape, meeting, shape.length_k(head.batch));
     const double sum = 0x1p-23 * n / 8 * std::abs(term);
     double squares, magnitude;
     if (of == Gradient::kV) {
-      squares = a * a * (P_fully[i] ? 1 : 1 / 3.0) + b * b + sum * sum;
+      const double b = errors.P;
+      squares = a * a * (weight_fully[i] ? 1 : 1 / 3.0) + b * b + sum * sum;
       magnitude = a + b + sum;
     } else {
-      const double g = std::abs(meeting.dP_minus_D),
+      const double b = errors.weight, by = std::abs(meeting.dP_minus_D),
                    r = std::max(rounding.u * std::abs(term), rounding.f);
       const double *const v = &head.V[std::size_t(meeting.key) * d];
       const double *const dO = &head.dO[std::size_t(meeting.query) * d];
       const double norms = std::sqrt(dot(dO, dO, d) * dot(v, v, d));  // |do| |v|
-      const double E = 0x1p-23 * (d / 16.0 + 2) * norms * meeting.P;
-      const double of_D = head.D_error[meeting.query] * meeting.P;
-      squares = a * g * a * g * (P_fully[i] ? 1 : 1 / 3.0) + r * r * (dS_fully[i] ? 1 : 1 / 3.0) +
-                b * g * b * g + E * E + sum * sum;
-      magnitude = (a + b) * g + r + E + sum + of_D;
+      const double E = 0x1p-23 * (d / 16.0 + 2) * norms * meeting.weight;
+      const double of_D = head.D_error[meeting.query] * meeting.weight;
+      squares = a * by * a * by * (weight_fully[i] ? 1 : 1 / 3.0) +
+                r * r * (dS_fully[i] ? 1 : 1 / 3.0) + b * by * b * by + E * E + sum * sum;
+      magnitude = (a + b) * by + r + E + sum + of_D;
       if (of == Gradient::kK) {
         squares += of_D * of_D;
       } else {
-        add(PK.data(), meeting.P, factor, d);
-        common = of_lse;
+        add(wK.data(), meeting.weight, factor, d);
+        common = errors.of_lse;
       }
     }
     add(row.expected.data(), term * scale, factor, d);
@@ -172,7 +214,7 @@ void add_head(const Inputs &inputs, const Forward &forward, const Head &head, Gr
   }
   if (of == Gradient::kQ)
     for (int k = 0; k < d; k++)
-      row.common[k] = head.D_error[number] * std::abs(PK[k]) * shape.softmax_scale() +
+      row.common[k] = head.D_error[number] * std::abs(wK[k]) * shape.softmax_scale() +
                       common * std::abs(row.expected[k]);
 }
 
@@ -284,6 +326,74 @@ Verdict judge_gradient(const Inputs &inputs, const Forward &forward, Gradient of
   verdict.rms_bound =
       std::sqrt(bound_of_mean_square(column_sums, n)) + std::sqrt(squares_common / n);
   return verdict;
+}
+
+namespace {
+
+/// D of a query, and by how much fp32 may be off.
+struct OfQuery {
+  double D, error;
+};
+OfQuery D_of(const Inputs &inputs, const Forward &forward, std::size_t query) {
+  const auto d = static_cast<std::size_t>(inputs.shape.head_dim);
+  double sum = 0, magnitudes = 0;
+  for (std::size_t k = query * d; k < query * d + d; k++) {
+    const double term = double{element_to_float(inputs.type, inputs.dO[k])} *
+                        element_to_float(inputs.type, forward.O[k]);
+    sum += term, magnitudes += std::abs(term);
+  }
+  return {sum, 0x1p-24 * static_cast<double>(d) * magnitudes};
+}
+
+}  // namespace
+
+SinkVerdict judge_sink_gradients(const Inputs &inputs, const Forward &forward,
+                                 std::span<const float> gradient) {
+  const Shape &shape = inputs.shape;
+  const double deviations = std::sqrt(2 * std::log(2 * shape.heads / kFailureOfARightKernel));
+  std::vector<SinkVerdict> heads(shape.heads);
+  parallel_for(heads.size(), [&](std::size_t h) {
+    SinkVerdict &verdict = heads[h];
+    verdict.head = static_cast<int>(h);
+    const double sink = inputs.sink_logits[h];
+    double n = 0, sum = 0, squares = 0, at_most = 0;
+    for (int b = 0; b < shape.batch; b++)
+      for (int i = 0; i < shape.length_q(b); i++, n++) {
+        const double lse = lse_of(shape, forward, b, verdict.head, i);
+        const double p = std::exp(sink - lse);
+        const auto [D, D_error] =
+            D_of(inputs, forward, (std::size_t(b) * shape.heads + h) * shape.seqlen_q + i);
+        const double x = 0x1p-24 * 3 * (std::abs(sink) + std::abs(lse)) + 0x1p-22 + 0x1p-24;
+        const double error =
+            p * D_error + (std::expm1(x) * p + std::min(p, 0x1p-126)) * (std::abs(D) + D_error);
+        verdict.expected -= p * D;
+        sum += std::abs(p * D);
+        squares += error * error;
+        at_most += error;
+      }
+    const double of_sum = 0x1p-24 * sum;
+    verdict.bound =
+        std::min(deviations * std::sqrt(squares + n * of_sum * of_sum), at_most + n * of_sum);
+    verdict.value = gradient[h];
+    verdict.error = std::abs(verdict.value - verdict.expected);
+  });
+  const auto worse = [](const SinkVerdict &a, const SinkVerdict &b) {
+    if (!a.passed() || !b.passed()) return a.passed() && !b.passed();
+    return a.error * b.bound < b.error * a.bound;
+  };
+  return *std::max_element(heads.begin(), heads.end(), worse);
+}
+
+std::vector<double> sink_gradients(const Inputs &inputs, const Forward &forward) {
+  const Shape &shape = inputs.shape;
+  std::vector<double> gradient(shape.heads);
+  for (int b = 0; b < shape.batch; b++)
+    for (int h = 0; h < shape.heads; h++)
+      for (int i = 0; i < shape.length_q(b); i++)
+        gradient[h] -=
+            std::exp(inputs.sink_logits[h] - lse_of(shape, forward, b, h, i)) *
+            D_of(inputs, forward, (std::size_t(b) * shape.heads + h) * shape.seqlen_q + i).D;
+  return gradient;
 }
 
 std::vector<Place> places_of_gradient(const Shape &shape, Gradient of, int tile,

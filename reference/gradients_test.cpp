@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "reference/inputs.h"
@@ -58,6 +59,8 @@ struct Kernel {
   std::function<double(double)> round_P, round_dS;
   double scale = 1;
   bool without_D = false;
+  bool without_slope = false;  // of the soft cap
+  double tanh_factor = 1;      // what tanh.approx makes of tanh
   int keys_left_out = 0, queries_left_out = 0;
 };
 
@@ -84,15 +87,22 @@ Elements compute(const Inputs &inputs, const Forward &forward, Gradient of, cons
           dP += value(inputs.dO, q, k) * value(inputs.V, key, k);
           D += value(inputs.dO, q, k) * value(forward.O, q, k);
         }
-        const double P = kernel.round_P(std::exp(s / std::sqrt(d) - forward.lse[q]));
-        const double dS = kernel.round_dS(P * (dP - (kernel.without_D ? 0 : D)));
+        s /= std::sqrt(d);
+        double g = 1;
+        if (const double cap = shape.softcap; cap > 0) {
+          const double t = std::tanh(s / cap) * kernel.tanh_factor;
+          s = cap * t, g = kernel.without_slope ? 1 : 1 - t * t;
+        }
+        if (shape.alibi) s -= double{inputs.slopes[head % shape.heads]} * std::abs(i + M - N - j);
+        const double P = std::exp(s - forward.lse[q]), w = kernel.round_P(g * P);
+        const double dS = kernel.round_dS(w * (dP - (kernel.without_D ? 0 : D)));
         for (int k = 0; k < d; k++)
           if (of == Gradient::kQ)
             sums[q * d + k] += dS * value(inputs.K, key, k) / std::sqrt(d);
           else if (of == Gradient::kK)
             sums[key * d + k] += dS * value(inputs.Q, q, k) / std::sqrt(d);
           else
-            sums[key * d + k] += P * value(inputs.dO, q, k);
+            sums[key * d + k] += kernel.round_P(P) * value(inputs.dO, q, k);
       }
   Elements result(sums.size());
   for (std::size_t i = 0; i < sums.size(); i++) {
@@ -132,7 +142,22 @@ TEST_CASE("gradients: they are the finite differences of the loss") {
        .window_left = 1,
        .window_right = 0,
        .lengths_q = {6, 0, 1},
-       .lengths_k = {4, 6, 1}}};
+       .lengths_k = {4, 6, 1}},
+      {.seqlen_q = 5, .seqlen_k = 7, .head_dim = 8, .softcap = 0.7f},
+      {.heads = 3, .kv_heads = 3, .seqlen_q = 4, .seqlen_k = 6, .head_dim = 8, .alibi = true},
+      {.batch = 2,
+       .heads = 4,
+       .kv_heads = 2,
+       .seqlen_q = 6,
+       .seqlen_k = 4,
+       .head_dim = 8,
+       .causal = true,  // queries that see the sink alone
+       .scale = 0.3f,
+       .softcap = 1.5f,
+       .alibi = true,
+       .sink_logits = true,
+       .lengths_q = {6, 2},
+       .lengths_k = {4, 3}}};
   for (const Shape &shape : shapes) {
     Inputs inputs = draw(shape);
     const Forward forward = forward_pass(inputs);
@@ -157,6 +182,20 @@ TEST_CASE("gradients: they are the finite differences of the loss") {
           CHECK(std::abs((above - below) / (x - y) - gradient[k]) <= off);
         }
       }
+    }
+    if (!shape.sink_logits) continue;
+    const std::vector<double> gradient = sink_gradients(inputs, forward);
+    for (std::size_t head = 0; head < gradient.size(); head++) {
+      float &logit = inputs.sink_logits[head];
+      const float right = logit;
+      logit = right + 0x1p-9f;
+      const double above = loss(inputs), x = logit;
+      logit = right - 0x1p-9f;
+      const double below = loss(inputs), y = logit;
+      logit = right;
+      CAPTURE(head);
+      CHECK(std::abs((above - below) / (x - y) - gradient[head]) <= 4e-3);
+      CHECK(std::abs(gradient[head]) > 4e-2);
     }
   }
 }
@@ -215,6 +254,111 @@ TEST_CASE("gradients: the verdict passes what rounds, and nothing that is wrong"
         CHECK(!passed(wrong));
       }
     }
+}
+
+TEST_CASE("gradients: the verdict knows soft caps and ALiBi, and what tanh.approx costs") {
+  struct Case {
+    float cap;
+    bool alibi;
+    Type type;
+  };
+  for (const auto &[cap, alibi, type] : {Case{0, true, Type::kFp16},
+                                         {0.5f, false, Type::kBf16},
+                                         {3, true, Type::kBf16},
+                                         {3, false, Type::kFp16},
+                                         {50, false, Type::kFp16}}) {
+    const Shape shape{.heads = 2,
+                      .kv_heads = 2,
+                      .seqlen_q = 48,
+                      .seqlen_k = 32,
+                      .head_dim = 16,
+                      .softcap = cap,
+                      .alibi = alibi};
+    const Inputs inputs = draw(shape, type);
+    const Forward forward = forward_pass(inputs);
+    const auto round = [type = type](double x) { return rounded(type, x); };
+    const auto exact = [](double x) { return x; };
+    for (const Gradient of : kGradients) {
+      CAPTURE(kNames[static_cast<int>(of)]);
+      CAPTURE(shape.softcap);
+      CAPTURE(shape.alibi);
+      const auto passed = [&](const Kernel &kernel, const Inputs &of_kernel) {
+        return judge_gradient(inputs, forward, of, compute(of_kernel, forward, of, kernel),
+                              rows_of(shape, of).places)
+            .passed();
+      };
+      Kernel kernel{round, round};
+      CHECK(passed(kernel, inputs));
+      CHECK(passed({exact, exact}, inputs));
+      Inputs other = inputs;
+      if (alibi) {
+        std::swap(other.slopes[0], other.slopes[1]);
+        CHECK(!passed(kernel, other));
+      }
+      if (cap == 0) continue;
+      for (const double factor : {1 - 0x1p-11, 1 + 0x1p-11}) {
+        kernel.tanh_factor = factor;
+        CHECK(passed(kernel, inputs));
+      }
+      if (cap == 50) continue;  // there the slope is 1, but for a few thousandths
+      kernel = {round, round};
+      other = inputs;
+      other.shape.softcap *= 1.04f;
+      CHECK(!passed(kernel, other));
+      kernel.without_slope = true;
+      CHECK(passed(kernel, inputs) == (of == Gradient::kV));
+    }
+  }
+}
+
+TEST_CASE(
+    "gradients: the verdict of the sinks passes fp32's roundings, and nothing that is wrong") {
+  const Shape shape{.batch = 2,
+                    .heads = 3,
+                    .kv_heads = 1,
+                    .seqlen_q = 70,
+                    .seqlen_k = 40,
+                    .head_dim = 32,
+                    .causal = true,
+                    .sink_logits = true,
+                    .lengths_q = {70, 33},
+                    .lengths_k = {40, 0}};
+  for (const Family family : {Family::kNormal, Family::kOneHot, Family::kEnds}) {
+    const Inputs inputs = draw(shape, Type::kBf16, family);
+    const Forward forward = forward_pass(inputs);
+    /// As a kernel has it, in fp32, from the last query to the first.
+    const auto compute = [&](int queries_left_out, float power_factor) {
+      std::vector<float> gradient(shape.heads);
+      for (int h = 0; h < shape.heads; h++)
+        for (int b = 0; b < shape.batch; b++)
+          for (int i = shape.lengths_q[b] - 1; i >= queries_left_out; i--) {
+            const std::size_t query = (std::size_t(b) * shape.heads + h) * shape.seqlen_q + i;
+            float D = 0;
+            for (std::size_t k = query * 32; k < query * 32 + 32; k++)
+              D += element_to_float(inputs.type, inputs.dO[k]) *
+                   element_to_float(inputs.type, forward.O[k]);
+            gradient[h] -= std::exp2((inputs.sink_logits[h] - forward.lse[query]) * 1.44269504f) *
+                           power_factor * D;
+          }
+      return gradient;
+    };
+    CAPTURE(family_names()[static_cast<int>(family)]);
+    const std::vector<float> right = compute(0, 1);
+    CHECK(judge_sink_gradients(inputs, forward, right).passed());
+    CHECK(judge_sink_gradients(inputs, forward, compute(0, 1 + 0x1p-22f)).passed());
+    if (family != Family::kNormal) continue;
+    CHECK(!judge_sink_gradients(inputs, forward, compute(0, 1 + 0x1p-12f)).passed());
+    CHECK(!judge_sink_gradients(inputs, forward, compute(69, 1)).passed());
+    for (std::size_t h = 0; h < 3; h++) {
+      std::vector<float> wrong = right;
+      wrong[h] = -wrong[h];
+      const SinkVerdict verdict = judge_sink_gradients(inputs, forward, wrong);
+      CHECK(!verdict.passed());
+      CHECK(verdict.head == int(h));
+      wrong[h] = NAN;
+      CHECK(!judge_sink_gradients(inputs, forward, wrong).passed());
+    }
+  }
 }
 
 TEST_CASE("gradients: NaN never passes, and a row that nothing adds to must be 0") {

@@ -66,8 +66,11 @@ std::string source_of(const std::string &step) {
       of("66", "backward_ends.h"), of("67", "backward_ends.h"), of("67", "hopper_backward.h"),
       of("68", "backward_ends.h"), of("68", "hopper_backward.h"), of("71", "hopper_attention.h"),
       of("74", "mma_gradients.h"), of("74", "zigzag.h"), of("80", "hopper_backward.h"),
-      of("80", "visits.h");
-  if (step.starts_with("80")) held.push_back("#include \"steps/69-training/rows.h");
+      of("80", "visits.h"), of("81", "visits.h");
+  if (step.starts_with("8")) held.push_back("#include \"steps/69-training/rows.h");
+  if (step.starts_with("81"))
+    for (const char *const header : {"69-training/sinks.h", "80-backward-for-models/around.h"})
+      held.push_back(std::string("#include \"steps/") + header);
   const auto next = [&] {
     std::size_t first = std::string::npos;
     for (const std::string &start : held) first = std::min(first, source.find(start));
@@ -323,6 +326,8 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
   if (hopper && step.help.takes_option("--head-dim-v"))  // where Q has one stage
     shapes.insert(shapes.begin(), "--sms 1 --heads 3 --seqlen 130 --head-dim 256");
   if (step.help.tile > 128) shapes = {kPersistent};
+  if (step.help.gradients && step.help.takes_option("--sink-logits"))  // a kernel of their own
+    for (std::string &shape : shapes) shape += " --sink-logits";
   // A run in which the call is not missed costs most. So Hopper's shortest runs come first, which are added last, and
   // with the second seed the shape that reported with the first.
   if (hopper) std::reverse(shapes.begin(), shapes.end());

@@ -59,8 +59,10 @@ struct Problem {
   float *lse;
   const void *dO;      // of a backward pass: the derivative of the loss with respect to O, as O
   void *dQ, *dK, *dV;  // and its results, as O, K and V
-  void *workspace;     // as large as Step::workspace_bytes says
-  void *stream;        // a cudaStream_t; null, the default stream, but for a library's caller
+  // And the derivative of the loss with respect to each sink's logit, [heads]; null: there are no sinks, or nobody asks.
+  float *d_sink_logits;
+  void *workspace;  // as large as Step::workspace_bytes says
+  void *stream;     // a cudaStream_t; null, the default stream, but for a library's caller
   Strides Q_strides, K_strides, V_strides, O_strides;
   Type type;          // of the elements of Q, K, V and O
   int head_dim_v;     // of V and O; head_dim but for a step that takes --head-dim-v

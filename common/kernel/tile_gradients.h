@@ -13,6 +13,16 @@ constexpr int num_warps = 8;
 constexpr int m_tiles = Bc / (num_warps / 2) / 16;  // a warp's keys, in units of mma's 16
 constexpr int threads = num_warps * 32;
 
+/// What a model does to the scores of a visit: nothing. P is e^(score - lse), and dS is P times dP - D.
+struct Unchanged {
+  static constexpr bool any = false;
+  __device__ __forceinline__ Unchanged operator()(int) const { return {}; }  // of a visit
+  template <class Scores>
+  __device__ __forceinline__ void cap(Scores &) const {}
+  __device__ __forceinline__ float minus_lse(float lse, int, int) const { return -lse; }
+  __device__ __forceinline__ float weight(float P, float) const { return P; }
+};
+
 /// The operands of a block: K and V, and two stages of the rest.
 template <class T, int d>
 struct Operands {
@@ -26,12 +36,15 @@ struct Operands {
 /// P^T. Warps 4 to 7 keep dK of the same keys, and compute dP^T and dS^T. All add to dQ. `smem` has K and V and the
 /// first visit's Q, dO, lse and D. Of visit t, load_queries(stage, t) starts these copies, hide(x, t) makes the scores of
 /// keys that a query does not see -infinity, and row_of(t) is the first row in dQ's sums. lse is in base 2. It and D are
-/// loaded for `part` times 8 queries at once, before P or dS of these is stored.
-template <class T, int part = 1, int d, class Load, class Hide, class Row>
+/// loaded for `part` times 8 queries at once, before P or dS of these is stored. changes_of(t) is what becomes of the
+/// scores: cap(x) before they are hidden, minus_lse() with what is added to a score, and weight(P, score), of which dS is
+/// computed: P times the derivative of what cap() does.
+template <class T, int part = 1, int d, class Load, class Hide, class Row,
+          class Changes = Unchanged>
 __device__ __forceinline__ void add_visits(FragmentC (&sum)[m_tiles][d / 8], Operands<T, d> &smem,
                                            int warp, int visits, float scale_log2, float *dQ_sum,
                                            const Load &load_queries, const Hide &hide,
-                                           const Row &row_of) {
+                                           const Row &row_of, const Changes &changes_of = {}) {
   const int lane = threadIdx.x % 32;
   const bool keeps_dV = warp < 4;
   // In each 16 keys and 8 queries a lane has two keys, `key_row` and 8 further, and two queries, `query` and `query` + 1.
@@ -79,8 +92,10 @@ __device__ __forceinline__ void add_visits(FragmentC (&sum)[m_tiles][d / 8], Ope
                      warp_key);
     auto &tile = smem.P_dS[stage];
     if (keeps_dV) {
+      const auto changes = changes_of(t);
+      changes.cap(x);
       hide(x, t);
-      // P^T = e^(S^T - lse), rounded.
+      // P^T = e^(S^T - lse), rounded. The other warp gets its weights.
 #pragma unroll
       for (int first = 0; first < Br / 8; first += part) {
         Vector<float, 2> row_lse[part];
@@ -89,12 +104,17 @@ __device__ __forceinline__ void add_visits(FragmentC (&sum)[m_tiles][d / 8], Ope
         for (int n = first; n < first + part; n++)
           for (int mt = 0; mt < m_tiles; mt++)
             for (int r = 0; r < 2; r++) {
-              float p[2];
-              for (int e = 0; e < 2; e++)
-                p[e] = ex2(fmaf(x[mt][n][2 * r + e], scale_log2, -row_lse[n - first][e]));
-              a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(p[0], p[1]);
+              float p[2], weights[2];
+              for (int e = 0; e < 2; e++) {
+                const float score = x[mt][n][2 * r + e];
+                p[e] =
+                    ex2(fmaf(score, scale_log2,
+                             changes.minus_lse(row_lse[n - first][e], mt * 16 + 8 * r, 8 * n + e)));
+                weights[e] = changes.weight(p[e], score);
+              }
+              const std::uint32_t both = a[mt][n / 2][n % 2 * 2 + r] = cvt_rn_x2<T>(p[0], p[1]);
               store<2>(tile(key_row + mt * 16 + 8 * r, query + 8 * n),
-                       unpack_x2<T>(a[mt][n / 2][n % 2 * 2 + r]));
+                       unpack_x2<T>(changes.any ? cvt_rn_x2<T>(weights[0], weights[1]) : both));
             }
       }
       named_barrier_arrive(1 + warp % 4, 64);  // P^T of these keys is there for the other warp

@@ -39,12 +39,12 @@ __device__ __forceinline__ auto plan_of(const Problem &problem, const Rows &quer
   return found;
 }
 
-/// Makes the scores of keys that a query does not see -infinity. The warp has 32 keys, and `keys_end` keys exist from the
+/// Makes the scores of keys that a query does not see -infinity, or `hidden`. The warp has 32 keys, and `keys_end` keys exist from the
 /// block's first on.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void hide_scores(FragmentC (&x)[m_tiles][n_tiles], int warp_key,
                                             int key_row, int query, const Visit &visit,
-                                            int keys_end) {
+                                            int keys_end, float hidden = -INFINITY) {
   constexpr int Br = n_tiles * 8;
   if (warp_key + 32 > keys_end || warp_key + 31 > visit.to || warp_key - (Br - 1) < visit.from) {
 #pragma unroll
@@ -52,7 +52,7 @@ __device__ __forceinline__ void hide_scores(FragmentC (&x)[m_tiles][n_tiles], in
       for (int n = 0; n < Br / 8; n++)
         for (int e = 0; e < 4; e++) {
           const int key = key_row + mt * 16 + e / 2 * 8, after = key - (query + 8 * n + e % 2);
-          if (key >= keys_end || after > visit.to || after < visit.from) x[mt][n][e] = -INFINITY;
+          if (key >= keys_end || after > visit.to || after < visit.from) x[mt][n][e] = hidden;
         }
   }
 }

@@ -15,7 +15,7 @@ mkdir -p build/diff/before build/diff/after
 sed '/^#include/,$!d' $from >build/diff/before.cu
 sed '/^#include/,$!d' "$to" >build/diff/after/attention.cu
 # What stands in a header that only the later step includes has moved, and has not changed.
-headers=$(grep -hvxFf build/diff/before.cu build/diff/after/attention.cu | sed -n 's/^#include "\(common.*\)"/\1/p' || true)
+headers=$(grep -hvxFf build/diff/before.cu build/diff/after/attention.cu | sed -nE 's/^#include "((common|steps).*)"/\1/p' || true)
 moved=$(awk -f common/measure/moved.awk file=1 build/diff/after/attention.cu \
   file=2 <(cat /dev/null $headers) file=3 build/diff/before.cu \
   2>&1 >build/diff/before/attention.cu)

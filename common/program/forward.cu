@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(threads) forward(Problem p) {
   T *const O = static_cast<T *>(p.O) + b * p.O_strides.batch + head * p.O_strides.head +
                q_row * p.O_strides.row;
   T q[d];
-  float o[d] = {}, m = -INFINITY, l = 0;
+  // A sink is a key of no value: its power is 1 relative to the maximum that it is.
+  float o[d] = {}, m = p.sink_logits ? p.sink_logits[head] : -INFINITY, l = p.sink_logits ? 1 : 0;
 #pragma unroll
   for (int k = 0; k < d; k++) q[k] = k < p.head_dim ? Q[k] : T(0.0f);
   for (int key = begin; key < end; key++, K += p.K_strides.row, V += p.V_strides.row) {
@@ -45,6 +46,8 @@ __global__ void __launch_bounds__(threads) forward(Problem p) {
     for (int k = 0; k < d; k++)
       if (k < p.head_dim) s += float(q[k]) * float(K[k]);
     s *= p.scale;
+    if (p.softcap > 0) s = p.softcap * tanhf(s / p.softcap);
+    if (p.slopes) s -= p.slopes[head] * fabsf(float(own - key));
     if (s > m) {
       const float alpha = __expf(m - s);
       m = s;
@@ -61,8 +64,7 @@ __global__ void __launch_bounds__(threads) forward(Problem p) {
 #pragma unroll
   for (int k = 0; k < d; k++)
     if (k < p.head_dim) O[k] = T(begin < end ? o[k] / l : 0.0f);
-  p.lse[(std::int64_t{b} * p.heads + head) * p.seqlen_q + query] =
-      begin < end ? m + logf(l) : -INFINITY;
+  p.lse[(std::int64_t{b} * p.heads + head) * p.seqlen_q + query] = l > 0 ? m + logf(l) : -INFINITY;
 }
 
 template <class T>
@@ -76,7 +78,8 @@ void launch(const Problem &p) {
 
 }  // namespace
 
-/// Head dims up to 128; any layout, but pages; any scale; causal; windows to both sides; lengths; grouped heads.
+/// Head dims up to 128; any layout, but pages; any scale; causal; windows to both sides; lengths; grouped heads;
+/// soft caps, ALiBi and sinks.
 extern "C" cudaError_t forward_pass(const Problem &p) {
   p.type == Type::kBf16 ? launch<__nv_bfloat16>(p) : launch<__half>(p);
   return cudaGetLastError();

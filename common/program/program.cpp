@@ -18,6 +18,7 @@
 #include <new>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -205,7 +206,7 @@ void forget_new_rows(Device &device, const Placement &placement, const reference
   forget(placement.V, problem.V);
 }
 
-/// The log-sum-exp has so many elements around it that no step may write.
+/// The log-sum-exp, and the sinks' gradient, have so many elements around them that no step may write.
 constexpr int kAround = 64;
 
 std::size_t lse_elements(const reference::Shape &shape) {
@@ -356,15 +357,19 @@ struct LogSumExp {
   std::size_t strays = 0;
 };
 
+/// Whether somebody has written a number that was poison.
+bool is_stray(float value) {
+  return std::bit_cast<std::uint32_t>(value) != 0xffffffff;
+}
+std::size_t strays_around(const std::vector<float> &all) {
+  return std::count_if(all.begin(), all.begin() + kAround, is_stray) +
+         std::count_if(all.end() - kAround, all.end(), is_stray);
+}
+
 LogSumExp download_lse(Device &device, const reference::Shape &shape, const Problem &problem) {
   std::vector<float> all(lse_elements(shape));
   device.download(all.data(), problem.lse - kAround, all.size() * sizeof(float));
-  LogSumExp lse{{all.begin() + kAround, all.end() - kAround}, 0};
-  const auto is_stray = [](float value) {
-    return std::bit_cast<std::uint32_t>(value) != 0xffffffff;
-  };
-  lse.strays += std::count_if(all.begin(), all.begin() + kAround, is_stray);
-  lse.strays += std::count_if(all.end() - kAround, all.end(), is_stray);
+  LogSumExp lse{{all.begin() + kAround, all.end() - kAround}, strays_around(all)};
   for_rows_not_there(shape, [&](std::size_t row) {
     lse.strays += is_stray(lse.rows[row]);
     lse.rows[row] = -INFINITY;
@@ -393,6 +398,10 @@ reference::Forward fill_backward(Device &device, const Placement &placement,
   };
   problem.dK = gradient(placement.K, placement.K_elements);
   problem.dV = gradient(placement.V, placement.V_elements);
+  if (problem.sink_logits)
+    problem.d_sink_logits =
+        static_cast<float *>(device.allocate((problem.heads + 2 * kAround) * sizeof(float))) +
+        kAround;
   reference::Forward forward;
   if (!device.is_gpu()) {
     forward = reference::forward_pass(inputs);
@@ -747,7 +756,15 @@ ExitStatus run(const Options &asked) {
         print_gradient_verdict(verdict, output.name, strays, of_rows.size(),
                                rows.size() / static_cast<std::size_t>(shape.head_dim));
     }
-    return right;
+    if (!problem.d_sink_logits) return right;
+    std::vector<float> all(static_cast<std::size_t>(shape.heads) + 2 * kAround);
+    device->download(all.data(), problem.d_sink_logits - kAround, all.size() * sizeof(float));
+    const std::size_t strays = strays_around(all);
+    const reference::SinkVerdict verdict = reference::judge_sink_gradients(
+        inputs, forward, std::span(all).subspan(kAround, static_cast<std::size_t>(shape.heads)));
+    const bool passed = verdict.passed() && strays == 0;
+    if (say || !passed) print_sink_verdict(verdict, strays);
+    return right && passed;
   };
   const auto passes = [&](bool say) {
     if (step.gradients) return gradients_pass(say);
@@ -777,6 +794,9 @@ ExitStatus run(const Options &asked) {
     // What is compared and poisoned: of several GPUs the buffer of each.
     std::vector<Output> buffers = outputs;
     if (problem.gpus) buffers.clear();
+    if (problem.d_sink_logits)
+      buffers.push_back({"d sinks", nullptr, problem.d_sink_logits,
+                         static_cast<std::size_t>(shape.heads) * 2, kQ});
     for (int gpu = 0; gpu < problem.gpus; gpu++)
       for (Output output : outputs) {
         if (!is_own(gpu)) continue;

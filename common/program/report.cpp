@@ -201,6 +201,15 @@ void print_bits(int runs, int other_runs, bool same_bits) {
                           : "this step adds in any order");
 }
 
+void print_sink_verdict(const reference::SinkVerdict &verdict, std::size_t strays) {
+  std::printf("check    d sinks: error %.2e worst (at most %.2e): %s\n", verdict.error,
+              verdict.bound, verdict.passed() && strays == 0 ? "passed" : "WRONG");
+  if (strays) std::printf("         %zu elements were written that are of no head\n", strays);
+  if (!verdict.passed())
+    std::printf("         worst: head %d is %g, should be %g\n", verdict.head, verdict.value,
+                verdict.expected);
+}
+
 void print_lse_verdict(const reference::Verdict &verdict, std::size_t strays) {
   const bool passed = verdict.lse_passed() && strays == 0;
   std::printf("lse      log-sum-exp of the same rows: error %.2e worst (at most %.2e): %s\n",

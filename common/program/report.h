@@ -8,6 +8,7 @@
 
 #include "common/emulator/counters.h"
 #include "common/program/csv.h"
+#include "reference/gradients.h"
 #include "reference/verdict.h"
 
 /// The result of a run.
@@ -34,6 +35,9 @@ void print_verdict(const reference::Verdict &verdict, std::size_t strays, std::s
 
 /// Of the log-sum-exp; `strays` as above.
 void print_lse_verdict(const reference::Verdict &verdict, std::size_t strays);
+
+/// Of the sinks' gradient; `strays` are elements written beside it.
+void print_sink_verdict(const reference::SinkVerdict &verdict, std::size_t strays);
 
 /// The same of a gradient, "dQ".
 void print_gradient_verdict(const reference::Verdict &verdict, const std::string &name,

@@ -30,6 +30,7 @@ std::string needed(const std::vector<std::string> &runs, const std::string &para
     const bool softcap = has("--softcap"), alibi = has("--alibi");
     if (contains(parameters, "bool softcap") && !softcap) one += " && !softcap";
     if (contains(parameters, "bool alibi") && !alibi) one += " && !alibi";
+    if (contains(parameters, "bool changes") && !softcap && !alibi) one += " && !changes";
     if (contains(parameters, "bool sinks") && !softcap && !alibi && !has("--sink-logits"))
       one += " && !sinks";
     all.push_back("(" + one + ")");

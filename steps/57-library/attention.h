@@ -196,13 +196,16 @@ struct attention_gradients {
   /* Not 0: the same bits in every run. Only the kernel "hopper" has this; attention_backward_kernel
    * says which kernel a problem gets. 0: blocks add to dQ in any order, so its last bits may differ. */
   int deterministic;
+  /* [heads], or NULL: the derivative of the loss with respect to each of sink_logits, summed over all queries of all
+   * sequences. It has the same bits in every run, also where dQ has not. */
+  float *d_sink_logits;
 };
 
 /* Queues the backward pass of a problem: dQ, dK and dV from dO. The problem is that of attention_forward,
  * with the O and the lse that it wrote; they are read here, and lse must be given. The backward pass takes
- * head dims up to 128, at most 65535 * 128 keys and 2^30 packed queries. It takes no softcap,
- * alibi_slopes, sink_logits, sinks, rope, pages, cache_index, K_new and no head_dim_v but head_dim: they
- * are ATTENTION_BACKWARD.
+ * head dims up to 128, at most 65535 * 128 keys and 2^30 packed queries. It takes no sinks, rope, pages,
+ * cache_index, K_new and no head_dim_v but head_dim: they are ATTENTION_BACKWARD. It has no gradient of
+ * alibi_slopes.
  *
  * The workspace may be the one that the calls of this stream share. Its bytes grow as those of the
  * forward pass do; with cu_seqlens_q by batch and total_q, and not by seqlen_q. What is said above

@@ -33,7 +33,7 @@ class Problem(ctypes.Structure):  # struct attention_problem
 
 class Gradients(ctypes.Structure):  # struct attention_gradients
     _fields_ = [("struct_bytes", ctypes.c_size_t), *((name, Tensor) for name in ("dO", "dQ", "dK", "dV")),
-                ("deterministic", ctypes.c_int)]
+                ("deterministic", ctypes.c_int), ("d_sink_logits", ctypes.c_void_p)]
 
 
 @functools.cache
@@ -149,36 +149,41 @@ def attention(q, k, v, *, k_new=None, v_new=None, return_lse=False, **options):
 
 
 def attention_backward(q, k, v, o, lse, dO, deterministic=False, **options):
-    """dq, dk and dv of what attention(..., return_lse=True) returned. Rows behind a sequence's length are 0.
-    deterministic: with the same bits in every run, on a GPU for which the library has such a kernel."""
+    """dq, dk, dv and the gradient of sink_logits (None without) of what attention(..., return_lse=True) returned. Rows
+    behind a sequence's length are 0. deterministic: with the same bits in every run, on a GPU for which the library has
+    such a kernel."""
     # Copies that fits() makes must live until the call: their memory would be the workspace's otherwise.
     memory, dO, tensors = Memory(), fits(dO), [fits(x) for x in (q, k, v, o)]
     dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in tensors[:3])
+    sinks = options.get("sink_logits")
+    d_sinks = None if sinks is None else torch.zeros_like(sinks)
     p = problem_of(memory, *tensors, lse, **options)
-    g = Gradients(ctypes.sizeof(Gradients), *map(memory.tensor, (dO, dq, dk, dv)), int(deterministic))
-    run("attention_backward", "attention_backward_workspace_bytes", memory, q.device, [dq, dk, dv], p, g)
-    return dq, dk, dv
+    g = Gradients(ctypes.sizeof(Gradients), *map(memory.tensor, (dO, dq, dk, dv)), int(deterministic),
+                  memory.address(d_sinks))
+    run("attention_backward", "attention_backward_workspace_bytes", memory, q.device, [dq, dk, dv, d_sinks], p, g)
+    return dq, dk, dv, d_sinks
 
 
 class TrainableAttention(torch.autograd.Function):
-    """Keeps q, k, v, o and the log-sum-exp until the backward pass."""
+    """Keeps q, k, v, o, the log-sum-exp and the sinks' logits until the backward pass."""
 
     @staticmethod
-    def forward(ctx, q, k, v, deterministic, options):
-        o, lse = attention(q, k, v, return_lse=True, **options)
-        ctx.save_for_backward(q, k, v, o, lse)
+    def forward(ctx, q, k, v, sink_logits, deterministic, options):
+        o, lse = attention(q, k, v, return_lse=True, sink_logits=sink_logits, **options)
+        ctx.save_for_backward(q, k, v, o, lse, sink_logits)
         ctx.options = {**options, "deterministic": deterministic}
         ctx.mark_non_differentiable(lse)
         return o, lse
 
     @staticmethod
     def backward(ctx, dO, _):
-        return *attention_backward(*ctx.saved_tensors, dO, **ctx.options), None, None
+        *tensors, sinks = ctx.saved_tensors
+        return *attention_backward(*tensors, dO, sink_logits=sinks, **ctx.options), None, None
 
 
-def trainable_attention(q, k, v, *, return_lse=False, deterministic=False, **options):
-    """As attention(), and autograd finds the gradients of q, k and v, as attention_backward() has them."""
-    o, lse = TrainableAttention.apply(q, k, v, deterministic, options)
+def trainable_attention(q, k, v, *, sink_logits=None, return_lse=False, deterministic=False, **options):
+    """As attention(), and autograd finds the gradients of q, k, v and sink_logits, as attention_backward() has them."""
+    o, lse = TrainableAttention.apply(q, k, v, sink_logits, deterministic, options)
     return (o, lse) if return_lse else o
 
 

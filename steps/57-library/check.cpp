@@ -365,17 +365,14 @@ void check_sizes(const attention_problem &p, const attention_gradients &g) {
   const std::pair<const char *, int> zeros[] = {{"sinks", p.sinks}, {"rope", p.rope}};
   for (const auto &[name, value] : zeros)
     if (value) refuse(ATTENTION_BACKWARD, name, value, "must be 0" + where);
-  if (p.softcap > 0) {
-    char text[64];
-    std::snprintf(text, sizeof text, "softcap %g", double{p.softcap});
-    refuse(ATTENTION_BACKWARD, text, "must be 0" + where);
-  }
-  const std::pair<const char *, bool> nulls[] = {
-      {"alibi_slopes", p.alibi_slopes},       {"sink_logits", p.sink_logits},
-      {"page_table", is_given(p.page_table)}, {"cache_index", is_given(p.cache_index)},
-      {"K_new.data", p.K_new.data},           {"V_new.data", p.V_new.data}};
+  const std::pair<const char *, bool> nulls[] = {{"page_table", is_given(p.page_table)},
+                                                 {"cache_index", is_given(p.cache_index)},
+                                                 {"K_new.data", p.K_new.data},
+                                                 {"V_new.data", p.V_new.data}};
   for (const auto &[name, is] : nulls)
     if (is) refuse(ATTENTION_BACKWARD, name, "must be NULL" + where);
+  if (g.d_sink_logits && !p.sink_logits)
+    refuse(ATTENTION_BACKWARD, "d_sink_logits", "must be NULL without sink_logits");
 }
 
 void check_tensors(const attention_problem &p, std::size_t workspace_bytes,
@@ -411,6 +408,7 @@ void check_tensors(const attention_problem &p, std::size_t workspace_bytes,
   const std::pair<const char *, const float *> numbers[] = {
       {"lse", p.lse}, {"alibi_slopes", p.alibi_slopes}, {"sink_logits", p.sink_logits}};
   for (const auto &[name, values] : numbers) check_aligned(name, values, sizeof(float));
+  if (g) check_aligned("d_sink_logits", g->d_sink_logits, sizeof(float));
 
   const Sequences queries = queries_of(p), keys = keys_of(p), added = new_keys_of(p);
   check_lengths(p, queries);
@@ -470,6 +468,7 @@ void check_tensors(const attention_problem &p, std::size_t workspace_bytes,
     add(written, "dQ", g->dQ, queries, p.heads, d);
     add(written, "dK", g->dK, keys, p.kv_heads, d);
     add(written, "dV", g->dV, keys, p.kv_heads, dv);
+    add_whole(written, "d_sink_logits", g->d_sink_logits, p.heads * sizeof(float));
   }
   std::vector<Bytes> &cache = appends(p) ? written : read;
   add(cache, "K", p.K, keys, p.kv_heads, d);

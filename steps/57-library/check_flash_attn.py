@@ -5,8 +5,8 @@
 Each test function gets as many cases of its grid as --cases says, drawn from the seed. What the library does not
 have is left out, and counted: dropout, and in Hopper's tests chunks, qv, fp8 and merging; and deterministic gradients
 where the GPU is not Hopper. Gradients are the library's where attention_backward takes the call, on Hopper the
-deterministic ones, too. The tests ask for others in the same cases: those of soft caps, ALiBi and more than 128 columns.
-These are the textbook's formula's in fp32, and say nothing of the library. A V of more than 256 columns is the formula's,
+deterministic ones, too. The tests ask for others in the same cases: those of more than 128 columns. These are the
+textbook's formula's in fp32, and say nothing of the library. A V of more than 256 columns is the formula's,
 too, because a case has it beside what is tested. --emulator runs on the CPU, with a library built for the emulator.
 """
 
@@ -123,14 +123,14 @@ def run(q, k, v, *, scale, causal, window, softcap, slopes=None, arrays={}, k_ne
         return by_the_formula(q, k, v, arrays, alike), None
     by_library += 1
     columns = -(-max(q.shape[-1], v.shape[-1]) // 8) * 8
-    others = (k_new, slopes, rope, arrays.get("page_table"), arrays.get("cache_index"))
-    is_taken = columns <= 128 and not softcap and all(x is None for x in others)
+    others = (k_new, rope, arrays.get("page_table"), arrays.get("cache_index"))
+    is_taken = columns <= 128 and all(x is None for x in others)
     if trains(q, k, v) and is_taken and (not deterministic or has_hoppers_kernels()):
         gradients_by_library += 1
         deterministic_by_library += bool(deterministic)
         out, lse = trainable_attention(*(padded(x, columns) for x in (q, k, v)), scale=scale, causal=causal,
-                                       window=window, arrays=arrays, return_lse=True, deterministic=deterministic,
-                                       **sizes)
+                                       window=window, softcap=softcap, alibi_slopes=slopes, arrays=arrays,
+                                       return_lse=True, deterministic=deterministic, **sizes)
         return out[..., :v.shape[-1]], lse
     with torch.no_grad():
         Q, K, K_new = (padded(x, -(-q.shape[-1] // 8) * 8) for x in (q, k, k_new))

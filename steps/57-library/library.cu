@@ -160,6 +160,7 @@ Backward backward_of(const attention_problem &p, const attention_gradients &g) {
   call.dQ = g.dQ.data;
   call.dK = g.dK.data;
   call.dV = g.dV.data;
+  call.d_sink_logits = g.d_sink_logits;
   call.workspace = static_cast<char *>(p.workspace) + BACKEND.counters_bytes;
   return call;
 }

@@ -1,7 +1,8 @@
 // Step 69: Training. The backward pass for whoever calls it: any strides, packed rows, and numbers nobody checked.
 // SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
-// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window-size, --scale, --type
+// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window-size, --scale, --type, --softcap, --alibi,
+//             --sink-logits
 // Before      step 65: dO and dQ lie as O does, dK as K and dV as V, in rows of 64 or 128 elements, and whoever launches
 //             it must have checked each length that is on the device.
 // Bottleneck  An autograd engine gives dO as it lies, and packs sequences. A length of -1 reads where nothing is.
@@ -15,6 +16,7 @@
 #include "common/kernel/tile_gradients.h"
 #include "common/kernel/visits.h"
 #include "steps/69-training/rows.h"
+#include "steps/69-training/sinks.h"
 
 using namespace mma_gradients;
 
@@ -74,13 +76,38 @@ struct SharedStorage : Operands<T, d> {
   Tile<std::int64_t, 1, 1> first_in_workspace;
 };
 
-/// dK and dV of 128 keys, and what these keys add to dQ.
-template <class T, int d>
+/// What a soft cap and ALiBi do to the scores of a visit. Step 81 says why its weights are rounded, and not the factor.
+struct Changed {
+  static constexpr bool any = true;
+  float
+      to_cap;  // the product q . k times this is a score in units of the soft cap; 0: there is none
+  float slope;   // of ALiBi, in base 2
+  float behind;  // how far the lane's first key is behind its first query
+
+  template <class Scores>
+  __device__ __forceinline__ void cap(Scores &x) const {
+    if (to_cap == 0) return;
+#pragma unroll
+    for (auto &keys : x)
+      for (auto &some : keys)
+        for (int e = 0; e < 4; e++) some[e] = tanh_approx(some[e] * to_cap);
+  }
+  __device__ __forceinline__ float minus_lse(float lse, int key, int query) const {
+    return fmaf(-slope, fabsf(behind + (key - query)), -lse);
+  }
+  /// The derivative of the tanh is 1 - tanh^2.
+  __device__ __forceinline__ float weight(float P, float score) const {
+    return to_cap == 0 ? P : fmaf(-P * score, score, P);
+  }
+};
+
+/// dK and dV of 128 keys, and what these keys add to dQ. `changes`: with a soft cap or ALiBi, or both.
+template <class T, int d, bool changes>
 __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per SM
     gradients(const Backward problem, const float *lse_log2,
               const float *D,  // [heads' rows]
               float *dQ_sum,   // [heads' rows / 16, d / 2, 32]
-              int rows, float scale_log2) {
+              int rows, float scale_log2, float to_cap) {
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), lane = threadIdx.x % 32;
   // Blocks start in the order of their index, x first: a section's first keys, which the most queries see.
@@ -146,13 +173,26 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
   const auto hide = [&](auto &x, int t) {
     const Visit visit = smem.visit[t % 4](0, 0);
     const Rows of = smem.keys(0, 0);
-    hide_scores(x, warp_key, key_row, query, visit, of.rows - first_key);
+    // With a soft cap finite, because P, which is 0, is multiplied by its square.
+    const float hidden = changes && to_cap > 0 ? -1e15f : -INFINITY;
+    hide_scores(x, warp_key, key_row, query, visit, of.rows - first_key, hidden);
   };
   const auto row_of = [&](int t) {
     const Visit visit = smem.visit[t % 4](0, 0);
     return smem.first_in_workspace(0, 0) + std::int64_t{visit.head} * rows + visit.row;
   };
-  add_visits<T>(sum, smem, warp, visits, scale_log2, dQ_sum, load_queries, hide, row_of);
+  if constexpr (changes) {
+    const auto changes_of = [&](int t) {
+      const Visit visit = smem.visit[t % 4](0, 0);
+      const Rows k = smem.keys(0, 0), q = smem.queries(0, 0);
+      return Changed{to_cap, slope_of(problem, k.b, visit.head) * log2_e,
+                     float(first_key + key_row - (k.rows - q.rows + visit.row + query))};
+    };
+    add_visits<T>(sum, smem, warp, visits, scale_log2, dQ_sum, load_queries, hide, row_of,
+                  changes_of);
+  } else {
+    add_visits<T>(sum, smem, warp, visits, scale_log2, dQ_sum, load_queries, hide, row_of);
+  }
 
   const Rows of = smem.keys(0, 0);
   const auto out = keeps_dV ? matrix_of<T>(problem.dV, problem.dV_strides, of, problem.head_dim)
@@ -192,25 +232,33 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-template <class T, int d>
+template <class T, int d, bool changes>
 void run(const Backward &p) {
   const std::int64_t all_rows = all_rows_in_workspace<whole_tiles>(p);
   const int heads = p.batch * p.heads, rows = rows_in_workspace<whole_tiles>(p);
   const int longest = (p.seqlen_q + whole_tiles - 1) / whole_tiles * whole_tiles;
   const dim3 block(threads);
   // With a scale of 0 a masked score would be -inf * 0 = NaN.
-  const float scale_log2 = std::max(p.scale * log2_e, 1e-20f);
+  const float scale_log2 = p.softcap > 0 ? p.softcap * log2_e : std::max(p.scale * log2_e, 1e-20f);
+  const float to_cap = p.softcap > 0 ? p.scale / p.softcap : 0;
   float *const dQ_sum = static_cast<float *>(p.workspace);
   float *const lse_log2 = dQ_sum + all_rows * d, *const D = lse_log2 + all_rows;
   if (longest > 0)  // without queries dK and dV are 0, and without keys dQ is
     launch_on<void>(p.stream, begin<T, d>, dim3(longest / num_warps, heads), block, p, lse_log2, D,
                     dQ_sum, rows);
   if (p.seqlen_k > 0)
-    launch_on<SharedStorage<T, d>>(p.stream, gradients<T, d>, grid_of<Bc>(p, p.window_right == 0),
-                                   block, p, lse_log2, D, dQ_sum, rows, scale_log2);
+    launch_on<SharedStorage<T, d>>(p.stream, gradients<T, d, changes>,
+                                   grid_of<Bc>(p, p.window_right == 0), block, p, lse_log2, D,
+                                   dQ_sum, rows, scale_log2, to_cap);
   if (longest > 0)
     launch_on<void>(p.stream, round_dQ<T, d>, dim3(longest / 16 / num_warps, heads), block, p,
                     dQ_sum, rows);
+  add_up_sinks<whole_tiles>(p, lse_log2, D, rows);
+}
+
+template <class T, int d>
+void run(const Backward &p) {
+  p.softcap > 0 || p.slopes ? run<T, d, true>(p) : run<T, d, false>(p);
 }
 
 template <class T>

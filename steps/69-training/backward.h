@@ -21,7 +21,7 @@ struct BackwardKernels {
 #define HOPPER_BACKWARD cpu_hopper_backward
 #endif
 extern const BackwardKernels BACKWARD;
-extern const BackwardKernels HOPPER_BACKWARD [[gnu::weak]];  // step 80's, for sm_90a alone
+extern const BackwardKernels HOPPER_BACKWARD [[gnu::weak]];  // step 81's, for sm_90a alone
 
 /// The call that a program's problem is: dO and dQ lie as O does, dK as K and dV as V.
 static inline Backward backward_of(const Problem &problem) {

@@ -46,6 +46,7 @@ class Call {
   explicit Call(std::uint64_t seed) : draw_(seed) {
     draw_sizes();
     draw_lengths();
+    draw_scores();
     lay();
   }
   Call(const Call &) = delete;
@@ -63,6 +64,7 @@ class Call {
       for (const reference::Gradient of : reference::kGradients)
         if (const std::string wrong = complaint_of(b, of); !wrong.empty())
           return "sequence " + std::to_string(b) + ": " + wrong;
+    if (const std::string wrong = complaint_of_sinks(); !wrong.empty()) return wrong;
     const char *const names[] = {"Q", "O", "dO", "dQ", "K", "V", "dK", "dV"};
     for (int i = 0; i < kTensors; i++)
       if (!tensors_[i].is_as_expected())
@@ -155,6 +157,24 @@ class Call {
     if (packed_k) p.cu_seqlens_k = array(k_.cu_seqlens), p.total_k = k_.total;
   }
 
+  void draw_scores() {
+    attention_problem &p = problem;
+    if (draw_.one_in(3)) p.softcap = 0.5f * static_cast<float>(draw_.from(1, 40));
+    if (draw_.one_in(3)) {
+      p.alibi_stride = draw_.one_in(2) ? 0 : p.heads + draw_.from(0, 2);
+      for (int i = 0; i < (p.batch - 1) * p.alibi_stride + p.heads; i++)
+        slopes_.push_back(0.02f * static_cast<float>(draw_.from(0, 15)));
+      p.alibi_slopes = memory<float>(slopes_.size());
+      to_device(const_cast<float *>(p.alibi_slopes), slopes_);
+    }
+    if (draw_.one_in(3)) {
+      for (int h = 0; h < p.heads; h++) sink_logits_.push_back(draw_.normal());
+      p.sink_logits = memory<float>(sink_logits_.size());
+      to_device(const_cast<float *>(p.sink_logits), sink_logits_);
+      if (!draw_.one_in(4)) gradients.d_sink_logits = memory<float>(sink_logits_.size());
+    }
+  }
+
   /// Draws each sequence's rows and its dO, and lays them, and what the forward pass leaves, where the problem says.
   void lay() {
     attention_problem &p = problem;
@@ -222,6 +242,11 @@ class Call {
     if (p.window)
       inputs.shape.window_left = p.window_left, inputs.shape.window_right = p.window_right;
     if (p.scale > 0) inputs.shape.scale = p.scale;
+    inputs.shape.softcap = p.softcap;
+    inputs.shape.alibi = p.alibi_slopes, inputs.shape.sink_logits = p.sink_logits;
+    if (p.alibi_slopes)
+      inputs.slopes.assign(&slopes_[b * p.alibi_stride], &slopes_[b * p.alibi_stride] + p.heads);
+    inputs.sink_logits = sink_logits_;
     inputs.type = type_;
     const auto draw = [&](int heads, int rows) {
       reference::Elements all(std::size_t(heads) * std::max(1, rows) * p.head_dim);
@@ -265,6 +290,37 @@ class Call {
            std::to_string(verdict.worst_expected);
   }
 
+  /// Compares the gradient of the sinks with the reference's, of all sequences together.
+  std::string complaint_of_sinks() const {
+    if (!gradients.d_sink_logits) return "";
+    const int heads = problem.heads, d = problem.head_dim, longest = std::max(1, q_.longest);
+    reference::Inputs all;
+    all.shape = {.batch = problem.batch,
+                 .heads = heads,
+                 .seqlen_q = longest,
+                 .head_dim = d,
+                 .lengths_q = q_.count};
+    all.type = type_, all.sink_logits = sink_logits_;
+    reference::Forward forward;
+    const std::size_t rows = std::size_t(problem.batch) * heads * longest;
+    all.dO.resize(rows * d), forward.O.resize(rows * d), forward.lse.resize(rows);
+    for (int b = 0; b < problem.batch; b++)
+      for (int h = 0; h < heads; h++)
+        for (int i = 0; i < q_.count[b]; i++) {
+          const std::size_t from = std::size_t(h) * q_.count[b] + i;
+          const std::size_t to = (std::size_t(b) * heads + h) * longest + i;
+          std::copy_n(&inputs_[b].dO[from * d], d, &all.dO[to * d]);
+          std::copy_n(&forward_[b].O[from * d], d, &forward.O[to * d]);
+          forward.lse[to] = forward_[b].lse[from];
+        }
+    const reference::SinkVerdict verdict =
+        reference::judge_sink_gradients(all, forward, from_device(gradients.d_sink_logits, heads));
+    return verdict.passed()
+               ? ""
+               : "d_sink_logits of head " + std::to_string(verdict.head) + " is " +
+                     std::to_string(verdict.value) + ", not " + std::to_string(verdict.expected);
+  }
+
   template <class T>
   T *memory(std::size_t size) {
     memory_.push_back(allocate<T>(size));
@@ -280,6 +336,7 @@ class Call {
   Draw draw_;
   Type type_ = Type::kFp16;
   Lengths q_, k_;
+  std::vector<float> slopes_, sink_logits_;
   Tensor tensors_[kTensors];
   std::vector<reference::Inputs> inputs_;
   std::vector<reference::Forward> forward_;
@@ -294,6 +351,7 @@ struct Plain {
   std::vector<Bits *> all;  // Q, K, V, O, dO, dQ, dK, dV
   float *lse = allocate<float>(kHeads * kRows, 65536);
   int *lengths = allocate<int>(4, 65536);
+  float *numbers = allocate<float>(2 * kHeads, 65536);  // slopes, or sinks, and their gradient
   std::vector<int> known = {20};
   attention_problem problem{};
   attention_gradients gradients{};
@@ -311,6 +369,7 @@ struct Plain {
     for (int i = 0; i < 5; i++)
       for (int x = 0; x < kSize; x++) all[i][x] = static_cast<Bits>(0x3000 + (x * 7 + i) % 1999);
     std::fill_n(lse, kHeads * kRows, 5.0f);
+    std::fill_n(numbers, kHeads, 0.25f);
     p.lse = lse;
     lengths[0] = kRows;
     p.lengths_k = {lengths, known.data()};
@@ -322,7 +381,8 @@ struct Plain {
   Plain(const Plain &) = delete;
   ~Plain() {
     for (Bits *memory : all) LIBRARY(attention_release)(memory);
-    for (void *memory : {static_cast<void *>(lse), static_cast<void *>(lengths), workspace})
+    for (void *memory : {static_cast<void *>(lse), static_cast<void *>(lengths),
+                         static_cast<void *>(numbers), workspace})
       LIBRARY(attention_release)(memory);
   }
   bool untouched() const {
@@ -369,12 +429,21 @@ const std::vector<Mistake> kMistakes = {
     {ATTENTION_BACKWARD,
      "deterministic 2: must be 0 for a problem whose attention_backward_kernel is \"mma\"",
      [](L &, P &p, G &g) { g.deterministic = 2, p.K.head_stride = 0; }},
-    {ATTENTION_BACKWARD, "softcap 20: must be 0 in attention_backward",
-     [](L &, P &p, G &) { p.softcap = 20; }},
-    {ATTENTION_BACKWARD, "alibi_slopes: must be NULL in attention_backward",
-     [](L &l, P &p, G &) { p.alibi_slopes = l.lse; }},
-    {ATTENTION_BACKWARD, "sink_logits: must be NULL in attention_backward",
-     [](L &l, P &p, G &) { p.sink_logits = l.lse; }},
+    {ATTENTION_SCORES, "softcap -20: must be 0, or from 0.001 to 1e+06",
+     [](L &, P &p, G &) { p.softcap = -20; }},
+    {ATTENTION_BACKWARD, "d_sink_logits: must be NULL without sink_logits",
+     [](L &l, P &, G &g) { g.d_sink_logits = l.numbers; }},
+    {ATTENTION_ALIGNMENT, "d_sink_logits: must be a multiple of 4 bytes",
+     [](L &l, P &p, G &g) {
+       p.sink_logits = l.numbers;
+       g.d_sink_logits = reinterpret_cast<float *>(reinterpret_cast<char *>(l.numbers) + 9);
+     }},
+    {ATTENTION_OVERLAP, "d_sink_logits is written: it overlaps sink_logits",
+     [](L &l, P &p, G &g) { p.sink_logits = l.numbers, g.d_sink_logits = l.numbers + 1; }},
+    {ATTENTION_OVERLAP, "d_sink_logits is written: it overlaps dV",
+     [](L &l, P &p, G &g) {
+       p.sink_logits = l.numbers, g.d_sink_logits = reinterpret_cast<float *>(l.all[7]);
+     }},
     {ATTENTION_BACKWARD, "page_table: must be NULL in attention_backward",
      [](L &l, P &p, G &) { p.page_table.device = l.lengths, p.page_size = 20, p.pages = 1; }},
     {ATTENTION_BACKWARD, "cache_index: must be NULL in attention_backward",
@@ -461,6 +530,11 @@ const std::vector<Case> kCases = {
        for (attention_tensor *tensor : {&p.Q, &p.K, &p.V, &p.O, &g.dO, &g.dQ, &g.dK, &g.dV})
          tensor->batch_stride = 0;
      }},
+    {"hopper", "a soft cap, ALiBi and sinks",
+     [](L &l, P &p, G &g) {
+       p.softcap = 0.5f, p.alibi_slopes = p.sink_logits = l.numbers;
+       g.d_sink_logits = l.numbers + Plain::kHeads;
+     }},
     {"hopper", "strides of 2^39 bytes",
      [](L &, P &p, G &g) { p.batch = 2, g.dV.batch_stride = std::int64_t{1} << 38; }, false},
     {"mma", "strides of 2^40 bytes",
@@ -490,6 +564,9 @@ TEST_CASE("backward: which kernel a problem gets, and that both have one answer"
       for (int i = 5; i < 8; i++)
         for (int x = 0; x < Plain::kSize; x++)
           all.push_back(element_to_float(Type::kFp16, plain.all[i][x]));
+      if (plain.gradients.d_sink_logits)
+        all.insert(all.end(), plain.gradients.d_sink_logits,
+                   plain.gradients.d_sink_logits + Plain::kHeads);
       return all;
     };
     const std::vector<float> one_kernel = answer(plain.problem.mma_only), other = answer(1);

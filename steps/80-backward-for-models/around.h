@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+// What step 80 built around its kernel, for the steps after it: what comes before and after, and what a block shares.
+#pragma once
+
+#include "common/kernel/hopper_backward.h"
+#include "common/kernel/visits.h"
+#include "steps/57-library/hopper.h"
+#include "steps/69-training/rows.h"
+
+namespace {
+
+/// What of a call no tensor map says: where the sums of dQ and the rest of the workspace lie.
+struct Sums {
+  float *lse_log2, *D;  // [heads' rows]
+  float *dQ;            // [heads' rows / Br, Br * d]: place_in_dQ
+  // The next block's number, and how many blocks have added to each tile: [1 + heads' rows / Br].
+  unsigned *counters;
+  int rows;  // of each head
+};
+
+/// What the keys need of each query; dQ's sums and the counters begin at 0. A warp takes one row. A query that does not
+/// exist, or sees no key, gets an infinite log-sum-exp: its weights are 0 then.
+template <class T, int d>
+__global__ void __launch_bounds__(128) begin(const Backward problem, const Sums sums) {
+  constexpr int each = d / 32;  // elements of a lane
+  const int lane = threadIdx.x % 32, i = blockIdx.x * 4 + threadIdx.x / 32;
+  const int b = blockIdx.y / problem.heads, col = lane * each;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+    Matrix<unsigned>{sums.counters, 1, 1}(0, 0) = 0;
+  const Sequence at = sequence_of(problem, b);
+  const Rows queries = {b, int(blockIdx.y) % problem.heads, at.q_start, at.q_count};
+  if (i >= (queries.rows + Br<d> - 1) / Br<d> * Br<d>) return;
+  const std::int64_t row = first_in_workspace<Br<d>>(problem, queries, sums.rows) +
+                           std::int64_t{queries.head} * sums.rows + i;
+  float lse = -INFINITY, sum = 0;
+  if (i < queries.rows) {
+    lse = lse_at(problem, at, b, queries.head, i) * log2_e;
+    if (col < problem.head_dim) {
+      const auto O = matrix_of<const T>(problem.O, problem.O_strides, queries, problem.head_dim);
+      const auto dO = matrix_of<const T>(problem.dO, problem.dO_strides, queries, problem.head_dim);
+      const auto x = load<each>(dO(i, col)), y = load<each>(O(i, col));
+      for (int k = 0; k < each; k++) sum += to_float<T>(x[k]) * to_float<T>(y[k]);
+    }
+  }
+  for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
+  store(Matrix<float>{sums.dQ + row * d, 1, d}(0, col), Vector<float, each>{});
+  if (lane > 0) return;
+  Matrix<float>{sums.lse_log2 + row, 1, 1}(0, 0) = lse == -INFINITY ? INFINITY : lse;
+  Matrix<float>{sums.D + row, 1, 1}(0, 0) = sum;
+  if (i % Br<d> == 0) Matrix<unsigned>{sums.counters + 1 + row / Br<d>, 1, 1}(0, 0) = 0;
+}
+
+template <class T, int d>
+struct SharedStorage {
+  TmaTile<64, d, T> K[consumers], V[consumers];  // at the end dK and dV
+  TmaTile<Br<d>, d, T> Q[stages], dO[stages];
+  TmaTile<Br<d>, Bc, T> dS[2];  // one is written while the other may be read
+  Tile<float, 1, Br<d> * d / consumers> dQ[consumers];
+  Tile<float, 1, Br<d>> lse[stages], D[stages];
+  Mbarrier KV_full, Q_full[stages], dO_full[stages], empty[stages];
+  Mbarrier dQ_full[consumers], dQ_empty[consumers];
+  Tile<int, 1, 4> number;  // the block's
+};
+
+/// dQ = its sums times the scale, rounded. A thread takes 8 elements of a row, a block 8 rows.
+template <class T, int d>
+__global__ void __launch_bounds__(d) round_dQ(const Backward problem, const Sums sums) {
+  // A warp has 8 rows of 32 columns: it reads whole sectors, and writes whole ones.
+  const int row = blockIdx.x * 8 + threadIdx.x / 4 % 8;
+  const int col = threadIdx.x / 32 * 32 + threadIdx.x % 4 * 8;
+  const Rows queries = queries_of(problem, blockIdx.y / problem.heads, blockIdx.y % problem.heads);
+  if (row >= queries.rows || col >= problem.head_dim) return;
+  const std::int64_t row_0 = first_in_workspace<Br<d>>(problem, queries, sums.rows) +
+                             std::int64_t{queries.head} * sums.rows;
+  const std::int64_t tile = row_0 / Br<d> + row / Br<d>;
+  const Matrix<const float> of_tile{sums.dQ + tile * (Br<d> * d), 1, Br<d> * d};
+  Vector<T, 8> rounded;
+  for (int e = 0; e < 8; e++)
+    rounded[e] = from_float<T>(of_tile(0, place_in_dQ<d>(row % Br<d>, col + e)) * problem.scale);
+  store<8>(matrix_of<T>(problem.dQ, problem.dQ_strides, queries, problem.head_dim)(row, col),
+           rounded);
+}
+
+template <int d>
+std::size_t workspace_bytes(const Backward &p) {
+  const std::int64_t rows = all_rows_in_workspace<Br<d>>(p);
+  return (rows * (d + 2) + rows / Br<d> + 1) * 4;
+}
+inline std::size_t workspace_bytes(const Backward &p) {
+  return p.head_dim <= 64 ? workspace_bytes<64>(p) : workspace_bytes<128>(p);
+}
+
+}  // namespace

@@ -1,0 +1,353 @@
+// Step 81: Gradients of the scores. What a model does to a score has a derivative, and a sink has one of its own.
+// SPDX-License-Identifier: MIT
+// Needs       sm_90a: TMA, wgmma
+// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window-size, --scale, --type, --softcap, --alibi,
+//             --sink-logits
+// Before      step 80: a score is a product times a scale.
+// Bottleneck  The derivative of a soft cap is 1 - tanh^2. It belongs to dS, and nobody has the tanh when dP is there.
+// Change      P times the derivative is rounded beside P, in the registers that S leaves. ALiBi is added to the log-sum-exp.
+//             A kernel adds up the sinks' derivatives, a block for each head.
+// Prediction  Without these functions step 80's machine code. A soft cap adds a tanh per element, 16 per clock, a product, two
+//             more with the weight, and half a conversion: 640 + 320 clocks to a visit of 4382 at head dim 128, 1024 + 512
+//             at 64, if no product of the other warpgroup hides them. ALiBi adds 122 and 194. The sinks' kernel adds 0.1%.
+#include <algorithm>
+
+#include "steps/69-training/sinks.h"
+#include "steps/80-backward-for-models/around.h"
+
+namespace {
+
+/// dK and dV of 128 keys, and what these keys add to dQ. With a soft cap a score is scale_log2 tanh(q . k to_cap) in base 2.
+template <class T, int d, bool softcap, bool alibi>
+__global__ void __launch_bounds__(threads, 1)  // blocks per SM
+    gradients(const __grid_constant__ SequenceMap map_Q, const __grid_constant__ SequenceMap map_dO,
+              const __grid_constant__ SequenceMap map_K, const __grid_constant__ SequenceMap map_V,
+              const __grid_constant__ SequenceMap map_dK,
+              const __grid_constant__ SequenceMap map_dV, const Backward problem, const Sums sums,
+              int key_tiles, int heads_at_once, float scale_log2, float to_cap) {
+  // The named barriers: of both warpgroups, and one for each; 0 is that of __syncthreads.
+  constexpr int all_stored = 1, first_stored = 2;
+  auto &smem = shared_storage<SharedStorage<T, d>>();
+  const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    // Blocks are numbered in the order in which they begin, so those before this one have begun.
+    const unsigned left = atomic_dec(Matrix<unsigned>{sums.counters, 1, 1}(0, 0), gridDim.x - 1);
+    smem.number(0, 0) = left == 0 ? 0 : gridDim.x - left;
+    mbarrier_init(smem.KV_full, 1);
+    for (int i = 0; i < stages; i++) {
+      mbarrier_init(smem.Q_full[i], 1);
+      mbarrier_init(smem.dO_full[i], 1);
+      mbarrier_init(smem.empty[i], consumers * 4);  // the warps that compute
+    }
+    for (int i = 0; i < consumers; i++) {
+      mbarrier_init(smem.dQ_full[i], 4);  // the warps of a warpgroup
+      mbarrier_init(smem.dQ_empty[i], 1);
+    }
+    mbarrier_fence_init();
+  }
+  __syncthreads();  // the barriers are initialised, and the number is there
+
+  // The blocks of `heads_at_once` heads of K follow each other: the first keys of each head, then the next.
+  const int number = uniform(smem.number(0, 0)), kv_heads = gridDim.x / key_tiles;
+  const int first_head = number / (heads_at_once * key_tiles) * heads_at_once;
+  const int some = min(heads_at_once, kv_heads - first_head);
+  const int place = number - first_head * key_tiles, kv_head = first_head + place % some;
+  const int key_tile = place / some, first_key = key_tile * Bc, b = kv_head / problem.kv_heads;
+  const Rows keys = keys_of(problem, b, kv_head % problem.kv_heads);
+  const int keys_here = min(keys.rows - first_key, Bc);
+  if (keys_here <= 0) return;  // the sequence is shorter than the longest
+
+  // A visit is of a tile of queries of one head: from the last tile that sees the keys to the first, then the next head.
+  const int group = problem.heads / problem.kv_heads;  // heads of Q that share these keys
+  const Rows queries = queries_of(problem, b, keys.head * group);
+  const auto [plan, tiles] = plan_of<Br<d>>(problem, queries, keys, first_key, keys_here);
+  const int visits = group * tiles, first_row = plan.first_row, last_row = plan.end - Br<d>;
+  const auto next = [&](int q_row) { return q_row > first_row ? q_row - Br<d> : last_row; };
+
+  if (warpgroup == consumers) {
+    setmaxnreg_dec<producer_registers>();
+    // The row of the workspace of the first head's query 0.
+    std::int64_t row_0 = first_in_workspace<Br<d>>(problem, queries, sums.rows) +
+                         std::int64_t{queries.head} * sums.rows;
+    if (threadIdx.x == consumers * 128) {
+      const SequenceRows of_q = {queries.start, queries.rows}, of_k = {keys.start, keys.rows};
+      mbarrier_arrive_expect_tx(smem.KV_full, sizeof(smem.K) + sizeof(smem.V));
+      for (int i = 0; i < consumers; i++) {
+        // TMA wants a row of the sequence. A warpgroup without one gets the other's keys, and hides them.
+        const int row = first_key + (i * 64 < keys_here ? i * 64 : 0);
+        tma_load(smem.K[i], map_K, of_k, row, keys.head, b, smem.KV_full);
+        tma_load(smem.V[i], map_V, of_k, row, keys.head, b, smem.KV_full);
+      }
+      for (int n = 0, head = queries.head, q_row = last_row; n < visits; n++) {
+        const int stage = n % stages, parity = n / stages % 2;
+        mbarrier_wait(smem.empty[stage], parity ^ 1);  // new stages count as empty
+        const auto load = [&](auto &tile, const SequenceMap &map, auto &numbers, const float *all,
+                              Mbarrier &full) {
+          mbarrier_arrive_expect_tx(full, sizeof tile + sizeof numbers);
+          tma_load(tile, map, of_q, q_row, head, b, full);
+          bulk_load<Br<d>>(numbers(0, 0), Matrix<const float>{all + row_0 + q_row, 1, Br<d>}(0, 0),
+                           full);
+        };
+        load(smem.Q[stage], map_Q, smem.lse[stage], sums.lse_log2, smem.Q_full[stage]);
+        load(smem.dO[stage], map_dO, smem.D[stage], sums.D, smem.dO_full[stage]);
+        if (q_row == first_row) head++, row_0 += sums.rows;
+        q_row = next(q_row);
+      }
+    }
+    // One thread of another warp adds to dQ, when the keys before these have added.
+    if (threadIdx.x == consumers * 128 + 32) {
+      for (int n = 0, q_row = last_row; n < visits; n++) {
+        const std::int64_t tile = (row_0 + q_row) / Br<d>;
+        // How many blocks have added to this tile: those between the first that visits it and this one.
+        auto &&turn = Matrix<unsigned>{sums.counters + 1 + tile, 1, 1}(0, 0);
+        const int first_visitor = max(0, plan.lowest + first_key + q_row) / Bc;
+        // A counter may skip a value if arrays that nobody checked give two sequences the same rows.
+        if (problem.deterministic) wait_until_at_least(turn, key_tile - first_visitor);
+        // The engine's additions come after this thread's load, which is the generic proxy's.
+        fence_proxy_async_global();
+        for (int w = 0; w < consumers; w++) {
+          mbarrier_wait(smem.dQ_full[w], n % 2);
+          constexpr int numbers = Br<d> * d / consumers;
+          bulk_red_add<numbers>(
+              Matrix<float>{sums.dQ + (tile * consumers + w) * numbers, 1, numbers}(0, 0),
+              smem.dQ[w](0, 0));
+          tma_store_commit();
+        }
+        tma_store_wait_read<1>();  // that of the first warpgroup has been read
+        mbarrier_arrive(smem.dQ_empty[0]);
+        tma_store_wait_read<0>();
+        mbarrier_arrive(smem.dQ_empty[1]);
+        if (problem.deterministic) {
+          tma_store_wait<0>();  // the sums have them: to have read them is not enough
+          red_release_add(turn, 1);
+        }
+        if (q_row == first_row) row_0 += sums.rows;
+        q_row = next(q_row);
+      }
+    }
+  } else {
+    setmaxnreg_inc<consumer_registers>();
+    auto &K = smem.K[warpgroup], &V = smem.V[warpgroup];
+    Accumulator<d> dk, dv;
+    Accumulator<Br<d>> s, dp;                     // transposed: keys x queries
+    Accumulator<d == 64 ? Br<d> / 2 : Br<d>> dq;  // transposed: columns x queries
+    FragmentA p[Br<d> / 16], ds[Br<d> / 16];
+    FragmentA p_slope[Br<d> / 16];  // P^T times the derivative of the capped score
+    // With both functions and 128 columns nvcc 13.0 spills if dP has its registers before P is rounded.
+    constexpr bool late_dP = softcap && alibi && d == 128;
+    // Of a score that is not seen. With a soft cap finite, because P, which is 0, is multiplied by its square.
+    constexpr float hidden = softcap ? -1e15f : -INFINITY;
+    float slope = 0;  // of ALiBi, in base 2
+    const bool is_first_thread = threadIdx.x % 128 == 0;
+    const int own_key = warpgroup * 64;                  // of the block's
+    const int key = own_key + warp % 4 * 16 + lane / 4;  // the lane's, and 8 further on
+    const int query = lane % 4 * 2;                      // of each 8, and 1 further on
+#pragma unroll
+    for (int e = 0; e < dk.size; e++) dk(e) = dv(e) = 0;  // if no query sees the keys
+    mbarrier_wait<false>(smem.KV_full, 0);
+
+    int head = queries.head;
+    for (int n = 0, q_row = last_row; n < visits; n++, q_row = next(q_row)) {
+      if constexpr (alibi)
+        if (q_row == last_row) slope = slope_of(problem, b, head++) * log2_e;
+      const int stage = n % stages, parity = n / stages % 2;
+      auto &Q = smem.Q[stage], &dO = smem.dO[stage];
+      auto &dS = smem.dS[n % 2];
+
+      // S^T = K Q^T and dP^T = V dO^T.
+      mbarrier_wait<false>(smem.Q_full[stage], parity);
+      wgmma_fence();
+#pragma unroll
+      for (int col = 0; col < d; col += 16)
+        wgmma<T>(s, k_major(K, 0, col), k_major(Q, 0, col), col > 0);
+      wgmma_commit();
+      const auto start_dP = [&] {
+        mbarrier_wait<false>(smem.dO_full[stage], parity);
+        wgmma_fence();
+#pragma unroll
+        for (int col = 0; col < d; col += 16)
+          wgmma<T>(dp, k_major(V, 0, col), k_major(dO, 0, col), col > 0);
+        wgmma_commit();
+      };
+      if constexpr (!late_dP) start_dP();
+
+      // P^T, while dP is computed. The tile's first query sees the keys `from` to `to` of the block's.
+      wgmma_wait<late_dP ? 0 : 1>(s);
+      if constexpr (softcap)
+#pragma unroll
+        for (int e = 0; e < s.size; e++) s(e) = tanh_approx(s(e) * to_cap);
+      const int from = plan.lowest + q_row, to = plan.highest + q_row;
+      if (own_key + 64 > keys_here || own_key + 63 > to || own_key < from + Br<d> - 1)
+#pragma unroll
+        for (int e = 0; e < s.size; e++) {
+          const int after = key - query + e / 2 % 2 * 8 - e / 4 * 8 - e % 2;
+          if (after > to || after < from || key + e / 2 % 2 * 8 >= keys_here) s(e) = hidden;
+        }
+      // How far the lane's first key is behind its first query.
+      const float behind = first_key + key - (keys.rows - queries.rows + q_row + query);
+#pragma unroll
+      for (int e = 0; e < s.size; e += 4) {
+        const auto lse = load<2>(smem.lse[stage](0, e * 2 + lane % 4 * 2));
+        float w[4];
+        for (int k = 0; k < 4; k++) {
+          float minus_lse = -lse[k % 2];
+          if constexpr (alibi)
+            minus_lse = fmaf(-slope, fabsf(behind + (k / 2 * 8 - e * 2 - k % 2)), minus_lse);
+          const float t = s(e + k);
+          s(e + k) = ex2(fmaf(t, scale_log2, minus_lse));
+          if constexpr (softcap) w[k] = fmaf(-s(e + k) * t, t, s(e + k));  // P (1 - t^2)
+        }
+        for (int r = 0; softcap && r < 2; r++)
+          p_slope[e / 8][e / 4 % 2 * 2 + r] = cvt_rn_x2<T>(w[2 * r], w[2 * r + 1]);
+      }
+      to_fragments<T>(p, s);
+
+      // dV += P^T dO, P rounded: there is no register for the other.
+      const auto add_to_dV = [&] {
+        wgmma_fence();
+#pragma unroll
+        for (int row = 0; row < Br<d>; row += 16)
+          wgmma<T>(dv, p[row / 16], mn_major(dO, row, 0), true);
+        wgmma_commit();
+      };
+      if constexpr (late_dP) start_dP();
+      // With a soft cap dV's product begins here: it takes P in 16 bits, so nvcc 13.0 keeps no fp32 for later.
+      if constexpr (softcap) add_to_dV();
+      wgmma_wait<softcap ? 1 : 0>(dp);
+#pragma unroll
+      for (int e = 0; e < dp.size; e += 4) {
+        const auto D_of = load<2>(smem.D[stage](0, e * 2 + lane % 4 * 2));
+        for (int r = 0; r < 2; r++) {
+          const auto P = to_floats<T>((softcap ? p_slope : p)[e / 8][e / 4 % 2 * 2 + r]);
+          for (int k = 0; k < 2; k++) dp(e + 2 * r + k) = P[k] * (dp(e + 2 * r + k) - D_of[k]);
+        }
+      }
+      to_fragments<T>(ds, dp);
+#pragma unroll
+      for (int row = 0; row < Br<d>; row += 16)
+        stmatrix_x4_trans(dS(row + lane / 16 * 8 + lane % 8, warp * 16 + lane / 8 % 2 * 8),
+                          ds[row / 16]);
+
+      if constexpr (!softcap) add_to_dV();
+      fence_proxy_async();
+      named_barrier_sync(all_stored, consumers * 128);  // dS is complete
+
+      // dQ^T = K^T dS^T, for all keys, and dK += dS^T Q.
+      wgmma_fence();
+#pragma unroll
+      for (int row = 0; row < Bc; row += 16)
+        wgmma<T>(dq, mn_major(smem.K[row / 64], row % 64, d == 64 ? 0 : warpgroup * 64),
+                 k_major(dS, d == 64 ? warpgroup * (Br<d> / 2) : 0, row), row > 0);
+      wgmma_commit();
+#pragma unroll
+      for (int row = 0; row < Br<d>; row += 16)
+        wgmma<T>(dk, ds[row / 16], mn_major(Q, row, 0), true);
+      wgmma_commit();
+
+      wgmma_wait<1>(dv, dq);
+      auto &dQ = smem.dQ[warpgroup];
+      mbarrier_wait<false>(smem.dQ_empty[warpgroup], n % 2 ^ 1);
+#pragma unroll
+      for (int e = 0; e < dq.size; e += 4)
+        store(dQ(0, e * 128 + threadIdx.x % 128 * 4),
+              Vector<float, 4>{dq(e), dq(e + 1), dq(e + 2), dq(e + 3)});
+      fence_proxy_async();
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(smem.dQ_full[warpgroup]);
+      wgmma_wait<0>(dk);
+      if (lane == 0) mbarrier_arrive(smem.empty[stage]);
+    }
+
+    // K's and V's places become dK's and dV's.
+    named_barrier_sync(all_stored, consumers * 128);  // both have read all of K
+    write_keys(V, dv, 1);
+    write_keys(K, dk, problem.scale);
+    fence_proxy_async();
+    named_barrier_sync(first_stored + warpgroup, 128);  // all four warps have written both
+    if (is_first_thread && own_key < keys_here) {
+      const SequenceRows of_k = {keys.start, keys.rows};
+      tma_store(map_dV, of_k, first_key + own_key, keys.head, b, V);
+      tma_store(map_dK, of_k, first_key + own_key, keys.head, b, K);
+      tma_store_commit();
+      tma_store_wait_read<0>();
+    }
+  }
+}
+
+template <class T, int d, bool softcap, bool alibi>
+void run(const Backward &p) {
+  const std::int64_t all_rows = all_rows_in_workspace<Br<d>>(p);
+  const int rows = rows_in_workspace<Br<d>>(p), longest = (p.seqlen_q + Br<d> - 1) / Br<d> * Br<d>;
+  const int heads = p.batch * p.heads, kv_heads = p.batch * p.kv_heads;
+  const int key_tiles = (p.seqlen_k + Bc - 1) / Bc;
+  float *const dQ = static_cast<float *>(p.workspace), *const lse_log2 = dQ + all_rows * d;
+  float *const D = lse_log2 + all_rows;
+  const Sums sums = {lse_log2, D, dQ, reinterpret_cast<unsigned *>(D + all_rows), rows};
+  // Q and dO in 16 bits and the sums of so many heads are 40 MB at most. An H200 has 50 MB of L2. Where all blocks take as
+  // long and none waits for another, they go head by head.
+  const std::int64_t bytes = std::int64_t{p.heads / p.kv_heads} * longest * d * 8;
+  const bool side_by_side = p.deterministic || p.window_left >= 0 || p.window_right >= 0;
+  const int heads_at_once =
+      side_by_side ? std::clamp<std::int64_t>((40 << 20) / bytes, 1, kv_heads) : 1;
+  // With a scale of 0 a masked score would be -inf * 0 = NaN.
+  const float scale_log2 = softcap ? p.softcap * log2_e : std::max(p.scale * log2_e, 1e-20f);
+  const float to_cap = softcap ? p.scale / p.softcap : 0;
+  const auto map_q = [&](const void *data, const Strides &strides) {
+    const Mapped of = mapped_queries(p, data, strides);
+    return sequence_map<T>(data, strides_for_map(p, of, p.cu_seqlens_q), of.blocks, of.heads,
+                           of.rows, p.cu_seqlens_q, p.head_dim, Br<d>);
+  };
+  const auto map_k = [&](const void *data, const Strides &strides) {
+    const Mapped of = mapped_keys(p, data, strides);
+    return sequence_map<T>(data, strides_for_map(p, of, p.cu_seqlens_k), of.blocks, of.heads,
+                           of.rows, p.cu_seqlens_k, p.head_dim, 64);
+  };
+  launch_on<void>(p.stream, begin<T, d>, dim3(longest / 4, heads), dim3(128), p, sums);
+  launch_on<SharedStorage<T, d>>(
+      p.stream, gradients<T, d, softcap, alibi>, dim3(key_tiles * kv_heads), dim3(threads),
+      map_q(p.Q, p.Q_strides), map_q(p.dO, p.dO_strides), map_k(p.K, p.K_strides),
+      map_k(p.V, p.V_strides), map_k(p.dK, p.dK_strides), map_k(p.dV, p.dV_strides), p, sums,
+      key_tiles, heads_at_once, scale_log2, to_cap);
+  launch_on<void>(p.stream, round_dQ<T, d>, dim3(longest / 8, heads), dim3(d), p, sums);
+  add_up_sinks<Br<d>>(p, lse_log2, D, rows);
+}
+
+template <class T, int d>
+void run(const Backward &p) {
+  if (p.softcap > 0)
+    p.slopes ? run<T, d, true, true>(p) : run<T, d, true, false>(p);
+  else
+    p.slopes ? run<T, d, false, true>(p) : run<T, d, false, false>(p);
+}
+
+template <class T>
+void run(const Backward &p) {
+  p.head_dim <= 64 ? run<T, 64>(p) : run<T, 128>(p);
+}
+
+void backward(const Backward &call) {
+  const Backward p = with_one_window(call);
+  p.type == Type::kBf16 ? run<bf16>(p) : run<half>(p);
+}
+/// The call that a program's problem is: it wants the same bits in every run.
+inline Backward call_for(const Problem &problem) {
+  Backward call = backward_of(problem);
+  call.deterministic = true;
+  return call;
+}
+
+}  // namespace
+
+const BackwardKernels HOPPER_BACKWARD = {
+    [](const Backward &p) { backward(p); },
+    [](const Backward &p) { return workspace_bytes(p); },
+};
+
+EXPORT_STEP({
+    .tile = 1,
+    .default_batch = 16,
+    .launch = [](const Problem &p) { backward(call_for(p)); },
+    .workspace_bytes = [](const Problem &p) { return workspace_bytes(call_for(p)); },
+    .head_dims = {64, 128, 96, 32},
+    .gradients = true,
+});
