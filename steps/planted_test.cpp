@@ -68,6 +68,7 @@ std::string source_of(const std::string &step) {
       of("74", "mma_gradients.h"), of("74", "zigzag.h"), of("80", "hopper_backward.h"),
       of("80", "visits.h"), of("81", "visits.h");
   if (step.starts_with("8")) held.push_back("#include \"steps/69-training/rows.h");
+  if (step.starts_with("57")) held.push_back("#include \"steps/69-training/backward.h");
   if (step.starts_with("81"))
     for (const char *const header : {"69-training/sinks.h", "80-backward-for-models/around.h"})
       held.push_back(std::string("#include \"steps/") + header);
