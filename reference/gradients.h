@@ -63,7 +63,7 @@ std::vector<double> gradient_row(const Inputs &inputs, const Forward &forward, G
 ///   - The exponent s - lse is rounded: s and lse are each multiplied by a rounded constant, and their
 ///     difference is rounded, so it is off by x = 2^-24 (2 |s| + 3 |lse|), and by fp32's part of q . k, of
 ///     the power and of a softmax's sum, 2^-23 (d + N / 16): P is off by (e^x - 1) P, and by P if that is below
-///     2^-118. With ALiBi lse is first added to the bias, a distance times a slope that is rounded twice, and the
+///     2^-118. (Of |s| at most 2^14 counts, so the bound is stricter for larger scores.) With ALiBi lse is first added to the bias, a distance times a slope that is rounded twice, and the
 ///     score then: x has 2^-24 (4 |bias| + |lse|) more. Here s is without the bias.
 ///   - With a soft cap s is capped. It is off by what tanh.approx.f32 is, 2^-11 |s| (PTX ISA, 'tanh'), and by the
 ///     roundings of tanh's argument y, two of |y|: 2^-23 |s|, because y / cosh^2 y is no more than tanh y. Both are

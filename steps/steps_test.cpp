@@ -98,7 +98,7 @@ std::vector<std::string> runs_with(const std::string &option) {
         "--scale 1000000"}},
       {"--softcap",
        {"--softcap 1", "--softcap 30 --causal", "--softcap 50 --inputs rising",
-        "--softcap 0.001 --inputs ends", "--softcap 1000000"}},
+        "--softcap 0.001 --inputs ends", "--softcap 2 --scale 0 --causal", "--softcap 1000000"}},
       {"--alibi",
        {"--alibi", "--alibi --causal", "--alibi --heads 3 --inputs equal-keys", "--alibi --scale 0",
         "--alibi --softcap 2 --type bf16"}},

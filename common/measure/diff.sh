@@ -16,9 +16,18 @@ sed '/^#include/,$!d' $from >build/diff/before.cu
 sed '/^#include/,$!d' "$to" >build/diff/after/attention.cu
 # What stands in a header that only the later step includes has moved, and has not changed.
 headers=$(grep -hvxFf build/diff/before.cu build/diff/after/attention.cu | sed -nE 's/^#include "((common|steps).*)"/\1/p' || true)
-moved=$(awk -f common/measure/moved.awk file=1 build/diff/after/attention.cu \
-  file=2 <(cat /dev/null $headers) file=3 build/diff/before.cu \
-  2>&1 >build/diff/before/attention.cu)
+moved_to() { # HEADER...: prints how many lines moved to these; what did not is `before` of the diff
+  awk -f common/measure/moved.awk file=1 build/diff/after/attention.cu \
+    file=2 <(cat /dev/null "$@") file=3 build/diff/before.cu 2>&1 >build/diff/before/attention.cu
+}
 echo "step $1 against ${before:+step }${before:-nothing}"
-[ "$moved" = 0 ] || echo "$moved lines moved to a header that is new here: $headers"
+for header in $headers; do
+  moved=$(moved_to "$header")
+  if [ "$moved" = 0 ]; then
+    echo "not in this diff: $header, which step ${before:-none} does not include"
+  else
+    echo "$moved lines moved to a header that is new here: $header"
+  fi
+done
+moved_to $headers >/dev/null
 cd build/diff && git --no-pager diff --no-index -w --stat -p before/attention.cu after/attention.cu || true

@@ -57,7 +57,7 @@ struct SharedStorage {
   // All barriers follow all tiles: behind each ring of its own they would take 1,024 bytes, a tile's alignment.
   RingBarriers<Sizes::q_stages> Q_barriers[Sizes::warpgroups];
   RingBarriers<Sizes::stages> K_barriers, V_barriers;
-  Tile<int, Sizes::q_stages, work_ints> work;  // what each stage of Q is of
+  Tile<int, Sizes::q_stages, work_ints> work;  // the record of the tile in each stage of Q
 };
 
 /// changes: a function changes the scores, or there are learned sinks.
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         for (auto &Q : smem.Q_barriers) mbarrier_wait(Q.empty[q.stage], q.parity ^ 1);
         write_work(smem.work, q.stage, work);
       };
-      // A tile of keys of the work that a stage tells of, read again: registers are few.
+      // Loads tile j of the keys. It reads the stage's record again, because registers are few.
       const auto load_k = [&](int stage, int j) {
         const HeadRows keys = read_work(smem.work, stage).k;
         ring_load(K, k, map_K, keys, j * Bc, keys.head, keys.sequence);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
       tell({});  // the end: no Q comes with it
       for (auto &Q : smem.Q_barriers) mbarrier_arrive(Q.full[q.stage]);
     } else if (warp == consumers * 4 + 1) {
-      // As write_rows_without_keys, of the columns that V has.
+      // Does what write_rows_without_keys does, for V's own number of columns.
       griddepcontrol_wait();  // what came before this launch may still use O
       for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
         const Rows rows(problem, head, Given::kAll);
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         l[0] = l[1] = lane % 4 == 0;
       }
       ring_release(K, k);
-      // Of the tiles of keys from all_from to before all_to, all 64 rows see all keys.
+      // All 64 rows see all keys of the tiles from all_from on that come before all_to.
       const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
       const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
       const float slope = changes && scores.slopes

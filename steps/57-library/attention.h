@@ -197,7 +197,7 @@ struct attention_gradients {
    * says which kernel a problem gets. 0: blocks add to dQ in any order, so its last bits may differ. */
   int deterministic;
   /* [heads], or NULL: the derivative of the loss with respect to each of sink_logits, summed over all queries of all
-   * sequences. It has the same bits in every run, also where dQ has not. */
+   * sequences. It has the same bits in every run, also where dQ has not. Must be NULL without sink_logits. */
   float *d_sink_logits;
 };
 

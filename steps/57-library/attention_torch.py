@@ -190,17 +190,18 @@ def trainable_attention(q, k, v, *, sink_logits=None, return_lse=False, determin
 def for_transformers(module, query, key, value, attention_mask, scaling=None, sliding_window=None, softcap=None,
                      s_aux=None, is_causal=None, **_):
     """What transformers calls in each layer; query is [batch, heads, seqlen, head_dim]. The mask is None, or [batch,
-    keys], true where a key is no padding; padding is on one side."""
+    keys], true where a key is no padding; padding is on one side. Gradients are those of trainable_attention()."""
     arrays, queries = {}, query.shape[2]
     if attention_mask is not None:
         first, count = attention_mask.int().argmax(1), attention_mask.sum(1)
         behind = attention_mask.shape[1] - first - count
         arrays = {"starts_k": first, "lengths_k": count, "lengths_q": (queries - behind).clamp(0, queries)}
         arrays = {name: values.int() for name, values in arrays.items()}
-    o = attention(*(x.transpose(1, 2) for x in (query, key, value)), scale=scaling or 0, arrays=arrays,
-                  causal=module.is_causal if is_causal is None else is_causal, softcap=softcap or 0,
-                  window=(sliding_window - 1, -1) if sliding_window else None,
-                  sink_logits=None if s_aux is None else s_aux.float())
+    trains = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    o = (trainable_attention if trains else attention)(
+        *(x.transpose(1, 2) for x in (query, key, value)), scale=scaling or 0, arrays=arrays,
+        causal=module.is_causal if is_causal is None else is_causal, softcap=softcap or 0,
+        window=(sliding_window - 1, -1) if sliding_window else None, sink_logits=None if s_aux is None else s_aux.float())
     return o, None
 
 

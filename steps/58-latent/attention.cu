@@ -26,7 +26,7 @@ namespace {
 
 constexpr int d = 576, dv = 512;  // columns of Q and K; those that are also V's, and O's
 constexpr int rows = 64;          // of Q in a tile: the queries of the heads that share a head of K
-constexpr int Bc = 64, stages = 2;        // keys in a tile
+constexpr int Bc = 64, stages = 2;        // keys in a tile; tiles of K in flight
 constexpr int consumers = 256;            // threads: two warpgroups, with half of O's columns each
 constexpr int threads = consumers + 128;  // and a warpgroup whose first warp copies K
 // Registers of a thread after setmaxnreg: together what the launch gives, 168 of 384 threads.

@@ -79,14 +79,14 @@ struct SharedStorage : Operands<T, d> {
 /// What a soft cap and ALiBi do to the scores of a visit. Step 81 says why its weights are rounded, and not the factor.
 struct Changed {
   static constexpr bool any = true;
-  float
-      to_cap;  // the product q . k times this is a score in units of the soft cap; 0: there is none
+  // The product q . k times this is a score in units of the soft cap. Negative: there is none, because a scale may be 0.
+  float to_cap;
   float slope;   // of ALiBi, in base 2
   float behind;  // how far the lane's first key is behind its first query
 
   template <class Scores>
   __device__ __forceinline__ void cap(Scores &x) const {
-    if (to_cap == 0) return;
+    if (to_cap < 0) return;
 #pragma unroll
     for (auto &keys : x)
       for (auto &some : keys)
@@ -97,7 +97,7 @@ struct Changed {
   }
   /// The derivative of the tanh is 1 - tanh^2.
   __device__ __forceinline__ float weight(float P, float score) const {
-    return to_cap == 0 ? P : fmaf(-P * score, score, P);
+    return to_cap < 0 ? P : fmaf(-P * score, score, P);
   }
 };
 
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
     const Visit visit = smem.visit[t % 4](0, 0);
     const Rows of = smem.keys(0, 0);
     // With a soft cap finite, because P, which is 0, is multiplied by its square.
-    const float hidden = changes && to_cap > 0 ? -1e15f : -INFINITY;
+    const float hidden = changes && to_cap >= 0 ? -1e15f : -INFINITY;
     hide_scores(x, warp_key, key_row, query, visit, of.rows - first_key, hidden);
   };
   const auto row_of = [&](int t) {
@@ -240,7 +240,7 @@ void run(const Backward &p) {
   const dim3 block(threads);
   // With a scale of 0 a masked score would be -inf * 0 = NaN.
   const float scale_log2 = p.softcap > 0 ? p.softcap * log2_e : std::max(p.scale * log2_e, 1e-20f);
-  const float to_cap = p.softcap > 0 ? p.scale / p.softcap : 0;
+  const float to_cap = p.softcap > 0 ? p.scale / p.softcap : -1;
   float *const dQ_sum = static_cast<float *>(p.workspace);
   float *const lse_log2 = dQ_sum + all_rows * d, *const D = lse_log2 + all_rows;
   if (longest > 0)  // without queries dK and dV are 0, and without keys dQ is

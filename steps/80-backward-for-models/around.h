@@ -9,7 +9,7 @@
 
 namespace {
 
-/// What of a call no tensor map says: where the sums of dQ and the rest of the workspace lie.
+/// The arrays in the workspace, which no tensor map describes: the sums of dQ, and what the kernels hand to each other.
 struct Sums {
   float *lse_log2, *D;  // [heads' rows]
   float *dQ;            // [heads' rows / Br, Br * d]: place_in_dQ
@@ -18,8 +18,8 @@ struct Sums {
   int rows;  // of each head
 };
 
-/// What the keys need of each query; dQ's sums and the counters begin at 0. A warp takes one row. A query that does not
-/// exist, or sees no key, gets an infinite log-sum-exp: its weights are 0 then.
+/// Computes what the blocks of keys need of each query, and clears dQ's sums and the counters. A warp handles one row. A
+/// query that does not exist, or sees no key, gets an infinite log-sum-exp, so its weights are 0.
 template <class T, int d>
 __global__ void __launch_bounds__(128) begin(const Backward problem, const Sums sums) {
   constexpr int each = d / 32;  // elements of a lane
@@ -62,7 +62,7 @@ struct SharedStorage {
   Tile<int, 1, 4> number;  // the block's
 };
 
-/// dQ = its sums times the scale, rounded. A thread takes 8 elements of a row, a block 8 rows.
+/// Multiplies dQ's sums by the scale, rounds and stores them. A thread handles 8 elements of a row, a block 8 rows.
 template <class T, int d>
 __global__ void __launch_bounds__(d) round_dQ(const Backward problem, const Sums sums) {
   // A warp has 8 rows of 32 columns: it reads whole sectors, and writes whole ones.

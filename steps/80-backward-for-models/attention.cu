@@ -19,7 +19,7 @@
 
 namespace {
 
-/// What of a call no tensor map says: where the sums of dQ and the rest of the workspace lie.
+/// The arrays in the workspace, which no tensor map describes: the sums of dQ, and what the kernels hand to each other.
 struct Sums {
   float *lse_log2, *D;  // [heads' rows]
   float *dQ;            // [heads' rows / Br, Br * d]: place_in_dQ
@@ -28,8 +28,8 @@ struct Sums {
   int rows;  // of each head
 };
 
-/// What the keys need of each query; dQ's sums and the counters begin at 0. A warp takes one row. A query that does not
-/// exist, or sees no key, gets an infinite log-sum-exp: its weights are 0 then.
+/// Computes what the blocks of keys need of each query, and clears dQ's sums and the counters. A warp handles one row. A
+/// query that does not exist, or sees no key, gets an infinite log-sum-exp, so its weights are 0.
 template <class T, int d>
 __global__ void __launch_bounds__(128) begin(const Backward problem, const Sums sums) {
   constexpr int each = d / 32;  // elements of a lane
@@ -88,12 +88,7 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     // Blocks are numbered in the order in which they begin, so those before this one have begun.
     const unsigned left = atomic_dec(Matrix<unsigned>{sums.counters, 1, 1}(0, 0), gridDim.x - 1);
     smem.number(0, 0) = left == 0 ? 0 : gridDim.x - left;
-    mbarrier_init(smem.KV_full, 1);
-    for (int i = 0; i < stages; i++) {
-      mbarrier_init(smem.Q_full[i], 1);
-      mbarrier_init(smem.dO_full[i], 1);
-      mbarrier_init(smem.empty[i], consumers * 4);  // the warps that compute
-    }
+    init_copies(smem);
     for (int i = 0; i < consumers; i++) {
       mbarrier_init(smem.dQ_full[i], 4);  // the warps of a warpgroup
       mbarrier_init(smem.dQ_empty[i], 1);
@@ -296,7 +291,7 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
   }
 }
 
-/// dQ = its sums times the scale, rounded. A thread takes 8 elements of a row, a block 8 rows.
+/// Multiplies dQ's sums by the scale, rounds and stores them. A thread handles 8 elements of a row, a block 8 rows.
 template <class T, int d>
 __global__ void __launch_bounds__(d) round_dQ(const Backward problem, const Sums sums) {
   // A warp has 8 rows of 32 columns: it reads whole sectors, and writes whole ones.
@@ -324,8 +319,8 @@ void run(const Backward &p) {
   float *const dQ = static_cast<float *>(p.workspace), *const lse_log2 = dQ + all_rows * d;
   float *const D = lse_log2 + all_rows;
   const Sums sums = {lse_log2, D, dQ, reinterpret_cast<unsigned *>(D + all_rows), rows};
-  // Q and dO in 16 bits and the sums of so many heads are 40 MB at most. An H200 has 50 MB of L2. Where all blocks take as
-  // long and none waits for another, they go head by head.
+  // As many heads at once as have 40 MB of Q, dO and dQ's sums, because an H200 has 50 MB of L2. If all blocks take equally
+  // long and none waits for another, one head at a time.
   const std::int64_t bytes = std::int64_t{p.heads / p.kv_heads} * longest * d * 8;
   const bool side_by_side = p.deterministic || p.window_left >= 0 || p.window_right >= 0;
   const int heads_at_once =
@@ -369,7 +364,7 @@ std::size_t workspace_bytes(const Backward &p) {
   return p.head_dim <= 64 ? workspace_bytes<64>(p) : workspace_bytes<128>(p);
 }
 
-/// The call that a program's problem is: it wants the same bits in every run.
+/// Returns a program's problem as a call of the library that asks for the same bits in every run.
 inline Backward call_for(const Problem &problem) {
   Backward call = backward_of(problem);
   call.deterministic = true;

@@ -8,8 +8,8 @@
 // Change      P times the derivative is rounded beside P, in the registers that S leaves. ALiBi is added to the log-sum-exp.
 //             A kernel adds up the sinks' derivatives, a block for each head.
 // Prediction  Without these functions step 80's machine code. A soft cap adds a tanh per element, 16 per clock, a product, two
-//             more with the weight, and half a conversion: 640 + 320 clocks to a visit of 4382 at head dim 128, 1024 + 512
-//             at 64, if no product of the other warpgroup hides them. ALiBi adds 122 and 194. The sinks' kernel adds 0.1%.
+//             more with the weight, and half a conversion: 640 + 320 clocks to the 4714 of a visit at head dim 128, 1024 + 512
+//             to 4519 at 64, if no product of the other warpgroup hides them. ALiBi adds 122 and 194. The sinks' kernel adds 0.1%.
 #include <algorithm>
 
 #include "steps/69-training/sinks.h"
@@ -33,12 +33,7 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     // Blocks are numbered in the order in which they begin, so those before this one have begun.
     const unsigned left = atomic_dec(Matrix<unsigned>{sums.counters, 1, 1}(0, 0), gridDim.x - 1);
     smem.number(0, 0) = left == 0 ? 0 : gridDim.x - left;
-    mbarrier_init(smem.KV_full, 1);
-    for (int i = 0; i < stages; i++) {
-      mbarrier_init(smem.Q_full[i], 1);
-      mbarrier_init(smem.dO_full[i], 1);
-      mbarrier_init(smem.empty[i], consumers * 4);  // the warps that compute
-    }
+    init_copies(smem);
     for (int i = 0; i < consumers; i++) {
       mbarrier_init(smem.dQ_full[i], 4);  // the warps of a warpgroup
       mbarrier_init(smem.dQ_empty[i], 1);
@@ -283,8 +278,8 @@ void run(const Backward &p) {
   float *const dQ = static_cast<float *>(p.workspace), *const lse_log2 = dQ + all_rows * d;
   float *const D = lse_log2 + all_rows;
   const Sums sums = {lse_log2, D, dQ, reinterpret_cast<unsigned *>(D + all_rows), rows};
-  // Q and dO in 16 bits and the sums of so many heads are 40 MB at most. An H200 has 50 MB of L2. Where all blocks take as
-  // long and none waits for another, they go head by head.
+  // As many heads at once as have 40 MB of Q, dO and dQ's sums, because an H200 has 50 MB of L2. If all blocks take equally
+  // long and none waits for another, one head at a time.
   const std::int64_t bytes = std::int64_t{p.heads / p.kv_heads} * longest * d * 8;
   const bool side_by_side = p.deterministic || p.window_left >= 0 || p.window_right >= 0;
   const int heads_at_once =
@@ -329,7 +324,7 @@ void backward(const Backward &call) {
   const Backward p = with_one_window(call);
   p.type == Type::kBf16 ? run<bf16>(p) : run<half>(p);
 }
-/// The call that a program's problem is: it wants the same bits in every run.
+/// Returns a program's problem as a call of the library that asks for the same bits in every run.
 inline Backward call_for(const Problem &problem) {
   Backward call = backward_of(problem);
   call.deterministic = true;
