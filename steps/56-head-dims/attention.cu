@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
                               : 0;
       const int ahead = at.position + warpgroup * 64 + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
       const auto change_scores = [&](int j) {  // of the tile j of keys, as step 52 does
-        if (changes && scores.to_cap > 0)
+        if (changes && scores.to_cap >= 0)
 #pragma unroll
           for (int i = 0; i < s.size; i++) s(i) = tanh_approx(s(i) * scores.to_cap);
         if (changes && scores.slopes) {
