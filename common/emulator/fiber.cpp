@@ -12,18 +12,18 @@
 namespace emulator {
 namespace {
 
-// Touched pages only are ever real. A kernel may have 512 KB of local arrays; the rest is for what it
-// calls. Below the stack lies a guard, which no frame steps over: the compiler touches a large one
-// page by page, or every 64 KB (-fstack-clash-protection).
+// The system provides a page of a stack when it is first touched. A kernel may have 512 KB of local
+// arrays; the rest is for what it calls. A guard lies below the stack. No frame steps over it, because
+// the compiler touches a large frame page by page, or every 64 KB (-fstack-clash-protection).
 constexpr std::size_t kStackBytes = 640 * 1024, kGuardBytes = 64 * 1024;
 constexpr std::size_t kMappedBytes = kGuardBytes + kStackBytes;
 
-// Of a new stack the top is accessible, and poisoned. What lies deeper is once it is touched: most kernels
-// never do, and a block has up to 1024 stacks.
+// The top of a new stack is accessible, and poisoned. Deeper pages become so when they are touched: most
+// kernels never touch them, and a block has up to 1024 stacks.
 const std::size_t kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE)), kNewPoison = 2 * kPage;
 
-// Of one that ran before is poisoned what it used down to its deepest yield and a little more, or this if
-// it never yielded.
+// When a stack is reused, it is poisoned down to the deepest yield of the thread that used it, plus a
+// margin; or to the second depth, if that thread never yielded.
 constexpr std::size_t kMorePoison = 256, kLeastPoison = 4096;
 
 thread_local Fiber *running = nullptr;
@@ -191,7 +191,7 @@ void Fiber::switch_to_resumer() {
 #endif
 }
 
-// --- a stack that is full, and a division by 0 ------------------------------------------------------------------------
+// --- a stack that is full, and a division by 0 -----------------------------------------------
 
 /// Handles SIGSEGV, on the signal stack. It does not return to a fiber that touched its guard.
 void Fiber::on_fault(int, siginfo_t *fault, void *) {

@@ -139,12 +139,12 @@ void warpgroup_collective(const Collective &what, const Where &where, void *lane
 /// of the blocks before.
 unsigned thread_number();
 
-/// Checks that a ldmatrix may read its rows, 16 bytes each of which lane i names rows[i] (null: a
-/// row that does not exist), as of the lanes that name them, and counts their wavefronts. Called
-/// from within a collective.
+/// Checks that an ldmatrix may read its rows, and counts their wavefronts. rows[i] is the address of
+/// the 16-byte row that lane i supplies; null if lane i supplies none. An error names that lane.
+/// Called from within a collective.
 void load_rows(const std::array<const void *, 32> &rows, int count, const Where &where);
 
-/// The same of a stmatrix, which stores to 32 rows.
+/// Does the same for an stmatrix, which stores to 32 rows.
 void store_rows(const std::array<const void *, 32> &rows, const Where &where);
 
 /// Begins to copy 16 bytes from global to shared memory (null: 16 bytes of zeros), closes the

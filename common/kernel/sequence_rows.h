@@ -57,7 +57,7 @@ __device__ __forceinline__ void write_zeros_without_keys(const Problem &problem,
   }
 }
 
-/// Returns the map of Q or O, which has so many columns, for tiles of 64 rows.
+/// Returns the map of Q or O with this number of columns, for tiles of 64 rows.
 template <class T>
 static inline SequenceMap map_of_q(const Problem &p, const void *tensor, const Strides &strides,
                                    int columns) {
@@ -66,8 +66,8 @@ static inline SequenceMap map_of_q(const Problem &p, const void *tensor, const S
                          columns, 64);
 }
 
-/// Returns the map of K or V, which has so many columns, for tiles of Bc rows. A caller of the library may have more elements of a cache than the
-/// batch has.
+/// Returns the map of K or V with this number of columns, for tiles of Bc rows. A cache of the library's caller may have
+/// more sequences than the batch.
 template <class T, int Bc>
 static inline SequenceMap map_of_k(const Problem &p, const void *tensor, const Strides &strides,
                                    int columns) {

@@ -23,10 +23,10 @@ moved_to() { # HEADER...: prints how many lines moved to these; what did not is 
 echo "step $1 against ${before:+step }${before:-nothing}"
 for header in $headers; do
   moved=$(moved_to "$header")
-  if [ "$moved" = 0 ]; then
-    echo "not in this diff: $header, which step ${before:-none} does not include"
-  else
+  if [ "$moved" != 0 ]; then
     echo "$moved lines moved to a header that is new here: $header"
+  elif [ "$before" ]; then
+    echo "not in this diff: $header, which step $before does not include"
   fi
 done
 moved_to $headers >/dev/null
