@@ -242,8 +242,8 @@ def backward(of):
         with torch.enable_grad():
             O = of(p)()
             O = O[0] if isinstance(O, tuple) else O
-        dO = torch.randn_like(O)
-        return lambda: torch.autograd.grad(O, p.made, dO, retain_graph=True)
+        dO, made = torch.randn_like(O), p.made  # another peer of the problem has tensors of its own
+        return lambda: torch.autograd.grad(O, made, dO, retain_graph=True)
     return of_problem
 
 

@@ -8,9 +8,6 @@ GPU, too, in the same process and without messages.
 
 A time is the median over the launches, of the slowest GPU. Before each launch all GPUs wait for each other. Each answer is
 compared with that of one GPU; a peer that is wrong, or that this PyTorch does not have, is left out and says why.
-
-No run of this file has been recorded yet: the calls of fa3-fwd and of torch.distributed are written by their
-documentation.
 """
 
 import argparse
@@ -24,7 +21,7 @@ try:
     import torch.distributed as dist
     import torch.multiprocessing
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
+    from torch.nn import functional
 except ImportError:
     sys.exit("peers_gpus.py: SKIP: PyTorch is not installed here")
 try:
@@ -82,17 +79,22 @@ def ring(q, k, v, causal):
 
 def context_parallel(q, k, v, causal):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.experimental import _attention, context_parallel as of_torch
+    from torch.distributed.tensor.experimental import context_parallel as of_torch
+    try:
+        from torch.distributed.tensor.experimental._context_parallel import _attention
+    except ImportError:  # before PyTorch 2.10
+        from torch.distributed.tensor.experimental import _attention
     _attention._cp_options.enable_load_balance = causal  # without a mask all GPUs have as much to do anyway
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
-    parts = [x.clone() for x in (q, k, v)]
+    parts, of_one_gpu = [x.clone() for x in (q, k, v)], functional.scaled_dot_product_attention
 
-    def attend(q, k, v):
+    def attend(function, q, k, v):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return function(q, k, v, is_causal=causal)
     context = of_torch(mesh, buffers=parts, buffer_seq_dims=[2, 2, 2])
-    context.__enter__()  # cuts the parts; what is timed runs within
-    return lambda: attend(*parts), lambda: attend(q, k, v), lambda: context.__exit__(None, None, None)
+    context.__enter__()  # cuts the parts, and replaces PyTorch's function; what is timed runs within
+    return (lambda: attend(functional.scaled_dot_product_attention, *parts), lambda: attend(of_one_gpu, q, k, v),
+            lambda: context.__exit__(None, None, None))
 
 
 PEERS = {"ring-flash-attention-3": ring, "context-parallel-cudnn": context_parallel}
