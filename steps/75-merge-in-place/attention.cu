@@ -11,62 +11,56 @@
 
 namespace {
 
-/// The state of a launch's rows between two hops: the registers of the kernel.
+/// What the kernel keeps of a launch's rows from hop to hop: its registers o, m and l.
 struct State {
-  float *O;      // [batch, part_rows, heads, d], not yet divided by l
-  float *m, *l;  // [batch * heads, part_rows]
-  Strides strides;
+  float *O;    // [batch * heads, part_rows, d], not divided by l
+  float *m_l;  // [batch * heads, part_rows, 2]
   int heads, part_rows;
   int rows;    // of the launch
   int end;     // its rows before this one meet no more keys: they need no state
-  bool begun;  // a hop before has left a state
+  bool begun;  // a hop before has stored a state
 
-  /// A lane has two rows, `row` and row + 8. Four lanes share each, with two of 8 columns each.
+  /// Fills the registers of a lane. It has two rows, `row` and row + 8; four lanes share each row.
   template <int d>
   __device__ __forceinline__ void load(const hopper_attention::Place &at, int row,
-                                       Accumulator<d> &o, float (&m_)[2], float (&l_)[2]) const {
+                                       Accumulator<d> &o, float (&m)[2], float (&l)[2]) const {
     const int lane = threadIdx.x % 4;
     for (int r = 0; r < 2; r++) {
-      const int mine = row + 8 * r;
-      if (mine >= rows) continue;
-      m_[r] = array(m, at)(mine, 0);
-      if (lane == 0) l_[r] = array(l, at)(mine, 0);  // the four lanes' l are added at the end
-    }
-    for (int r = 0; r < 2; r++)
+      const bool inside = row + 8 * r < rows;
+      if (inside) {
+        const Vector<float, 2> sums = ::load<2>(of_head(m_l, 2, at)(row + 8 * r, 0));
+        m[r] = sums[0];
+        l[r] = lane == 0 ? sums[1] : 0;  // the kernel adds the l of the four lanes at the end
+      }
 #pragma unroll
       for (int i = 2 * r; i < o.size; i += 4) {
-        Vector<float, 2> x{0, 0};
-        if (row + 8 * r < rows) x = ::load<2>(matrix<d>(at)(row + 8 * r, i / 4 * 8 + lane * 2));
+        Vector<float, 2> x{};
+        if (inside) x = ::load<2>(of_head(O, d, at)(row + 8 * r, i * 2 - 4 * r + lane * 2));
         o(i) = x[0];
         o(i + 1) = x[1];
       }
+    }
   }
 
+  /// Stores the registers of the lane's rows that meet more keys.
   template <int d>
   __device__ __forceinline__ void store(const hopper_attention::Place &at, int row,
-                                        Accumulator<d> &o, const float (&m_)[2],
-                                        const float (&l_)[2]) const {
+                                        Accumulator<d> &o, const float (&m)[2],
+                                        const float (&l)[2]) const {
     const int lane = threadIdx.x % 4;
     for (int r = 0; r < 2; r++) {
-      const int mine = row + 8 * r;
-      if (mine < end || mine >= rows) continue;
-      if (lane == 0) {
-        array(m, at)(mine, 0) = m_[r];
-        array(l, at)(mine, 0) = l_[r];
-      }
+      if (row + 8 * r < end || row + 8 * r >= rows) continue;
+      if (lane == 0) ::store<2>(of_head(m_l, 2, at)(row + 8 * r, 0), Vector<float, 2>{m[r], l[r]});
 #pragma unroll
       for (int i = 2 * r; i < o.size; i += 4)
-        ::store<2>(matrix<d>(at)(mine, i / 4 * 8 + lane * 2), Vector<float, 2>{o(i), o(i + 1)});
+        ::store<2>(of_head(O, d, at)(row + 8 * r, i * 2 - 4 * r + lane * 2),
+                   Vector<float, 2>{o(i), o(i + 1)});
     }
   }
 
  private:
-  __device__ Matrix<float> array(float *data, const hopper_attention::Place &at) const {
-    return {data + std::int64_t{at.batch * heads + at.head} * part_rows, rows, 1};
-  }
-  template <int d>
-  __device__ StridedMatrix<float> matrix(const hopper_attention::Place &at) const {
-    return {O + at.batch * strides.batch + at.head * strides.head, rows, d, strides.row};
+  __device__ Matrix<float> of_head(float *all, int cols, const hopper_attention::Place &at) const {
+    return {all + std::int64_t{at.batch * heads + at.head} * part_rows * cols, rows, cols};
   }
 };
 
@@ -86,10 +80,9 @@ struct Workspace {
     return static_cast<std::byte *>(K(part, buffer)) + 2 * elements;
   }
   float *O(const GpuPart &part) const { return static_cast<float *>(K(part, 2)); }
-  float *m(const GpuPart &part) const { return O(part) + rows * d; }
-  float *l(const GpuPart &part) const { return m(part) + rows; }
+  float *m_l(const GpuPart &part) const { return O(part) + rows * d; }
   unsigned *counter(const GpuPart &part) const {
-    return reinterpret_cast<unsigned *>(l(part) + rows);
+    return reinterpret_cast<unsigned *>(m_l(part) + rows * 2);
   }
   std::size_t bytes() const { return 8 * elements + 4 * rows * (d + 2) + sizeof(unsigned); }
 };
@@ -157,10 +150,8 @@ void run(const Problem &p) {
                                            .counter = workspace.counter(mine),
                                            .leave_sms = hop + 1 < N ? p.leave_sms : 0,
                                            .stream = mine.stream},
-                                          {.O = workspace.O(mine) + first,
-                                           .m = workspace.m(mine) + at.first_q,
-                                           .l = workspace.l(mine) + at.first_q,
-                                           .strides = p.Q_strides,
+                                          {.O = workspace.O(mine) + at.first_q * d,
+                                           .m_l = workspace.m_l(mine) + at.first_q * 2,
                                            .heads = p.heads,
                                            .part_rows = p.part_rows,
                                            .rows = at.rows_q,
