@@ -42,9 +42,9 @@ struct Piece {
   void *stream;
 };
 
-/// What becomes of O. Out is T; or float, for O_partial and lse; or a struct of a step. The struct has `begun`, whether
-/// there is a state to load; `end`, the rows before which are complete, and are stored as T; and the functions load and
-/// store, for a lane's two rows.
+/// What becomes of O. Out is T; or float, for O_partial and lse; or a step's own struct of a row's state. The struct has
+/// `begun`, whether there is a state to load, and `end`: the rows before it are complete and are stored as T. (The others of
+/// their tile are too, until a later launch overwrites them.) Its functions load and store have a lane's two rows.
 template <class T, class Out>
 constexpr bool has_state = !std::is_same_v<Out, T> && !std::is_same_v<Out, float>;
 template <class T, class Out>
@@ -185,14 +185,6 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
     };
     const auto store_o = [&](const Place &at, float(&l)[2], const float(&m)[2], int stage) {
       const int first_row = at.row + warpgroup * 64;
-      if constexpr (stateful) {
-        out.store(at, first_row + row_in_group, o, m, l);
-        if (first_row >= out.end) {
-          if (threadIdx.x % 128 == 0) mbarrier_arrive(Q.empty[stage]);
-          return;
-        }
-        for (float &sum : l) sum = 1 / sum;
-      }
       if constexpr (partial) {
         const StridedMatrix<float> gO{out + (at.batch * O_strides.batch + at.head * O_strides.head),
                                       order.rows_q, d, O_strides.row};
@@ -207,9 +199,19 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
             store<2>(gO(row, i * 2 + lane % 4 * 2),
                      Vector<float, 2>{o(i + 2 * r) * l[r], o(i + 2 * r + 1) * l[r]});
         }
+      }
+      bool as_T = !partial;  // whether this warpgroup has a row that is stored as T
+      if constexpr (stateful) {
+        out.store(at, first_row + row_in_group, o, m, l);
+        as_T = first_row < out.end;
+        for (float &sum : l) sum = 1 / sum;
+      }
+      if (!as_T) {
         // All four warps waited for their last product with Q before this warpgroup's last turn, a barrier.
         if (threadIdx.x % 128 == 0) mbarrier_arrive(Q.empty[stage]);
-      } else {
+        return;
+      }
+      if constexpr (!partial) {
         // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
         const int row = warp % 4 * 16 + lane % 16;
 #pragma unroll
@@ -311,9 +313,6 @@ void launch(const Piece &p, const Target<T, Out> &out) {
     return tensor_map<T>(tensor, strides, p.batch, heads, rows, d, tile_rows);
   };
   const auto kernel = attention<T, d, Out>;
-  int rows_O = p.rows_q;
-  if constexpr (has_state<T, Out>)
-    if (out.end > 0) rows_O = out.end;
   constexpr int Br = warpgroups<d> * 64;
   Order order{p.batch * p.heads,
               (p.rows_q + Br - 1) / Br,
@@ -334,8 +333,8 @@ void launch(const Piece &p, const Target<T, Out> &out) {
                                  map(p.Q, p.Q_strides, p.heads, p.rows_q, 64),
                                  map(p.K, p.K_strides, p.kv_heads, p.rows_k, Bc),
                                  map(p.V, p.K_strides, p.kv_heads, p.rows_k, Bc),
-                                 map(p.O ? p.O : p.Q, p.Q_strides, p.heads, rows_O, 64), out, p.lse,
-                                 p.Q_strides, order, p.counter, log2_e / sqrtf(d));
+                                 map(p.O ? p.O : p.Q, p.Q_strides, p.heads, p.rows_q, 64), out,
+                                 p.lse, p.Q_strides, order, p.counter, log2_e / sqrtf(d));
 }
 
 /// The same for any type and head dim, where O is T or float. (A template, so that only a step that calls it compiles
