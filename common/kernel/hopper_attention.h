@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Attention between some queries and some keys of a sequence: step 39's kernel for the steps of Part VII, where
 // each GPU has a part of both. Beside step 39 it knows at which positions the two parts begin, takes any number of
-// rows and grouped heads, and stores O either as T, or in fp32 with the logarithm of the row's sum.
+// rows and grouped heads, and stores O either as T, or in fp32 with the logarithm of the row's sum. A step can also load
+// and store the state of the rows by functions of its own (step 75).
 #pragma once
 
 #include <algorithm>
@@ -40,6 +41,14 @@ struct Piece {
   int leave_sms;      // multiprocessors without a block of this launch
   void *stream;
 };
+
+/// What becomes of O. Out is T; or float, for O_partial and lse; or a step's own struct of a row's state. The struct has
+/// `begun`, whether there is a state to load, and `end`: the rows before it are complete and are stored as T. (The others of
+/// their tile are too, until a later launch overwrites them.) Its functions load and store have a lane's two rows.
+template <class T, class Out>
+constexpr bool has_state = !std::is_same_v<Out, T> && !std::is_same_v<Out, float>;
+template <class T, class Out>
+using Target = std::conditional_t<has_state<T, Out>, Out, float *>;
 
 template <class T, int d>
 struct SharedStorage {
@@ -85,11 +94,11 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
     attention(const __grid_constant__ TensorMap map_Q,  // [batch, heads, rows_q, d]
               const __grid_constant__ TensorMap map_K,  // [batch, kv_heads, rows_k, d], as V
               const __grid_constant__ TensorMap map_V,
-              const __grid_constant__ TensorMap map_O,  // as Q, where Out is T
-              float *O_partial, float *lse, Strides O_strides, Order order, unsigned *counter,
+              const __grid_constant__ TensorMap map_O,  // as Q, where Out is not float
+              Target<T, Out> out, float *lse, Strides O_strides, Order order, unsigned *counter,
               float scale_log2) {
   constexpr int consumers = warpgroups<d>;
-  constexpr bool partial = std::is_same_v<Out, float>;
+  constexpr bool partial = std::is_same_v<Out, float>, stateful = has_state<T, Out>;
   static_assert(128 * (consumers * consumer_registers<d> + producer_registers<d>) <= 65536);
   // The named barriers, one for each warpgroup; 0 is that of __syncthreads.
   constexpr int first_turn = 1, first_stored = first_turn + consumers;
@@ -171,15 +180,14 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
       for (int r = 0; r < 2; r++) {
         for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
         if (partial) m[r] += log2f(l[r]);
-        l[r] = 1 / l[r];
+        if (!stateful) l[r] = 1 / l[r];
       }
     };
-    const auto store_o = [&](const Place &at, const float(&l)[2], const float(&m)[2], int stage) {
+    const auto store_o = [&](const Place &at, float(&l)[2], const float(&m)[2], int stage) {
       const int first_row = at.row + warpgroup * 64;
       if constexpr (partial) {
-        const StridedMatrix<float> gO{
-            O_partial + (at.batch * O_strides.batch + at.head * O_strides.head), order.rows_q, d,
-            O_strides.row};
+        const StridedMatrix<float> gO{out + (at.batch * O_strides.batch + at.head * O_strides.head),
+                                      order.rows_q, d, O_strides.row};
         const std::int64_t any_head = at.batch * order.heads + at.head;
         const Matrix<float> gLse{lse + any_head * order.lse_rows, order.rows_q, 1};
         for (int r = 0; r < 2; r++) {
@@ -191,9 +199,19 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
             store<2>(gO(row, i * 2 + lane % 4 * 2),
                      Vector<float, 2>{o(i + 2 * r) * l[r], o(i + 2 * r + 1) * l[r]});
         }
+      }
+      bool as_T = !partial;  // whether this warpgroup has a row that is stored as T
+      if constexpr (stateful) {
+        out.store(at, first_row + row_in_group, o, m, l);
+        as_T = first_row < out.end;
+        for (float &sum : l) sum = 1 / sum;
+      }
+      if (!as_T) {
         // All four warps waited for their last product with Q before this warpgroup's last turn, a barrier.
         if (threadIdx.x % 128 == 0) mbarrier_arrive(Q.empty[stage]);
-      } else {
+        return;
+      }
+      if constexpr (!partial) {
         // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
         const int row = warp % 4 * 16 + lane % 16;
 #pragma unroll
@@ -229,6 +247,11 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
       ring_release(smem.K, k);
       const int first_row = at.row + warpgroup * 64;
       const int all_see = min(order.rows_k, first_row + order.query_0_sees);  // of the 64 rows
+      bool begun = false;  // o has something already
+      if constexpr (stateful) {
+        begun = out.begun;
+        if (begun) out.load(at, first_row + row_in_group, o, m, l);
+      }
       const auto mask_keys = [&](int j) {  // scores of the tile j of keys
         if ((j + 1) * Bc <= all_see) return;
         const int row_sees = first_row + row_in_group + order.query_0_sees;
@@ -239,13 +262,13 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
             s(i) = -INFINITY;
       };
       mask_keys(at.key_tiles - 1);
-      softmax(s, m, l, alpha, scale_log2);
+      if (softmax(s, m, l, alpha, scale_log2) && begun) rescale(o, alpha);
       to_fragments<T>(p, s);
 
       for (int j = at.key_tiles - 1; j > 0; j--) {
         my_turn();
         start_qk();
-        start_pv(j < at.key_tiles - 1);  // of the tile before
+        start_pv(begun || j < at.key_tiles - 1);  // of the tile before
         next_turn();
         wgmma_wait<1>(s);
         ring_release(smem.K, k);
@@ -262,7 +285,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
       tile = wait_for_q();
       if (tile < tiles) {
         my_turn();
-        start_pv(at.key_tiles > 1);
+        start_pv(begun || at.key_tiles > 1);
         start_qk();  // of the next tile
         next_turn();
         invert(l, m);
@@ -272,7 +295,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
         wgmma_wait<0>(s);
       } else {  // a branch of its own: with `if` around start_qk alone, nvcc 13.0 serialises all wgmma
         my_turn();
-        start_pv(at.key_tiles > 1);
+        start_pv(begun || at.key_tiles > 1);
         next_turn();
         invert(l, m);
         wgmma_wait<0>(o);
@@ -284,7 +307,7 @@ __global__ void __launch_bounds__(threads<d>, 1)        // blocks per SM
 
 /// Queues the launch. Every row must see a key.
 template <class T, int d, class Out>
-void launch(const Piece &p) {
+void launch(const Piece &p, const Target<T, Out> &out) {
   const auto map = [&](const void *tensor, const Strides &strides, int heads, int rows,
                        int tile_rows) {
     return tensor_map<T>(tensor, strides, p.batch, heads, rows, d, tile_rows);
@@ -306,21 +329,23 @@ void launch(const Piece &p) {
   if (p.causal) order.side = std::clamp<std::int64_t>((32 << 20) / kv_bytes, 1, order.all_heads);
   const int sms = resident_blocks<SharedStorage<T, d>>(kernel, threads<d>) - p.leave_sms;
   const int blocks = std::min(order.all_heads * order.row_tiles, std::max(1, sms));
-  launch_on<SharedStorage<T, d>>(
-      p.stream, kernel, dim3(blocks), dim3(threads<d>),
-      map(p.Q, p.Q_strides, p.heads, p.rows_q, 64), map(p.K, p.K_strides, p.kv_heads, p.rows_k, Bc),
-      map(p.V, p.K_strides, p.kv_heads, p.rows_k, Bc),
-      map(p.O ? p.O : p.Q, p.Q_strides, p.heads, p.rows_q, 64), p.O_partial, p.lse, p.Q_strides,
-      order, p.counter, log2_e / sqrtf(d));
+  launch_on<SharedStorage<T, d>>(p.stream, kernel, dim3(blocks), dim3(threads<d>),
+                                 map(p.Q, p.Q_strides, p.heads, p.rows_q, 64),
+                                 map(p.K, p.K_strides, p.kv_heads, p.rows_k, Bc),
+                                 map(p.V, p.K_strides, p.kv_heads, p.rows_k, Bc),
+                                 map(p.O ? p.O : p.Q, p.Q_strides, p.heads, p.rows_q, 64), out,
+                                 p.lse, p.Q_strides, order, p.counter, log2_e / sqrtf(d));
 }
 
-/// The same for any type and head dim.
-static inline void launch(Type type, int d, const Piece &p) {
+/// The same for any type and head dim, where O is T or float. (A template, so that only a step that calls it compiles
+/// these kernels.)
+template <class = void>
+void launch(Type type, int d, const Piece &p) {
   const auto of_type = [&]<class T>(T) {
     if (p.O)
-      d == 64 ? launch<T, 64, T>(p) : launch<T, 128, T>(p);
+      d == 64 ? launch<T, 64, T>(p, nullptr) : launch<T, 128, T>(p, nullptr);
     else
-      d == 64 ? launch<T, 64, float>(p) : launch<T, 128, float>(p);
+      d == 64 ? launch<T, 64, float>(p, p.O_partial) : launch<T, 128, float>(p, p.O_partial);
   };
   type == Type::kBf16 ? of_type(bf16{}) : of_type(half{});
 }

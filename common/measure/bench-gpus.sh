@@ -14,6 +14,7 @@ for length in ${LENGTHS-8192 16384 32768 65536}; do
   step 71 $at --seqlen "$length" --link copies
   [ "$length" -gt 32768 ] || step 71 $at --seqlen "$length" --leave-sms 16
   for link in nccl copies; do step 72 $at --seqlen "$length" --causal --link $link; done
+  for mask in --causal ""; do step 75 $at --seqlen "$length" $mask --link copies; done
   step 74 $at --seqlen "$length" --causal --link copies
   "$PYTHON" common/measure/peers_gpus.py --csv "$csv" --gpus "${GPUS:-2}" --seqlen "$length" || true
   [ "$length" = 8192 ] || [ "$length" = 32768 ] || continue
