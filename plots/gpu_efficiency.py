@@ -13,7 +13,8 @@ HEADS, HEAD_DIM = 16, 128
 FLOPS, LINK, MEMORY, NETWORK = 700e12, 336e9, 2.5e12, 50e9
 PEERS = {"ring-flash-attention-3": (style.ORANGE, "s", "a ring by hand over FlashAttention-3"),
          "context-parallel-cudnn": (style.PINK, "P", "PyTorch's context_parallel, cuDNN")}
-STEPS = {"70-all-gather": (style.SKY, "v"), "71-ring": (style.BLUE, "o")}
+STEPS = {"70-all-gather": (style.SKY, "v"), "71-ring": (style.BLUE, "o"), "72-zigzag": (style.GREEN, "^"),
+         "75-merge-in-place": (style.RED, "D")}
 
 
 def efficiency(tokens, gpus, link, causal, kv_heads=HEADS, flops=FLOPS):
@@ -47,20 +48,21 @@ def one_gpu(rows, causal):
     return at
 
 
-def measured(rows, step, causal):
-    """Points of a step on two GPUs beside step 71 on one."""
-    link = " link=copies" if step != "70-all-gather" else ""
+def measured(rows, name, causal):
+    """Points of a step or a peer on two GPUs beside one. Step 70 copies for nothing on one; 72 and 75 have one kernel."""
+    link = " link=copies" if name[0].isdigit() and name != "70-all-gather" else ""
     mask = "causal " if causal else ""
     ms = {(r["step"], int(r["seqlen"]), r["options"]): float(r["median_ms"]) for r in rows}
     points = []
-    for (name, tokens, options), time in ms.items():
-        one = ms.get(("71-ring", tokens, f"{mask}type=bf16 gpus=1 link=copies"))
-        if name == step and options == f"{mask}type=bf16 gpus=2{link}" and one:
+    for (step, tokens, options), time in ms.items():
+        alone = {"70-all-gather": "71-ring", "72-zigzag": "75-merge-in-place"}.get(name, name)
+        one = ms.get((alone, tokens, f"{mask}type=bf16 gpus=1{' link=copies' if name[0].isdigit() else ''}"))
+        if step == name and options == f"{mask}type=bf16 gpus=2{link}" and one:
             points.append((tokens, one / 2 / time))
     return sorted(points)
 
 
-def draw_two(arguments, rows, peers):
+def draw_two(arguments, rows):
     figure, both = pyplot.subplots(1, 2, figsize=(13, 5.2), sharey=True)
     lengths = [1 << k for k in range(13, 18)]
     fine = [2 ** (k / 8) for k in range(8 * 13 - 2, 8 * 17 + 3)]
@@ -69,16 +71,14 @@ def draw_two(arguments, rows, peers):
         flops = one_gpu(rows, causal)
         model = [efficiency(t, 2, LINK, causal, flops=flops(t)) for t in fine]
         axes.plot(fine, model, color=style.BLACK, linestyle=(0, (2, 2)), label="the model of chapter 72, not measured")
-        axes.text(fine[6], model[6] + 0.03, what, ha="right", va="bottom")
+        axes.text(fine[-1], model[-1] - 0.02, what, ha="right", va="top")
         for step, (colour, marker) in STEPS.items():
             if points := measured(rows, step, causal):
                 axes.plot(*zip(*points), color=colour, marker=marker, markersize=8, linewidth=2, label=f"step {step}")
         for name, (colour, marker, label) in PEERS.items():
-            of = sorted((int(r["seqlen"]), float(r["efficiency"])) for r in peers
-                        if r["step"] == name and ("causal" in style.options(r)) == causal)
-            if of:
+            if of := measured(rows, name, causal):
                 axes.plot(*zip(*of), color=colour, marker=marker, markersize=8, linewidth=2, linestyle=(0, (4, 2)),
-                          label=f"{label}, in another run")
+                          label=label)
         if causal:
             axes.axhline(2 / 3, color=style.GREY, linewidth=1)
             axes.text(fine[-1], 2 / 3 - 0.01, "at most for steps 70 and 71", ha="right", va="top",
@@ -128,8 +128,7 @@ def look(axes, lengths, title):
 def main():
     arguments = style.gpu_parser(__doc__).parse_args()
     rows = style.read_measured(arguments.results / f"{arguments.gpu}-gpus.csv", "bench-gpus")
-    path = arguments.results / f"{arguments.gpu}-gpu-peers.csv"
-    draw_two(arguments, rows, style.read(path) if path.is_file() else [])
+    draw_two(arguments, rows)
     draw_paper(arguments)
 
 
