@@ -43,6 +43,8 @@ void Scheduler::begin_block(std::uint64_t number) {
   for (Dim3 &block : blocks_) block = block_index(grid_, number++);
   under_way_.clear();
   drawn_ = operations_ = turns_ = 0;
+  passed_over_ =
+      0;  // else the order would depend on which blocks this thread of the host ran before
   ready_.clear();
   trying_ = 0;
   slow_ = draw(2) ? static_cast<unsigned>(draw(size_)) : kNoThread;
