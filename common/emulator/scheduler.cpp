@@ -43,8 +43,8 @@ void Scheduler::begin_block(std::uint64_t number) {
   for (Dim3 &block : blocks_) block = block_index(grid_, number++);
   under_way_.clear();
   drawn_ = operations_ = turns_ = 0;
-  passed_over_ =
-      0;  // else the order would depend on which blocks this thread of the host ran before
+  // Else the order would depend on which blocks this thread of the host has run before.
+  passed_over_ = 0;
   ready_.clear();
   trying_ = 0;
   slow_ = draw(2) ? static_cast<unsigned>(draw(size_)) : kNoThread;
@@ -71,9 +71,17 @@ void Scheduler::run() {
       }
     }
     std::uint64_t drawn = draw(ready_.size() + drawn_);
-    if (drawn < ready_.size() && ready_[drawn] == slow_ && ready_.size() > 1) {
+    if (drawn < ready_.size() && ready_[drawn] == slow_ &&
+        (ready_.size() > 1 || !under_way_.empty())) {
       passed_over_++;
-      if (passed_over_ % kPatience) drawn = (drawn + 1) % ready_.size();
+      if (passed_over_ % kPatience) {
+        // Else it would catch up whenever the others wait for copies.
+        if (ready_.size() == 1) {
+          land(draw(under_way_.size()));
+          continue;
+        }
+        drawn = (drawn + 1) % ready_.size();
+      }
     }
     if (drawn >= ready_.size()) {
       land_drawn(drawn - ready_.size());

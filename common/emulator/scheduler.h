@@ -163,7 +163,7 @@ class Scheduler {
   std::vector<unsigned> ready_;
   unsigned trying_ = 0;  // how many of them try again
   unsigned running_ = 0, rank_ = 0;
-  unsigned slow_ = 0;  // goes on once no other thread can; kNoThread: there is none
+  unsigned slow_ = 0;  // goes on once no other thread can and nothing is under way; or kNoThread
   unsigned passed_over_ = 0;
   std::vector<UnderWay> under_way_;  // in the order in which they began
   std::size_t drawn_ = 0;            // how many of them are drawn among the threads
