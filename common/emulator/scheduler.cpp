@@ -72,7 +72,7 @@ void Scheduler::run() {
     }
     std::uint64_t drawn = draw(ready_.size() + drawn_);
     if (drawn < ready_.size() && ready_[drawn] == slow_ &&
-        (ready_.size() > 1 || !under_way_.empty())) {
+        (ready_.size() > 1 || some_wait_for_copies())) {
       passed_over_++;
       if (passed_over_ % kPatience) {
         // Else it would catch up whenever the others wait for copies.
@@ -248,6 +248,14 @@ void Scheduler::finish(Operation operation) {
     land(static_cast<std::size_t>(found - under_way_.begin()));
   }
   for (;;) Fiber::yield();
+}
+
+/// Returns true if an operation that lands could let another thread go on.
+bool Scheduler::some_wait_for_copies() const {
+  if (under_way_.empty()) return false;
+  for (unsigned i = 0; i < size_; i++)
+    if (threads_[i].waits && threads_[i].waits->is_for_copies(i)) return true;
+  return false;
 }
 
 /// Lands the n-th of those that are drawn among the threads.
