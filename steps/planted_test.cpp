@@ -149,15 +149,12 @@ const std::vector<std::string> kBarriers = {"__syncthreads()", "__syncwarp()",
                                             "cp_async_wait<0>()"};
 // keep_loads_apart() is none: what it stands for is a hint to nvcc, and nothing may rely on it.
 const std::vector<std::string> kHopperBarriers = {
-    "__syncthreads(",        "mbarrier_wait(",
-    "mbarrier_arrive(",      "mbarrier_arrive_expect_tx(",
-    "mbarrier_fence_init(",  "wgmma_fence(",
-    "wgmma_commit(",         "wgmma_wait<",
-    "fence_proxy_async(",    "named_barrier_sync(",
-    "named_barrier_arrive(", "tma_store_commit(",
-    "tma_store_wait_read<",  "ring_release(",
-    "cluster_sync(",         "mbarrier_arrive_at(",
-    "griddepcontrol_wait("};
+    "__syncthreads(",     "__syncwarp(",          "mbarrier_wait(",
+    "mbarrier_arrive(",   "mbarrier_fence_init(", "mbarrier_arrive_expect_tx(",
+    "wgmma_fence(",       "wgmma_commit(",        "wgmma_wait<",
+    "fence_proxy_async(", "named_barrier_sync(",  "named_barrier_arrive(",
+    "tma_store_commit(",  "tma_store_wait_read<", "ring_release(",
+    "cluster_sync(",      "mbarrier_arrive_at(",  "griddepcontrol_wait("};
 
 /// Whether a step is for Hopper alone: of Part IV, or built on it.
 bool of_hopper(const std::string &step) {
@@ -328,6 +325,15 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
   if (hopper && step.help.takes_option("--head-dim-v"))  // where Q has one stage
     shapes.insert(shapes.begin(), "--sms 1 --heads 3 --seqlen 130 --head-dim 256");
   if (step.help.tile > 128) shapes = {kPersistent};
+  const auto also = [&](const std::string &of, const std::string &shape) {
+    if (step.mutants.step.starts_with(of)) shapes.insert(shapes.begin(), shape);
+  };
+  // Only where a lane of one warp is the slow thread: in one of many blocks.
+  also("41", "--heads 4 --seqlen 640 --causal");
+  also("54", "--page-size 16 --batch 16 --heads 4 --sms 64 --seqlen 1 --seqlen-k 700");
+  also("58", "--batch 16 --heads 4 --kv-heads 4 --seqlen 1 --seqlen-k 192");
+  // A merge that is not the last.
+  also("71", "--gpus 3 --seqlen 100"), also("72", "--gpus 3 --seqlen 100");
   if (step.help.gradients && step.help.takes_option("--sink-logits"))  // a kernel of their own
     for (std::string &shape : shapes) shape += " --sink-logits";
   // A run in which the call is not missed costs most. So Hopper's shortest runs come first, which are added last, and

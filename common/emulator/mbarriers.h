@@ -89,8 +89,9 @@ class Mbarriers : public Waits {
   /// All threads have exited: reports an mbarrier that is not as it must be then.
   void report_at_end();
 
+  bool is_for_copies(unsigned thread) const override { return !waits_[thread].barrier->to_come; }
   std::string describe_wait(unsigned thread) const override;
-  bool is_suspect(unsigned thread) const override { return !waits_[thread].barrier->to_come; }
+  bool is_suspect(unsigned thread) const override { return is_for_copies(thread); }
 
  private:
   struct Waiting {

@@ -43,6 +43,8 @@ void Scheduler::begin_block(std::uint64_t number) {
   for (Dim3 &block : blocks_) block = block_index(grid_, number++);
   under_way_.clear();
   drawn_ = operations_ = turns_ = 0;
+  // Else the order would depend on which blocks this thread of the host has run before.
+  passed_over_ = 0;
   ready_.clear();
   trying_ = 0;
   slow_ = draw(2) ? static_cast<unsigned>(draw(size_)) : kNoThread;
@@ -69,9 +71,17 @@ void Scheduler::run() {
       }
     }
     std::uint64_t drawn = draw(ready_.size() + drawn_);
-    if (drawn < ready_.size() && ready_[drawn] == slow_ && ready_.size() > 1) {
+    if (drawn < ready_.size() && ready_[drawn] == slow_ &&
+        (ready_.size() > 1 || some_wait_for_copies())) {
       passed_over_++;
-      if (passed_over_ % kPatience) drawn = (drawn + 1) % ready_.size();
+      if (passed_over_ % kPatience) {
+        // Else it would catch up whenever the others wait for copies.
+        if (ready_.size() == 1) {
+          land(draw(under_way_.size()));
+          continue;
+        }
+        drawn = (drawn + 1) % ready_.size();
+      }
     }
     if (drawn >= ready_.size()) {
       land_drawn(drawn - ready_.size());
@@ -238,6 +248,14 @@ void Scheduler::finish(Operation operation) {
     land(static_cast<std::size_t>(found - under_way_.begin()));
   }
   for (;;) Fiber::yield();
+}
+
+/// Returns true if an operation that lands could let another thread go on.
+bool Scheduler::some_wait_for_copies() const {
+  if (under_way_.empty()) return false;
+  for (unsigned i = 0; i < size_; i++)
+    if (threads_[i].waits && threads_[i].waits->is_for_copies(i)) return true;
+  return false;
 }
 
 /// Lands the n-th of those that are drawn among the threads.

@@ -26,6 +26,9 @@ class Waits {
   /// Returns what a thread waits for, to be read after the name of its instruction.
   virtual std::string describe_wait(unsigned) const { return ""; }
 
+  /// Returns true if copies alone can let a thread go on.
+  virtual bool is_for_copies(unsigned) const { return false; }
+
   /// Returns true if a thread is more likely the cause of a deadlock than others that wait.
   virtual bool is_suspect(unsigned) const { return false; }
 
@@ -152,6 +155,7 @@ class Scheduler {
   std::uint64_t draw(std::uint64_t choices);
   void land_drawn(std::size_t n);
   void land(std::size_t i);
+  bool some_wait_for_copies() const;
   std::string describe_wait(unsigned thread) const;
   void report_stuck();
 
@@ -163,7 +167,7 @@ class Scheduler {
   std::vector<unsigned> ready_;
   unsigned trying_ = 0;  // how many of them try again
   unsigned running_ = 0, rank_ = 0;
-  unsigned slow_ = 0;  // goes on once no other thread can; kNoThread: there is none
+  unsigned slow_ = 0;  // goes on once no other thread can, nor waits for copies; or kNoThread
   unsigned passed_over_ = 0;
   std::vector<UnderWay> under_way_;  // in the order in which they began
   std::size_t drawn_ = 0;            // how many of them are drawn among the threads

@@ -1424,6 +1424,55 @@ TEST_CASE("bulk: both places begin at a multiple of 16 bytes, and lie in their r
   CHECK(error == error_in_thread(at, 0, "bulk load: the destination is not in shared memory"));
 }
 
+TEST_CASE("bulk: many copies may get ahead of a thread, and those that wait for them, too") {
+  const Setup setup;
+  const Tensor tensor(1);
+  const Matrix<const half> from{tensor.data, 1, 64};
+  constexpr int kCopies = 16;
+  int latest = 0;  // how many copies some thread came after
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    int copied = 0;
+    CHECK(error_of<Rows>(dim3(32), [&] {
+            Rows &smem = ready_for_rows();
+            if (is_thread(0)) mbarrier_arrive(smem.read);
+            mbarrier_wait(smem.read, 0);  // who comes to a barrier last goes on first
+            if (!is_thread(0)) latest = std::max(latest, copied);
+            for (int i = 0; i < kCopies && is_thread(0); i++) {
+              mbarrier_arrive_expect_tx(smem.landed, kRowBytes);
+              bulk_load<64>(smem.rows(0, 0), from(0, 0), smem.landed);
+              mbarrier_wait(smem.landed, i % 2);
+              copied++;
+            }
+          }) == "");
+  }
+  CHECK(latest == kCopies);
+}
+
+TEST_CASE("bulk: a thread goes on in the end though another one copies until it has") {
+  const Setup setup;
+  const Tensor tensor(1);
+  const Matrix<const half> from{tensor.data, 1, 64};
+  int most = 0;  // copies
+  for (int seed = 1; seed <= kSeeds; seed++) {
+    emulator::settings.seed = static_cast<std::uint64_t>(seed);
+    bool told = false;
+    CHECK(error_of<Rows>(dim3(2), [&] {
+            Rows &smem = ready_for_rows();
+            if (is_thread(0)) mbarrier_arrive(smem.read);
+            mbarrier_wait(smem.read, 0);
+            if (is_thread(1)) told = true;
+            for (int i = 0; !told && is_thread(0); i++) {
+              mbarrier_arrive_expect_tx(smem.landed, kRowBytes);
+              bulk_load<64>(smem.rows(0, 0), from(0, 0), smem.landed);
+              mbarrier_wait(smem.landed, i % 2);
+              most = std::max(most, i + 1);
+            }
+          }) == "");
+  }
+  CHECK(most > 100);
+}
+
 TEST_CASE("bulk: the engine sees a barrier after mbarrier_fence_init, and somebody waits for it") {
   const Setup setup;
   const Tensor tensor(kRows);
