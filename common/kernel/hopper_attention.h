@@ -340,7 +340,7 @@ void launch(const Piece &p, const Target<T, Out> &out) {
 /// The same for any type and head dim, where O is T or float. (A template, so that only a step that calls it compiles
 /// these kernels.)
 template <class = void>
-void launch(Type type, int d, const Piece &p) {
+static void launch(Type type, int d, const Piece &p) {
   const auto of_type = [&]<class T>(T) {
     if (p.O)
       d == 64 ? launch<T, 64, T>(p, nullptr) : launch<T, 128, T>(p, nullptr);
