@@ -67,14 +67,12 @@ def draw_two(arguments, rows):
     lengths = [1 << k for k in range(13, 18)]
     fine = [2 ** (k / 8) for k in range(8 * 13 - 2, 8 * 17 + 3)]
     for axes, causal in zip(both, (False, True)):
-        what = "zigzag" if causal else "a ring"
         flops = one_gpu(rows, causal)
         model = [efficiency(t, 2, LINK, causal, flops=flops(t)) for t in fine]
-        axes.plot(fine, model, color=style.BLACK, linestyle=(0, (2, 2)), label="the model of chapter 72, not measured")
-        axes.text(fine[-1], model[-1] - 0.02, what, ha="right", va="top")
+        axes.plot(fine, model, color=style.BLACK, linestyle=(0, (2, 2)), label="chapter 72's model of step 71, with a mask of 72")
         for step, (colour, marker) in STEPS.items():
             if points := measured(rows, step, causal):
-                axes.plot(*zip(*points), color=colour, marker=marker, markersize=8, linewidth=2, label=f"step {step}")
+                axes.plot(*zip(*points), color=colour, marker=marker, markersize=8, linewidth=2, label=f"step {step.replace('-', ', ', 1).replace('-', ' ')}")
         for name, (colour, marker, label) in PEERS.items():
             if of := measured(rows, name, causal):
                 axes.plot(*zip(*of), color=colour, marker=marker, markersize=8, linewidth=2, linestyle=(0, (4, 2)),
@@ -118,8 +116,8 @@ def look(axes, lengths, title):
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{n // 1024}k" if n < 1 << 20 else f"{n >> 20}M" for n in lengths])
     axes.minorticks_off()
-    axes.set_ylim(0, 1.04)
-    axes.set_yticks([k / 5 for k in range(6)], [f"{20 * k}%" for k in range(6)])
+    axes.set_ylim(0.18, 1.02)
+    axes.set_yticks([k / 10 for k in range(2, 11)], [f"{10 * k}%" for k in range(2, 11)])
     axes.grid()
     axes.set_title(title, fontsize=13)
     axes.set_xlabel("tokens of the sequence")

@@ -9,8 +9,8 @@
 //             met its last key is divided by l and stored as T.
 // Prediction  On two GPUs 20 n KB move in place of 36, and all of it in kernels that compute. A tile of hop 1 waits for its m
 //             and o: 1,500 clocks beside the 33,000 or more of its products at 8,192 tokens. So by copy engines we expect
-//             an efficiency of 88% at 8,192 tokens, 97% at 32,768 and 97% at 65,536, causal, where step 72 has 76%, 93%
-//             and 95%. The model of chapter 72 without a merge says 97% at 8,192.
+//             an efficiency of 88% at 8,192 tokens, 97% at 32,768 and 97% at 65,536, causal, where step 72 has 77% at
+//             8,192. The model of chapter 72 without a merge says 97% there.
 #include "common/kernel/hopper_attention.h"
 #include "common/kernel/zigzag.h"
 
