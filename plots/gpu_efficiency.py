@@ -32,7 +32,8 @@ def efficiency(tokens, gpus, link, causal, kv_heads=HEADS, flops=FLOPS):
 
 
 def one_gpu(rows, causal):
-    """Operations per second of step 71 on one GPU, over the length: as measured, and between that by interpolation."""
+    """Operations per second of step 71 on one GPU, over the length: as measured, by interpolation between that, and
+    outside the nearest."""
     options = f"{'causal ' if causal else ''}type=bf16 gpus=1 link=copies"
     known = sorted((log2(int(r["seqlen"])), float(r["operations"]) / float(r["median_ms"]) * 1e3) for r in rows
                    if r["step"] == "71-ring" and r["options"] == options)
@@ -49,7 +50,7 @@ def one_gpu(rows, causal):
 
 
 def measured(rows, name, causal):
-    """Points of a step or a peer on two GPUs beside one. Step 70 copies for nothing on one; 72 and 75 have one kernel."""
+    """Points of a step or a peer on two GPUs beside one. Step 70 copies for nothing on one, and 72 is beside 75's time, as in its chapter."""
     link = " link=copies" if name[0].isdigit() and name != "70-all-gather" else ""
     mask = "causal " if causal else ""
     ms = {(r["step"], int(r["seqlen"]), r["options"]): float(r["median_ms"]) for r in rows}
@@ -81,7 +82,7 @@ def draw_two(arguments, rows):
             axes.axhline(2 / 3, color=style.GREY, linewidth=1)
             axes.text(fine[-1], 2 / 3 - 0.01, "at most for steps 70 and 71", ha="right", va="top",
                       color=style.GREY)
-        look(axes, lengths, "with a causal mask" if causal else "without a mask")
+        look(axes, lengths, "with a causal mask" if causal else "without a mask", 0.18)
     handles = {}
     for axes in both:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels())))
@@ -112,12 +113,12 @@ def draw_paper(arguments):
     style.save(figure, arguments.out, "gpu_paper")
 
 
-def look(axes, lengths, title):
+def look(axes, lengths, title, lowest=0):
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{n // 1024}k" if n < 1 << 20 else f"{n >> 20}M" for n in lengths])
     axes.minorticks_off()
-    axes.set_ylim(0.18, 1.02)
-    axes.set_yticks([k / 10 for k in range(2, 11)], [f"{10 * k}%" for k in range(2, 11)])
+    axes.set_yticks([k / 10 for k in range(11)], [f"{10 * k}%" for k in range(11)])
+    axes.set_ylim(lowest, 1.02)
     axes.grid()
     axes.set_title(title, fontsize=13)
     axes.set_xlabel("tokens of the sequence")

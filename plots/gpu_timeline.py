@@ -32,12 +32,14 @@ def draw(axes, rows, title):
                 hop += 1
             else:
                 axes.text((begin + end) / 2, gpu, "merge", ha="center", va="center", fontsize=8, rotation=90)
+        # The mark behind a message may come after hop 1 has stopped waiting for it.
+        waits = [end for begin, end in spans(rows, gpu, 0, "cudaStreamWaitEvent")]
         for begin, end in spans(rows, gpu, 1, "message"):
+            end = min([end, *(over for over in waits if over > begin)])
             axes.barh(gpu + 0.39, end - begin, left=begin, height=0.24, color=style.ORANGE, edgecolor="white")
     axes.set_title(title, fontsize=13)
     axes.set_ylim(1.65, -0.4)
     axes.set_yticks(range(2), [f"GPU {gpu}" for gpu in range(2)])
-    axes.set_xlim(0)
     axes.grid(axis="x")
     axes.tick_params(left=False)
 
@@ -47,6 +49,7 @@ def figure_of(arguments, all_rows, name, steps):
     figure, all_axes = pyplot.subplots(len(runs), figsize=(11, 1.1 + 1.75 * len(runs)), sharex=True)
     for axes, (step, options, title) in zip(all_axes, runs):
         draw(axes, [r for r in all_rows if r["step"] == step and r["options"] == options], title)
+    all_axes[-1].set_xlim(0, all_axes[-1].get_xlim()[1])
     all_axes[-1].set_xlabel("µs since the beginning of the first launch of a program, at 8,192 tokens")
     patch = pyplot.Rectangle
     figure.legend([patch((0, 0), 1, 1, facecolor="#BBD9EE", edgecolor=style.BLUE),

@@ -2,14 +2,14 @@
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --gpus, --causal, --kv-heads, --type, --link, --leave-sms
-// Before      step 72: two launches in each hop. One computes, and one merges its O with that of the hops before.
+// Before      step 72: two launches in a hop. One computes, and one merges its O with that of the hops before.
 // Bottleneck  The merge. With n tokens on a GPU and 16 heads of 128 the last one moves 20 n KB, and no tensor core works.
 // Change      No merge. A hop continues where the hop before ended: the kernel stores its registers o, m and l in fp32 for
 //             each row that meets more keys, and the next hop's launch loads them before it goes on. A row that has
 //             met its last key is divided by l and stored as T.
 // Prediction  On two GPUs 20 n KB move in place of 36, and all of it in kernels that compute. A tile of hop 1 waits for its m
-//             and o: 1,500 clocks beside the 33,000 or more of its products at 8,192 tokens. So by copy engines we expect
-//             an efficiency of 88% at 8,192 tokens, 97% at 32,768 and 97% at 65,536, causal, where step 72 has 77% at
+//             and o: 1,500 clocks beside the 32,800 of its products at 8,192 tokens. So by copy engines we expect
+//             an efficiency of 88% at 8,192 tokens, 97% at 32,768 and 97% at 65,536, causal, where step 72 has 76% at
 //             8,192. The model of chapter 72 without a merge says 97% there.
 #include "common/kernel/hopper_attention.h"
 #include "common/kernel/zigzag.h"
