@@ -109,7 +109,9 @@ std::vector<std::string> runs_with(const std::string &option) {
       {"--gpus",
        {"--gpus 1", "--gpus 3 --seqlen 200", "--gpus 4 --seqlen 130 --causal",
         "--gpus 8 --seqlen 9 --causal", "--gpus 3 --heads 4 --kv-heads 2 --batch 2 --seqlen 150",
-        "--gpus 2 --seqlen 400 --type bf16"}},
+        "--gpus 2 --seqlen 400 --type bf16",
+        // A chunk is one row, and one row more than a warpgroup has.
+        "--gpus 2 --seqlen 4 --causal", "--gpus 2 --seqlen 257 --causal --batch 1 --heads 1"}},
       {"--link",
        {"--link copies", "--link copies --gpus 4 --seqlen 70",
         "--link copies --gpus 3 --seqlen 150 --causal"}},
