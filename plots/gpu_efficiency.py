@@ -50,16 +50,17 @@ def one_gpu(rows, causal):
 
 
 def measured(rows, name, causal):
-    """Points of a step or a peer on two GPUs beside one. Step 70 copies for nothing on one, and 72 is beside 75's time, as in its chapter."""
+    """Points of a step, in clocks, or of a peer, in time, on two GPUs beside one. Step 70 copies for nothing on one, and 72 is beside 75, as in
+    its chapter."""
     link = " link=copies" if name[0].isdigit() and name != "70-all-gather" else ""
     mask = "causal " if causal else ""
-    ms = {(r["step"], int(r["seqlen"]), r["options"]): float(r["median_ms"]) for r in rows}
+    costs = {(r["step"], int(r["seqlen"]), r["options"]): float(r["sm_clocks"] or r["median_ms"]) for r in rows}
     points = []
-    for (step, tokens, options), time in ms.items():
+    for (step, tokens, options), cost in costs.items():
         alone = {"70-all-gather": "71-ring", "72-zigzag": "75-merge-in-place"}.get(name, name)
-        one = ms.get((alone, tokens, f"{mask}type=bf16 gpus=1{' link=copies' if name[0].isdigit() else ''}"))
+        one = costs.get((alone, tokens, f"{mask}type=bf16 gpus=1{' link=copies' if name[0].isdigit() else ''}"))
         if step == name and options == f"{mask}type=bf16 gpus=2{link}" and one:
-            points.append((tokens, one / 2 / time))
+            points.append((tokens, one / 2 / cost))
     return sorted(points)
 
 
@@ -87,7 +88,7 @@ def draw_two(arguments, rows):
     for axes in both:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels())))
     figure.legend(handles.values(), handles, loc="upper center", bbox_to_anchor=(0.5, 0.01), ncols=3)
-    both[0].set_ylabel("efficiency, t₁ / (2 t₂)")
+    both[0].set_ylabel("efficiency, t₁ / (2 t₂); of the steps in clocks")
     figure.suptitle(f"Two {arguments.gpu.upper()}s share a sequence: batch 1, 16 heads of 128, bf16", x=0.02, ha="left",
                     fontsize=15, fontweight="bold")
     figure.tight_layout()

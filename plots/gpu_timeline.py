@@ -11,6 +11,7 @@ SHORTEST = 12000  # ns: what is shorter is the time between two marks, in which 
 MERGE = 50  # µs: a kernel that takes less merges, for a hop has products
 OPTIONS = {"71-ring": [("type=bf16 gpus=2", "step 71, NCCL"),
                        ("type=bf16 gpus=2 leave-sms=16", "step 71, NCCL, 16 multiprocessors left to it"),
+                       ("type=bf16 gpus=2 leave-sms=32", "step 71, NCCL, 32 multiprocessors left to it"),
                        ("type=bf16 gpus=2 link=copies", "step 71, copy engines")],
            "72-zigzag": [("causal type=bf16 gpus=2 link=copies", "step 72")],
            "75-merge-in-place": [("causal type=bf16 gpus=2 link=copies", "step 75")]}
@@ -50,7 +51,7 @@ def figure_of(arguments, all_rows, name, steps):
     for axes, (step, options, title) in zip(all_axes, runs):
         draw(axes, [r for r in all_rows if r["step"] == step and r["options"] == options], title)
     all_axes[-1].set_xlim(0, all_axes[-1].get_xlim()[1])
-    all_axes[-1].set_xlabel("µs since the beginning of the first launch of a program, at 8,192 tokens")
+    all_axes[-1].set_xlabel("µs since the beginning of a launch, at 8,192 tokens")
     patch = pyplot.Rectangle
     figure.legend([patch((0, 0), 1, 1, facecolor="#BBD9EE", edgecolor=style.BLUE),
                    patch((0, 0), 1, 1, facecolor=style.ORANGE)],

@@ -389,8 +389,9 @@ TEST_CASE("offsets beyond 2^31 elements of Q, K, V and O, and beyond 2^32 of S")
   if (gpu_is_missing()) return;
   for (const std::string &name : step_names()) {
     if (!name.starts_with(environment("STEPS_ONLY", ""))) continue;
-    // 65,535 heads of 768 x 64 elements, half as many of 128, or 8192 of more; of step 00, 17 heads of
-    // 16,384 x 16,384 scores.
+    // 65,535 heads of 768 x 64 elements, half as many of 128, or 8192 of more, and of two GPUs each as many; of step
+    // 00, 17 heads of 16,384 x 16,384 scores.
+    const std::string rows = name.starts_with("7") ? "1536" : "768";
     const std::string program = "./step-" + name.substr(0, 2);
     const std::vector<std::string> head_dims = describe(program).head_dims;
     const auto has = [&](const std::string &head_dim) {
@@ -398,8 +399,8 @@ TEST_CASE("offsets beyond 2^31 elements of Q, K, V and O, and beyond 2^32 of S")
     };
     const std::string shape =
         name.starts_with("00") ? "--heads 17 --seqlen 16384 --head-dim 64"
-        : has("64")            ? "--heads 65535 --seqlen 768 --head-dim 64"
-        : has("128")           ? "--heads 32768 --seqlen 768 --head-dim 128"
+        : has("64")            ? "--heads 65535 --seqlen " + rows + " --head-dim 64"
+        : has("128")           ? "--heads 32768 --seqlen " + rows + " --head-dim 128"
                      : "--heads 8192 --kv-heads 8192 --seqlen 768 --head-dim " + head_dims.front();
     const std::string line = program + " --device gpu --check-only --batch 1 " + shape;
     CAPTURE(line);

@@ -280,13 +280,13 @@ def between_events(run, count, each, read=None):
     readings = torch.zeros(count + EMPTY + 1, sms, dtype=torch.int64, device="cuda")
     rows = [ctypes.c_void_p(readings.data_ptr() + 8 * sms * i) for i in range(count + EMPTY + 1)]
     read = read or (lambda row, sms: None)
-    read(rows[0], sms)
+    read(rows[0], sms, None)
     for i, (begin, end) in enumerate(events):  # no waiting in between: Python stays ahead of the GPU
         begin.record()
         for _ in range(each if i < count else 0):
             run()
         end.record()
-        read(rows[i + 1], sms)
+        read(rows[i + 1], sms, None)
     torch.cuda.synchronize()
     return ([begin.elapsed_time(end) / each for begin, end in events[:count]],
             elapsed_clocks(readings, count, each) if readings.any() else [])

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <new>
 #include <stdexcept>
@@ -15,8 +16,9 @@
 #include "common/program/device.h"
 #include "common/program/ladder.h"
 
-extern "C" cudaError_t read_sm_clocks(long long *clocks, int sms);  // sm_clock.cu
-extern "C" cudaError_t forward_pass(const Problem &problem);        // forward.cu
+extern "C" cudaError_t read_sm_clocks(long long *clocks, int sms,
+                                      cudaStream_t stream);   // sm_clock.cu
+extern "C" cudaError_t forward_pass(const Problem &problem);  // forward.cu
 
 namespace {
 
@@ -87,10 +89,11 @@ class Event {
   cudaEvent_t event_;
 };
 
-/// Readings of the clocks of all SMs, in the queue of the GPU.
+/// Readings of the clocks of all SMs of the current GPU, in the queue of a stream of it.
 class SmClocks {
  public:
-  SmClocks(int readings, int sms) : sms_(sms), clocks_(std::size_t(readings) * sms) {
+  SmClocks(int readings, int sms, cudaStream_t stream = nullptr)
+      : stream_(stream), sms_(sms), clocks_(std::size_t(readings) * sms) {
     check(cudaMalloc(&memory_, bytes()), "cudaMalloc");
     check(cudaMemset(memory_, 0, bytes()), "cudaMemset");
   }
@@ -100,7 +103,7 @@ class SmClocks {
 
   /// Queues the next reading.
   void read() {
-    check(read_sm_clocks(memory_ + next_, sms_), "reading the clocks");
+    check(read_sm_clocks(memory_ + next_, sms_, stream_), "reading the clocks");
     next_ += sms_;
   }
   /// Waits for the readings and returns the clocks from each to the next: the mean over the SMs that
@@ -124,6 +127,7 @@ class SmClocks {
  private:
   std::size_t bytes() const { return clocks_.size() * sizeof(long long); }
 
+  cudaStream_t stream_;
   std::size_t sms_, next_ = 0;
   std::vector<long long> clocks_;
   long long *memory_ = nullptr;
@@ -242,6 +246,8 @@ class Gpu : public Device {
       ready.emplace_back();
       begin.emplace_back();
     }
+    for (int i = 0; i < 3; i++) launch();  // the first messages of all cost more
+    synchronise();
     hold_all();
     for (std::size_t gpu = 0; gpu < gpus; gpu++) ready[gpu].record(streams_[gpu]);
     for (std::size_t gpu = 0; gpu < gpus; gpu++) {
@@ -287,37 +293,53 @@ class Gpu : public Device {
     }
   }
 
-  /// The time of the slowest GPU of this process. Before each of the times they all wait for each other.
+  /// The time of the slowest GPU of this process, and the most clocks that one of them takes. Before each of the
+  /// times they all wait for each other.
   Times time_together(const std::function<void()> &launch, int warm_up, int iterations, int each) {
+    constexpr int kEmpty = 5;
     const std::size_t gpus = streams_.size();
     std::vector<Event> ready, begin, end;
+    std::deque<SmClocks> clocks;  // which are not moved
     for (std::size_t gpu = 0; gpu < gpus; gpu++) {
       check(cudaSetDevice(devices_[gpu]), "cudaSetDevice");  // whose events these are
       for (std::vector<Event> *events : {&ready, &begin, &end})
-        for (int i = 0; i < iterations; i++) events->emplace_back();
+        for (int i = 0; i < iterations + kEmpty; i++) events->emplace_back();
+      clocks.emplace_back(2 * (iterations + kEmpty), properties_.multiProcessorCount,
+                          streams_[gpu]);
     }
     const auto at = [&](std::vector<Event> &events, std::size_t gpu, int i) -> Event & {
-      return events[gpu * iterations + i];
+      return events[gpu * (iterations + kEmpty) + i];
     };
     for (int i = 0; i < warm_up; i++) launch();
     synchronise();
     hold_all();
-    for (int i = 0; i < iterations; i++) {
+    for (int i = 0; i < iterations + kEmpty; i++) {
       for (std::size_t gpu = 0; gpu < gpus; gpu++) at(ready, gpu, i).record(streams_[gpu]);
       for (std::size_t gpu = 0; gpu < gpus; gpu++) {
+        check(cudaSetDevice(devices_[gpu]), "cudaSetDevice");
         for (std::size_t peer = 0; peer < gpus; peer++) at(ready, peer, i).hold_back(streams_[gpu]);
+        clocks[gpu].read();
         at(begin, gpu, i).record(streams_[gpu]);
       }
-      for (int j = 0; j < each; j++) launch();
-      for (std::size_t gpu = 0; gpu < gpus; gpu++) at(end, gpu, i).record(streams_[gpu]);
+      for (int j = 0; j < each && i < iterations; j++) launch();
+      for (std::size_t gpu = 0; gpu < gpus; gpu++) {
+        check(cudaSetDevice(devices_[gpu]), "cudaSetDevice");
+        at(end, gpu, i).record(streams_[gpu]);
+        clocks[gpu].read();
+      }
     }
     synchronise();
     Times times;
-    for (int i = 0; i < iterations; i++) {
-      float slowest = 0;
-      for (std::size_t gpu = 0; gpu < gpus; gpu++)
-        slowest = std::max(slowest, at(end, gpu, i).milliseconds_since(at(begin, gpu, i)));
-      times.ms.push_back(slowest / each);
+    times.ms.resize(iterations);
+    times.clocks.resize(iterations);
+    for (std::size_t gpu = 0; gpu < gpus; gpu++) {
+      const std::vector<double> elapsed = clocks[gpu].elapsed();  // in a launch, then to the next
+      for (int i = 0; i < iterations; i++) {
+        times.ms[i] =
+            std::max(times.ms[i], at(end, gpu, i).milliseconds_since(at(begin, gpu, i)) / each);
+        times.clocks[i] = std::max(
+            times.clocks[i], (elapsed[2 * i] - elapsed[2 * (iterations + kEmpty / 2)]) / each);
+      }
     }
     return times;
   }

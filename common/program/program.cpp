@@ -504,12 +504,12 @@ void time_launches(Device &device, const std::function<void()> &launch, float es
 }
 
 /// Times the same problem on one of the GPUs alone, in turns with all of them, and says how well they share it:
-/// the medians of three rounds. `alone` becomes the result of the one.
+/// the medians of seven rounds. `alone` becomes the result of the one.
 void time_sharing(Device &device, const std::function<void()> &together,
                   const std::function<void()> &by_one, int iterations, int gpus, Result &result,
                   Result &alone) {
-  std::vector<double> ms, ms_alone, efficiencies;
-  for (int round = 0; round < 3; round++) {
+  std::vector<double> ms, ms_alone, clocks, clocks_alone, efficiencies, in_clocks;
+  for (int round = 0; round < 7; round++) {
     for (const bool one : {false, true}) {
       const std::function<void()> &launch = one ? by_one : together;
       const float estimate = device.time(launch, 0, 1, 1).ms[0];
@@ -517,16 +517,29 @@ void time_sharing(Device &device, const std::function<void()> &together,
     }
     ms.push_back(*result.median_ms);
     ms_alone.push_back(*alone.median_ms);
+    clocks.push_back(*result.sm_clocks);
+    clocks_alone.push_back(*alone.sm_clocks);
     efficiencies.push_back(ms_alone.back() / gpus / ms.back());
+    in_clocks.push_back(clocks_alone.back() / gpus / clocks.back());
   }
-  for (const auto &[of, values] : {std::pair<Result &, std::vector<double> &>{result, ms},
-                                   std::pair<Result &, std::vector<double> &>{alone, ms_alone}}) {
-    of.median_ms = median(values);
-    of.min_ms = values.front();
+  const auto settle = [](Result &of, std::vector<double> &of_ms, std::vector<double> &of_clocks) {
+    of.median_ms = median(of_ms);
+    of.min_ms = of_ms.front();
+    of.sm_clocks = median(of_clocks);
     of.tflops = of.operations / *of.median_ms / 1e9;
-  }
-  std::printf("sharing  %.4g ms on %d GPUs, %.4g ms on one: efficiency %.1f%%\n", *result.median_ms,
-              gpus, *alone.median_ms, 100 * median(efficiencies));
+  };
+  settle(result, ms, clocks);
+  settle(alone, ms_alone, clocks_alone);
+  const auto percent = [](std::vector<double> &of) {
+    char text[64];
+    const double middle = 100 * median(of);
+    std::snprintf(text, sizeof text, "%.1f%% (%.1f to %.1f)", middle, 100 * of.front(),
+                  100 * of.back());
+    return std::string(text);
+  };
+  std::printf("sharing  %.4g ms on %d GPUs, %.4g ms on one: efficiency %s, in clocks %s\n",
+              *result.median_ms, gpus, *alone.median_ms, percent(efficiencies).c_str(),
+              percent(in_clocks).c_str());
 }
 
 void print_shape(const Result &result, const Options &options, bool gpu) {

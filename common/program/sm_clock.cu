@@ -18,10 +18,10 @@ __global__ void read_clocks(long long *clocks, unsigned sms) {
 
 }  // namespace
 
-/// Queues, on the default stream, a kernel that writes the clock of SM i to clocks[i], for i below `sms`. An SM that
-/// runs no block of it keeps its old value. Returns the error of the launch.
-extern "C" cudaError_t read_sm_clocks(long long *clocks, int sms) {
+/// Queues, on this stream, a kernel that writes the clock of SM i to clocks[i], for i below `sms`. An SM that runs no
+/// block of it keeps its old value. Returns the error of the launch.
+extern "C" cudaError_t read_sm_clocks(long long *clocks, int sms, cudaStream_t stream) {
   // Twice as many blocks as SMs: blocks go to the SM that has fewest, so every SM runs one.
-  read_clocks<<<2 * sms, 1>>>(clocks, static_cast<unsigned>(sms));
+  read_clocks<<<2 * sms, 1, 0, stream>>>(clocks, static_cast<unsigned>(sms));
   return cudaGetLastError();
 }
