@@ -83,7 +83,7 @@ def draw_two(arguments, rows):
             axes.axhline(2 / 3, color=style.GREY, linewidth=1)
             axes.text(fine[-1], 2 / 3 - 0.01, "at most for steps 70 and 71", ha="right", va="top",
                       color=style.GREY)
-        look(axes, lengths, "with a causal mask" if causal else "without a mask", 0.18)
+        look(axes, lengths, "with a causal mask" if causal else "without a mask", 0.1)
     handles = {}
     for axes in both:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels())))
