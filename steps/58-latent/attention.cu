@@ -2,17 +2,17 @@
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --seqlen-k, --kv-heads, --type, --scale, --latent
-// Before      step 33: K and V are two tensors, a block copies both, and two warpgroups have 64 rows of Q each. (Rows of
-//             Q that share a head of K are those of step 55.)
+// Before      step 33: K and V are two tensors, a block copies both, and two warpgroups have 64 rows of Q each. (The
+//             rows of Q that share a head of K are those of step 55.)
 // Bottleneck  A latent cache has 576 columns, and the values are the first 512 of them. As two tensors they would be
-//             1,088 columns to copy and to hold: 352 KB of shared memory, and there are 227.
+//             1,088 columns to copy and to hold: 344 KB of shared memory, and a block has 227.
 // Change      A tile of K is copied once, and its first 512 columns are V. O of 64 rows has 512 columns, too many for
-//             the registers of a warpgroup: two have the same 64 rows of Q, and half of O's columns each. Both
-//             compute all of S.
-// Prediction  In clocks, for 64 rows and 64 keys: 1,152 for S, twice, and 1,024 for P V: 3,328 of the tensor cores.
-//             Shared memory needs 3,392. One softmax runs beside the other's products, but both end with a wait for P V
-//             before a tile is free: 3,400 to 4,000. 64 sequences of 4096 keys take 223,000 to 261,000 clocks.
-//             HBM would take 110,000.
+//             the registers of a warpgroup. So two warpgroups have the same 64 rows of Q, and half of O's columns each.
+//             Both compute all of S.
+// Prediction  In clocks, for 64 rows and 64 keys: the tensor cores need 1,152 for S, twice, and 1,024 for P V. Shared
+//             memory needs 3,392 for all. That is a tile's time if one softmax runs beside the other's products. If
+//             both run at the same time, it is 3,928. 64 sequences of 4096 keys take 222,000 to 256,000 clocks. HBM
+//             would take 110,000.
 #include <algorithm>
 
 #include "common/kernel/cache_rows.h"
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
     for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
     factor[r] = 1 / l[r];
   }
-  named_barrier_sync(s_done,
-                     consumers);  // both warpgroups have computed the last S: Q's place becomes O's
+  // Q's place becomes O's: both warpgroups have computed the last S.
+  named_barrier_sync(s_done, consumers);
 #pragma unroll
   for (int i = 0; i < o.size; i += 8)
     stmatrix_x4(smem.Q(warp % 4 * 16 + lane % 16, warpgroup * (dv / 2) + i * 2 + lane / 16 * 8),
@@ -133,6 +133,7 @@ template <class T>
 void run(const Problem &p) {
   const int rows_of_group = p.seqlen_q * (p.heads / p.kv_heads);
   const auto map_K = tensor_map<T>(p.K, p.K_strides, p.batch, p.kv_heads, p.seqlen_k, d, Bc);
+  // A scale of 0 would make NaN of a masked score, which is -infinity.
   launch<SharedStorage<T>>(attention<T>,
                            dim3((rows_of_group + rows - 1) / rows, p.kv_heads, p.batch),
                            dim3(threads), map_K, p, std::max(log2_e * p.scale, 1e-20f));

@@ -2,11 +2,10 @@
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --seqlen-k, --kv-heads, --type, --scale, --latent
-// Before      step 58: both warpgroups compute all of S, and the softmax of all of it.
-// Bottleneck  The tensor cores: 1,152 of 3,328 clocks of a tile compute what the other warpgroup computes, too.
-// Change      The first warpgroup alone computes S and P. It writes P to shared memory as its threads have it in
-//             registers, and its partner in the second warpgroup reads the same registers: 8 KB for each tile. The
-//             first starts the next S behind its half of P V.
+// Before      step 58: both warpgroups compute all of S, and its softmax.
+// Bottleneck  The tensor cores: for 1,152 of a tile's 3,328 clocks they compute S a second time.
+// Change      The first warpgroup alone computes S and P. It hands P over: 8 KB of shared memory for each tile. It
+//             starts the next S behind its half of P V.
 // Prediction  In clocks, for 64 rows and 64 keys: 1,152 for S, 1,024 for P V, and 600 for the softmax, which nothing
 //             overlaps: 2,776, 78% of the tensor cores' rate. A tile's copy takes 3,100, which must fit in the 2,776
 //             from the end of P V to the S after the next: if it does not, 2,940 clocks, 74%. 64 sequences
@@ -175,6 +174,7 @@ template <class T>
 void run(const Problem &p) {
   const int rows_of_group = p.seqlen_q * (p.heads / p.kv_heads);
   const auto map_K = tensor_map<T>(p.K, p.K_strides, p.batch, p.kv_heads, p.seqlen_k, d, Bc);
+  // A scale of 0 would make NaN of a masked score, which is -infinity.
   launch<SharedStorage<T>>(attention<T>,
                            dim3((rows_of_group + rows - 1) / rows, p.kv_heads, p.batch),
                            dim3(threads), map_K, p, std::max(log2_e * p.scale, 1e-20f));

@@ -1,19 +1,17 @@
-// Step 83: a latent cache as models have it: pages, unlike lengths, and few sequences.
+// Step 83: a latent cache as models have it. Pages, lengths of any size, and blocks that share a sequence's keys.
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --type, --page-size, --splits, --garbage,
 //             --scale, --latent
-// Before      step 82: TODO
-//             of step 55, boxes those of step 54.)
-// Bottleneck  A latent cache has 576 columns, and the values are the first 512 of them. As two tensors they would be
-//             1,088 columns to copy and to hold, for keys that 128 query heads share.
-// Change      A tile of K is copied once, and its first 512 columns are V. O of 64 rows has 512 columns, too many for
-//             a warpgroup: two have half of them each. The first computes S and P, and hands P over: 8 KB of
-//             shared memory for each tile.
-// Prediction  In clocks, for 64 rows and 64 keys: 1,152 for S, 1,024 for P V, and 600 for the softmax, which nothing
-//             overlaps: 2,776, 78% of the tensor cores' rate. A tile's copy takes 3,100, which must fit in the 2,776
-//             from the end of P V to the S after the next: if it does not, 2,940 clocks, 74%. 64 sequences
-//             of 4096 keys take 183,000 to 193,000 clocks. HBM would take 110,000.
+// Before      step 82: a block has 64 rows of Q and all keys, whose rows follow each other in a tensor. (Splits are
+//             those of step 55, boxes those of step 54.)
+// Bottleneck  One sequence has two tiles of rows, so 130 of 132 SMs have nothing to do.
+// Change      Blocks share a sequence's keys. A block's part of O has almost as many bytes as two tiles of keys, so the
+//             last block cannot sum many: a second kernel does, with a block for each row. K comes in boxes, page by
+//             page.
+// Prediction  One sequence of 65,536 keys takes 57,000 to 60,000 clocks: 17 tiles of 2,776 to 2,940, 5,000 for the
+//             beginning and end of a block, 3,700 for the merge and 1,000 for its launch. Step 82 takes 2.8 to 3.0
+//             million for 1,024 tiles. HBM would take 28,000. Sequences that fill the GPU take step 82's clocks.
 #include <algorithm>
 #include <numeric>
 
@@ -264,6 +262,7 @@ void run(const Problem &p) {
   const int box_rows = p.page_table ? std::gcd(p.page_size, Bc) : Bc;
   const auto map_K = sequence_map<T>(p.K, p.K_strides, p.page_table ? p.num_pages : p.batch,
                                      p.kv_heads, keys_of_block, p.cu_seqlens_k, d, box_rows);
+  // A scale of 0 would make NaN of a masked score, which is -infinity.
   launch_on<SharedStorage<T>>(
       p.stream, attention<T>, dim3((rows_of_group + rows - 1) / rows * splits, p.kv_heads, p.batch),
       dim3(threads), map_K, p, box_rows, splits, std::max(log2_e * p.scale, 1e-20f));
