@@ -53,10 +53,10 @@ __device__ __forceinline__ void ring_init(AnyRing &ring, int readers,
 
 /// Waits until the next stage is empty, and starts the copy of a tile into it: `place` is the tile's in the
 /// tensor, as tma_load takes it. (Parity ^ 1: the stages of a new ring count as empty.)
-template <class AnyRing, int Stages, class Map, class... Place>
+template <bool by_trap = true, class AnyRing, int Stages, class Map, class... Place>
 __device__ __forceinline__ void ring_load(AnyRing &&ring, RingPosition<Stages> &at, const Map &map,
                                           const Place &...place) {
-  mbarrier_wait(ring.empty[at.stage], at.parity ^ 1);
+  mbarrier_wait<by_trap>(ring.empty[at.stage], at.parity ^ 1);
   mbarrier_arrive_expect_tx(ring.full[at.stage], sizeof(ring.tile[0]));
   tma_load(ring.tile[at.stage], map, place..., ring.full[at.stage]);
   at.next();
