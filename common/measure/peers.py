@@ -279,7 +279,7 @@ def between_events(run, count, each, read=None):
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     readings = torch.zeros(count + EMPTY + 1, sms, dtype=torch.int64, device="cuda")
     rows = [ctypes.c_void_p(readings.data_ptr() + 8 * sms * i) for i in range(count + EMPTY + 1)]
-    read = read or (lambda row, sms: None)
+    read = read or (lambda row, sms, stream: None)
     read(rows[0], sms, None)
     for i, (begin, end) in enumerate(events):  # no waiting in between: Python stays ahead of the GPU
         begin.record()
