@@ -107,8 +107,9 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
   const int keys_here = min(keys.rows - first_key, Bc);
   if (keys_here <= 0) return;  // the sequence is shorter than the longest
 
-  // A visit is of a tile of queries of one head: all heads' last tile that sees the keys, then the tile before it. With a
-  // causal mask the next keys' visits begin with the same ones, so whoever is a turn behind at first is so to the end.
+  // A visit is of a tile of queries of one head: all heads' last tile that sees the keys, then the tile before it. With
+  // a causal mask the next keys' visits are the first of these, so a block that begins a turn behind stays one behind.
+  // Of the blocks that have not ended, the one with the smallest number waits for nobody, so any order of visits ends.
   const Rows queries = queries_of(problem, b, keys.head * group);
   const auto [plan, tiles] = plan_of<Br<d>>(problem, queries, keys, first_key, keys_here);
   const int visits = group * tiles, last_row = plan.end - Br<d>;

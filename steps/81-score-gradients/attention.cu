@@ -52,8 +52,9 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
   const int keys_here = min(keys.rows - first_key, Bc);
   if (keys_here <= 0) return;  // the sequence is shorter than the longest
 
-  // A visit is of a tile of queries of one head: all heads' last tile that sees the keys, then the tile before it. With a
-  // causal mask the next keys' visits begin with the same ones, so whoever is a turn behind at first is so to the end.
+  // A visit is of a tile of queries of one head: all heads' last tile that sees the keys, then the tile before it. With
+  // a causal mask the next keys' visits are the first of these, so a block that begins a turn behind stays one behind.
+  // Of the blocks that have not ended, the one with the smallest number waits for nobody, so any order of visits ends.
   const Rows queries = queries_of(problem, b, keys.head * group);
   const auto [plan, tiles] = plan_of<Br<d>>(problem, queries, keys, first_key, keys_here);
   const int visits = group * tiles, last_row = plan.end - Br<d>;
@@ -126,8 +127,8 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     Accumulator<d == 64 ? Br<d> / 2 : Br<d>> dq;  // transposed: columns x queries
     FragmentA p[Br<d> / 16], ds[Br<d> / 16];
     FragmentA p_slope[Br<d> / 16];  // P^T times the derivative of the capped score
-    // With both functions nvcc 13.0 spills if dP has its registers before P is rounded.
-    constexpr bool late_dP = softcap && alibi;
+    // With both functions and 128 columns nvcc 13.0 spills more if dP has its registers before P is rounded.
+    constexpr bool late_dP = softcap && alibi && d == 128;
     // Of a score that is not seen. With a soft cap finite, because P, which is 0, is multiplied by its square.
     constexpr float hidden = softcap ? -1e15f : -INFINITY;
     const bool is_first_thread = threadIdx.x % 128 == 0;
