@@ -58,8 +58,9 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
   const Rows queries = queries_of(problem, b, keys.head * group);
   const auto [plan, tiles] = plan_of<Br<d>>(problem, queries, keys, first_key, keys_here);
   const int visits = group * tiles, last_row = plan.end - Br<d>;
-  // With a window to the left blocks seldom wait, and a head after the other is faster (chapter 80).
-  const bool by_head = problem.window_left < keys.rows;
+  // With a window to the left blocks seldom wait, and a head after the other is faster (chapter 80). With both functions
+  // nvcc 13.0 spills in the other order.
+  const bool by_head = (softcap && alibi) || problem.window_left < keys.rows;
   const auto next = [&](int &h, int &q_row) {
     if (by_head && (q_row -= Br<d>) < plan.first_row) h++, q_row = last_row;
     if (!by_head && ++h == group) h = 0, q_row -= Br<d>;
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     Accumulator<d == 64 ? Br<d> / 2 : Br<d>> dq;  // transposed: columns x queries
     FragmentA p[Br<d> / 16], ds[Br<d> / 16];
     FragmentA p_slope[Br<d> / 16];  // P^T times the derivative of the capped score
-    // With both functions and 128 columns nvcc 13.0 spills more if dP has its registers before P is rounded.
+    // With both functions and 128 columns nvcc 13.0 spills if dP has its registers before P is rounded.
     constexpr bool late_dP = softcap && alibi && d == 128;
     // Of a score that is not seen. With a soft cap finite, because P, which is 0, is multiplied by its square.
     constexpr float hidden = softcap ? -1e15f : -INFINITY;
@@ -142,12 +143,13 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     for (int e = 0; e < dk.size; e++) dk(e) = dv(e) = 0;  // if no query sees the keys
     mbarrier_wait<false>(smem.KV_full, 0);
 
+    float slope = 0;  // of ALiBi, in base 2
     for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
+      if constexpr (alibi)
+        if (!by_head || q_row == last_row) slope = slope_of(problem, b, queries.head + h) * log2_e;
       const int stage = n % stages, parity = n / stages % 2;
       auto &Q = smem.Q[stage], &dO = smem.dO[stage];
       auto &dS = smem.dS[n % 2];
-      float slope = 0;  // of ALiBi, in base 2
-      if constexpr (alibi) slope = slope_of(problem, b, queries.head + h) * log2_e;
 
       // S^T = K Q^T and dP^T = V dO^T.
       mbarrier_wait<false>(smem.Q_full[stage], parity);
