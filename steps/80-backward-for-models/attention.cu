@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
   const auto [plan, tiles] = plan_of<Br<d>>(problem, queries, keys, first_key, keys_here);
   const int visits = group * tiles, last_row = plan.end - Br<d>;
   // With a window to the left blocks seldom wait, and a head after the other is faster (chapter 80).
-  const bool by_head = problem.window_left < keys.rows;
+  const bool by_head = problem.window_left >= 0;
   const auto next = [&](int &h, int &q_row) {
     if (by_head && (q_row -= Br<d>) < plan.first_row) h++, q_row = last_row;
     if (!by_head && ++h == group) h = 0, q_row -= Br<d>;

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
   const int visits = group * tiles, last_row = plan.end - Br<d>;
   // With a window to the left blocks seldom wait, and a head after the other is faster (chapter 80). With both functions
   // nvcc 13.0 spills in the other order.
-  const bool by_head = (softcap && alibi) || problem.window_left < keys.rows;
+  const bool by_head = (softcap && alibi) || problem.window_left >= 0;
   const auto next = [&](int &h, int &q_row) {
     if (by_head && (q_row -= Br<d>) < plan.first_row) h++, q_row = last_row;
     if (!by_head && ++h == group) h = 0, q_row -= Br<d>;
