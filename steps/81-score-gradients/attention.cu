@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
               const __grid_constant__ SequenceMap map_K, const __grid_constant__ SequenceMap map_V,
               const __grid_constant__ SequenceMap map_dK,
               const __grid_constant__ SequenceMap map_dV, const Backward problem, const Sums sums,
-              int key_tiles, int heads_at_once, float scale_log2, float to_cap) {
+              int group, int key_tiles, int heads_at_once, float scale_log2, float to_cap) {
   // The named barriers: of both warpgroups, and one for each; 0 is that of __syncthreads.
   constexpr int all_stored = 1, first_stored = 2;
   auto &smem = shared_storage<SharedStorage<T, d>>();
@@ -52,18 +52,25 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
   const int keys_here = min(keys.rows - first_key, Bc);
   if (keys_here <= 0) return;  // the sequence is shorter than the longest
 
-  // A visit is of a tile of queries of one head: from the last tile that sees the keys to the first, then the next head.
-  const int group = problem.heads / problem.kv_heads;  // heads of Q that share these keys
+  // A visit is of a tile of queries of one head: all heads' last tile that sees the keys, then the tile before it. With
+  // a causal mask the next keys' visits are the first of these, so a block that begins a turn behind stays one behind.
+  // Of the blocks that have not ended, the one with the smallest number waits for nobody, so any order of visits ends.
   const Rows queries = queries_of(problem, b, keys.head * group);
   const auto [plan, tiles] = plan_of<Br<d>>(problem, queries, keys, first_key, keys_here);
-  const int visits = group * tiles, first_row = plan.first_row, last_row = plan.end - Br<d>;
-  const auto next = [&](int q_row) { return q_row > first_row ? q_row - Br<d> : last_row; };
+  const int visits = group * tiles, last_row = plan.end - Br<d>;
+  // With a window to the left blocks seldom wait, and a head after the other is faster (chapter 80). With both functions
+  // nvcc 13.0 spills in the other order.
+  const bool by_head = (softcap && alibi) || problem.window_left >= 0;
+  const auto next = [&](int &h, int &q_row) {
+    if (by_head && (q_row -= Br<d>) < plan.first_row) h++, q_row = last_row;
+    if (!by_head && ++h == group) h = 0, q_row -= Br<d>;
+  };
 
   if (warpgroup == consumers) {
     setmaxnreg_dec<producer_registers>();
     // The row of the workspace of the first head's query 0.
-    std::int64_t row_0 = first_in_workspace<Br<d>>(problem, queries, sums.rows) +
-                         std::int64_t{queries.head} * sums.rows;
+    const std::int64_t row_0 = first_in_workspace<Br<d>>(problem, queries, sums.rows) +
+                               std::int64_t{queries.head} * sums.rows;
     if (threadIdx.x == consumers * 128) {
       const SequenceRows of_q = {queries.start, queries.rows}, of_k = {keys.start, keys.rows};
       mbarrier_arrive_expect_tx(smem.KV_full, sizeof(smem.K) + sizeof(smem.V));
@@ -73,26 +80,24 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
         tma_load(smem.K[i], map_K, of_k, row, keys.head, b, smem.KV_full);
         tma_load(smem.V[i], map_V, of_k, row, keys.head, b, smem.KV_full);
       }
-      for (int n = 0, head = queries.head, q_row = last_row; n < visits; n++) {
+      for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
         const int stage = n % stages, parity = n / stages % 2;
+        const std::int64_t row = row_0 + std::int64_t{h} * sums.rows + q_row;
         mbarrier_wait(smem.empty[stage], parity ^ 1);  // new stages count as empty
         const auto load = [&](auto &tile, const SequenceMap &map, auto &numbers, const float *all,
                               Mbarrier &full) {
           mbarrier_arrive_expect_tx(full, sizeof tile + sizeof numbers);
-          tma_load(tile, map, of_q, q_row, head, b, full);
-          bulk_load<Br<d>>(numbers(0, 0), Matrix<const float>{all + row_0 + q_row, 1, Br<d>}(0, 0),
-                           full);
+          tma_load(tile, map, of_q, q_row, queries.head + h, b, full);
+          bulk_load<Br<d>>(numbers(0, 0), Matrix<const float>{all + row, 1, Br<d>}(0, 0), full);
         };
         load(smem.Q[stage], map_Q, smem.lse[stage], sums.lse_log2, smem.Q_full[stage]);
         load(smem.dO[stage], map_dO, smem.D[stage], sums.D, smem.dO_full[stage]);
-        if (q_row == first_row) head++, row_0 += sums.rows;
-        q_row = next(q_row);
       }
     }
     // One thread of another warp adds to dQ, when the keys before these have added.
     if (threadIdx.x == consumers * 128 + 32) {
-      for (int n = 0, q_row = last_row; n < visits; n++) {
-        const std::int64_t tile = (row_0 + q_row) / Br<d>;
+      for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
+        const std::int64_t tile = (row_0 + std::int64_t{h} * sums.rows + q_row) / Br<d>;
         // How many blocks have added to this tile: those between the first that visits it and this one.
         auto &&turn = Matrix<unsigned>{sums.counters + 1 + tile, 1, 1}(0, 0);
         const int first_visitor = max(0, plan.lowest + first_key + q_row) / Bc;
@@ -116,8 +121,6 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
           tma_store_wait<0>();  // the sums have them: to have read them is not enough
           red_release_add(turn, 1);
         }
-        if (q_row == first_row) row_0 += sums.rows;
-        q_row = next(q_row);
       }
     }
   } else {
@@ -132,7 +135,6 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     constexpr bool late_dP = softcap && alibi && d == 128;
     // Of a score that is not seen. With a soft cap finite, because P, which is 0, is multiplied by its square.
     constexpr float hidden = softcap ? -1e15f : -INFINITY;
-    float slope = 0;  // of ALiBi, in base 2
     const bool is_first_thread = threadIdx.x % 128 == 0;
     const int own_key = warpgroup * 64;                  // of the block's
     const int key = own_key + warp % 4 * 16 + lane / 4;  // the lane's, and 8 further on
@@ -141,10 +143,10 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     for (int e = 0; e < dk.size; e++) dk(e) = dv(e) = 0;  // if no query sees the keys
     mbarrier_wait<false>(smem.KV_full, 0);
 
-    int head = queries.head;
-    for (int n = 0, q_row = last_row; n < visits; n++, q_row = next(q_row)) {
+    float slope = 0;  // of ALiBi, in base 2
+    for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
       if constexpr (alibi)
-        if (q_row == last_row) slope = slope_of(problem, b, head++) * log2_e;
+        if (!by_head || q_row == last_row) slope = slope_of(problem, b, queries.head + h) * log2_e;
       const int stage = n % stages, parity = n / stages % 2;
       auto &Q = smem.Q[stage], &dO = smem.dO[stage];
       auto &dS = smem.dS[n % 2];
@@ -274,13 +276,14 @@ void run(const Backward &p) {
   const std::int64_t all_rows = all_rows_in_workspace<Br<d>>(p);
   const int rows = rows_in_workspace<Br<d>>(p), longest = (p.seqlen_q + Br<d> - 1) / Br<d> * Br<d>;
   const int heads = p.batch * p.heads, kv_heads = p.batch * p.kv_heads;
+  const int group = p.heads / p.kv_heads;  // heads of Q that share keys
   const int key_tiles = (p.seqlen_k + Bc - 1) / Bc;
   float *const dQ = static_cast<float *>(p.workspace), *const lse_log2 = dQ + all_rows * d;
   float *const D = lse_log2 + all_rows;
   const Sums sums = {lse_log2, D, dQ, reinterpret_cast<unsigned *>(D + all_rows), rows};
   // As many heads at once as have 40 MB of Q, dO and dQ's sums, because an H200 has 50 MB of L2. If all blocks take equally
   // long and none waits for another, one head at a time.
-  const std::int64_t bytes = std::int64_t{p.heads / p.kv_heads} * longest * d * 8;
+  const std::int64_t bytes = std::int64_t{group} * longest * d * 8;
   const bool side_by_side = p.deterministic || p.window_left >= 0 || p.window_right >= 0;
   const int heads_at_once =
       side_by_side ? std::clamp<std::int64_t>((40 << 20) / bytes, 1, kv_heads) : 1;
@@ -301,7 +304,7 @@ void run(const Backward &p) {
   launch_on<SharedStorage<T, d>>(
       p.stream, gradients<T, d, softcap, alibi>, dim3(key_tiles * kv_heads), dim3(threads),
       map_q(p.Q, p.Q_strides), map_q(p.dO, p.dO_strides), map_k(p.K, p.K_strides),
-      map_k(p.V, p.V_strides), map_k(p.dK, p.dK_strides), map_k(p.dV, p.dV_strides), p, sums,
+      map_k(p.V, p.V_strides), map_k(p.dK, p.dK_strides), map_k(p.dV, p.dV_strides), p, sums, group,
       key_tiles, heads_at_once, scale_log2, to_cap);
   launch_on<void>(p.stream, round_dQ<T, d>, dim3(longest / 8, heads), dim3(d), p, sums);
   add_up_sinks<Br<d>>(p, lse_log2, D, rows);
