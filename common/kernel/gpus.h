@@ -85,10 +85,9 @@ struct Traffic {
 
 }  // namespace
 
-/// That of each GPU of this process, by rank, with as many hops as there are GPUs; for another `number` others, in which
-/// something else than K and V may move. They are made once. (static, as
-/// communicators() is: the emulator's are linked into the same program, and of two inline functions
-/// of one name the linker keeps one.)
+/// That of each GPU of this process, by rank, with as many hops as there are GPUs. Each `number` has its own, which
+/// need not carry K and V (step 76). They are made once. (static, as communicators() is: the emulator's are linked into
+/// the same program, and of two inline functions of one name the linker keeps one.)
 static inline const std::vector<Traffic> &traffic(const Problem &p, int number = 0) {
   static std::map<std::pair<int, int>, std::vector<Traffic>> made;
   std::vector<Traffic> &all = made[{p.gpus, number}];

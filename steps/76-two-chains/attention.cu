@@ -1,16 +1,17 @@
 // Step 76: two chains. Half of the heads go from hop to hop on a stream of their own.
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
-// Takes       --gpus, --causal, --kv-heads, --type, --link, --leave-sms
+// Takes       --gpus, --causal, --kv-heads, --type, --link
 // Before      step 75: a hop is one launch, which begins when the launch of the hop before has ended.
 // Bottleneck  The end of a launch. At 65,536 tokens without a mask two GPUs have 31.03 rounds of tiles in a hop, which
-//             take as long as 32, while most multiprocessors have nothing to do. And a hop that waits for K and V does
-//             nothing else.
-// Change      The heads are two halves, which do not depend on each other. Each goes through its hops on its own stream,
-//             so blocks of one half begin on multiprocessors that the other half has left.
-// Prediction  At 65,536 tokens without a mask 62.06 rounds take as long as 63, not 64: 98% where step 75 has 96.5% in
-//             clocks. At 8,192 tokens with a mask the wait for K and V, 14 us of 224, has something to hide behind: 86%
-//             where it has 82%. Two launches more cost 2 us each.
+//             take as long as 32: in the last round most multiprocessors have nothing to do.
+// Change      The heads are two halves, which do not depend on each other. Each goes through its hops on its own
+//             stream, so blocks of one half begin on multiprocessors that the other half has left.
+// Prediction  By copy engines, without a mask, in clocks: at 65,536 tokens 62.06 rounds take as long as 63, not 64:
+//             98.0% where step 75 has 96.5%. At 131,072 tokens 125 and not 126: 98.2% where it has 97.5%. Else no
+//             round fewer, and two launches more, 2 us each: a point less at 8,192 tokens, with a mask as well. There
+//             both halves wait for the same K and V. By NCCL at 8,192 tokens with a mask 0.30 to 0.35 ms, where
+//             step 75 takes 0.35: the first half's blocks leave room for NCCL's.
 #include "common/kernel/hopper_attention.h"
 #include "common/kernel/zigzag.h"
 
@@ -71,8 +72,8 @@ struct State {
 
 constexpr int chains = 2;  // of hops, each of some heads
 
-/// What each GPU needs beside its part: two buffers for K and V of others, the state of its rows, and for each chain step
-/// 39's counter.
+/// What each GPU needs beside its part: two buffers for K and V of others, the state of its rows, and step 39's counter
+/// for each chain.
 struct Workspace {
   std::size_t elements;  // of K or V of one part, [batch, part_rows, kv_heads, d]
   std::size_t rows;      // of O: [batch, part_rows, heads]
@@ -180,7 +181,7 @@ void run(const Problem &p) {
                                            .causal = p.causal && hop == 0,
                                            .O = static_cast<T *>(mine.O) + first,
                                            .counter = workspace.counter(mine, chain),
-                                           .leave_sms = hop + 1 < N ? p.leave_sms : 0,
+                                           .leave_sms = 0,  // the other chain would begin there
                                            .stream = stream(gpu, chain)},
                                           {.O = workspace.O(mine) + row * d,
                                            .m_l = workspace.m_l(mine) + row * 2,
