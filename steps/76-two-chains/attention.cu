@@ -10,8 +10,8 @@
 // Prediction  By copy engines, without a mask, in clocks: at 65,536 tokens 62.06 rounds take as long as 63, not 64:
 //             98.0% where step 75 has 96.5%. At 131,072 tokens 125 and not 126: 98.2% where it has 97.5%. Else no
 //             round fewer, and two launches more, 2 us each: a point less at 8,192 tokens, with a mask as well. There
-//             both halves wait for the same K and V. By NCCL at 8,192 tokens with a mask 0.29 to 0.33 ms, where
-//             step 75 takes 0.35: the first half's blocks leave room for NCCL's.
+//             both halves wait for the same K and V. By NCCL at 8,192 tokens with a mask 0.29 ms, where step 75 takes
+//             0.35, if NCCL's blocks begin where those of the first half end.
 #include "common/kernel/hopper_attention.h"
 #include "common/kernel/zigzag.h"
 
