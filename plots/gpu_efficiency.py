@@ -14,7 +14,7 @@ FLOPS, LINK, MEMORY, NETWORK = 700e12, 336e9, 2.5e12, 50e9
 PEERS = {"ring-flash-attention-3": (style.ORANGE, "s", "a ring by hand over FlashAttention-3"),
          "context-parallel-cudnn": (style.PINK, "P", "PyTorch's context_parallel, cuDNN")}
 STEPS = {"70-all-gather": (style.SKY, "v"), "71-ring": (style.BLUE, "o"), "72-zigzag": (style.GREEN, "^"),
-         "75-merge-in-place": (style.RED, "D")}
+         "75-merge-in-place": (style.RED, "D"), "76-two-chains": (style.GREY, "X")}
 
 
 def efficiency(tokens, gpus, link, causal, kv_heads=HEADS, flops=FLOPS):
@@ -50,14 +50,14 @@ def one_gpu(rows, causal):
 
 
 def measured(rows, name, causal):
-    """Points of a step, in clocks, or of a peer, in time, on two GPUs beside one. Step 70 copies for nothing on one, and 72 is beside 75, as in
-    its chapter."""
+    """Points of a step, in clocks, or of a peer, in time, on two GPUs beside one. Step 70 copies for nothing on one, and 72 and 76 are
+    beside 75, as in their chapters."""
     link = " link=copies" if name[0].isdigit() and name != "70-all-gather" else ""
     mask = "causal " if causal else ""
     costs = {(r["step"], int(r["seqlen"]), r["options"]): float(r["sm_clocks"] or r["median_ms"]) for r in rows}
     points = []
     for (step, tokens, options), cost in costs.items():
-        alone = {"70-all-gather": "71-ring", "72-zigzag": "75-merge-in-place"}.get(name, name)
+        alone = {"70-all-gather": "71-ring", "72-zigzag": "75-merge-in-place", "76-two-chains": "75-merge-in-place"}.get(name, name)
         one = costs.get((alone, tokens, f"{mask}type=bf16 gpus=1{' link=copies' if name[0].isdigit() else ''}"))
         if step == name and options == f"{mask}type=bf16 gpus=2{link}" and one:
             points.append((tokens, one / 2 / cost))

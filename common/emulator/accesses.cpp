@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "common/emulator/memory.h"
+#include "common/emulator/sites.h"
 #include "reference/random.h"
 
 namespace emulator {
@@ -20,6 +21,7 @@ namespace {
 
 std::mutex atomics;  // guards what follows, and is the atomics' order
 std::map<const unsigned *, Knowledge> told_by_atomics;  // by address
+std::map<const unsigned *, SiteId> sites_of_atomics;    // of the launch: the first in the source
 std::atomic<bool> abandoned = false;
 
 // Host threads that run blocks of the launch, and how many of these can go on only if another one changes a number: since
@@ -63,8 +65,13 @@ void begin_atomics(unsigned host_threads) {
   working = host_threads;
   note_change();
   told_by_atomics.clear();
+  sites_of_atomics.clear();
   for (Sums &sums : all_sums) sums.by_address.clear();
   abandoned = false;
+}
+
+const std::map<const unsigned *, SiteId> &atomics_of_launch() {
+  return sites_of_atomics;
 }
 
 void leave_atomics() {
@@ -196,6 +203,11 @@ void Accesses::check_atomic(unsigned *address, const Where &where) {
   check_launch_before(
       *allocation, {clocks_, scheduler_.running(), site_of(where), true, sizeof *address, address},
       "atomic", where);
+  {
+    const std::lock_guard lock(atomics);
+    SiteId &site = sites_of_atomics[address];
+    if (!site || comes_before(site_of(where), site)) site = site_of(where);
+  }
   scheduler_.pause();
   events_.slice(scheduler_.running(), "atomic", site_of(where), sizeof *address);
 }

@@ -27,6 +27,9 @@ struct Allocation;
 /// reductions.
 void begin_atomics(unsigned host_threads);
 
+/// The addresses at which the last launch made atomics, and where in the source.
+const std::map<const unsigned *, SiteId> &atomics_of_launch();
+
 /// One of these threads has no block any more.
 void leave_atomics();
 

@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 
+#include "common/emulator/accesses.h"
 #include "common/emulator/memory.h"
 #include "common/emulator/sites.h"
 #include "common/emulator/timeline.h"
@@ -226,6 +227,10 @@ void note_launch(const Action &action) {
     uses.push_back({touched.allocation->memory + touched.offset, touched.bytes, touched.written,
                     true, what, touched.site});
   }
+  // Atomics of one launch do not race. Those of two launches do: each counts on what the other changes.
+  for (const auto &[address, site] : atomics_of_launch())
+    uses.push_back({reinterpret_cast<const std::byte *>(address), sizeof *address, true, true,
+                    "atomic", site});
   note(action, std::move(uses));
 }
 

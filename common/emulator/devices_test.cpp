@@ -202,6 +202,30 @@ TEST_CASE("devices: the host's wait orders what it queues later") {
         }).starts_with("[race] "));
 }
 
+TEST_CASE("devices: atomics of two launches race, unless an event is between them") {
+  const auto draw = [](Gpus &gpus) {
+    return [counter = reinterpret_cast<unsigned *>(gpus.a[0])] {
+      atomic_dec(Matrix<unsigned>{counter, 1, 1}(0, 0), 7);
+    };
+  };
+  const std::string error = error_of_gpus([&](Gpus &gpus) {
+    gpus.run(gpus.stream[0], 0, 0, draw(gpus));
+    gpus.run(gpus.side[0], 0, 1, draw(gpus));
+  });
+  CHECK(error.starts_with("[race] "));
+  CHECK(error.find("device 0: atomic races with the atomic at") != std::string::npos);
+  CHECK(error_of_gpus([&](Gpus &gpus) {
+          gpus.run(gpus.stream[0], 0, 0, draw(gpus));
+          gpus.run(gpus.side[0], 0, 1, gpus.load(gpus.a[0]));
+        }).starts_with("[race] "));
+  CHECK(error_of_gpus([&](Gpus &gpus) {
+          gpus.run(gpus.stream[0], 0, 0, draw(gpus));
+          cudaEventRecord(gpus.event[0], gpus.stream[0]);
+          cudaStreamWaitEvent(gpus.side[0], gpus.event[0]);
+          gpus.run(gpus.side[0], 0, 1, draw(gpus));
+        }) == "");
+}
+
 TEST_CASE(
     "devices: what the owner of a stream writes comes before and after what else it queues there") {
   const auto write = [](Gpus &gpus) { emulator::rewrite(gpus.stream[0], gpus.a[0], bytes); };

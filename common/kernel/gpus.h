@@ -75,7 +75,7 @@ class HopEvents {
   std::vector<cudaEvent_t> events_;
 };
 
-/// A GPU's second stream, on which K and V arrive, and moments for which streams wait.
+/// A stream of a GPU beside the one of the launch, on which K and V arrive, and moments for which streams wait.
 struct Traffic {
   cudaStream_t stream = nullptr;
   cudaEvent_t begun = nullptr;  // the launch
@@ -85,12 +85,12 @@ struct Traffic {
 
 }  // namespace
 
-/// That of each GPU of this process, by rank, with as many hops as there are GPUs. They are made once. (static, as
-/// communicators() is: the emulator's are linked into the same program, and of two inline functions
-/// of one name the linker keeps one.)
-static inline const std::vector<Traffic> &traffic(const Problem &p) {
-  static std::map<int, std::vector<Traffic>> made;
-  std::vector<Traffic> &all = made[p.gpus];
+/// That of each GPU of this process, by rank, with as many hops as there are GPUs. Each `number` has its own, which
+/// need not carry K and V (step 76). They are made once. (static, as communicators() is: the emulator's are linked into
+/// the same program, and of two inline functions of one name the linker keeps one.)
+static inline const std::vector<Traffic> &traffic(const Problem &p, int number = 0) {
+  static std::map<std::pair<int, int>, std::vector<Traffic>> made;
+  std::vector<Traffic> &all = made[{p.gpus, number}];
   all.resize(static_cast<std::size_t>(p.gpus));
   const auto new_event = [] {
     cudaEvent_t event;
@@ -104,7 +104,7 @@ static inline const std::vector<Traffic> &traffic(const Problem &p) {
     of.begun = new_event();
     cuda_check(cudaStreamCreateWithFlags(&of.stream, cudaStreamNonBlocking), "cudaStreamCreate");
 #ifdef __CUDACC__
-    marks.places[of.stream] = {gpu, 1};
+    marks.places[of.stream] = {gpu, 1 + number};
 #endif
     for (int hop = 0; hop < p.gpus + 2; hop++) {
       of.arrived.push_back(new_event());

@@ -14,7 +14,7 @@ at="--batch 1 --heads 16 --head-dim 128 --type bf16 --iters 5 --gpus ${GPUS:-2}"
 for length in ${LENGTHS-8192 16384 32768 65536 131072}; do
   step 71 $at --seqlen "$length" --link copies
   step 72 $at --seqlen "$length" --link copies --causal
-  for mask in --causal ""; do step 75 $at --seqlen "$length" --link copies $mask; done
+  for n in 75 76; do for mask in --causal ""; do step $n $at --seqlen "$length" --link copies $mask; done; done
   "$PYTHON" common/measure/peers_gpus.py --csv "$csv" --gpus "${GPUS:-2}" --seqlen "$length" || true
   [ "$length" -le 65536 ] || continue
   step 70 $at --seqlen "$length"
@@ -24,7 +24,7 @@ for length in ${LENGTHS-8192 16384 32768 65536 131072}; do
   [ "$length" -le 32768 ] || continue
   for sms in 16 32; do step 71 $at --seqlen "$length" --leave-sms $sms; done
   [ "$length" = 8192 ] || [ "$length" = 32768 ] || continue
-  for n in 70 71 74 75; do step $n $at --seqlen "$length" --causal; done
+  for n in 70 71 74 75 76; do step $n $at --seqlen "$length" --causal; done
   step 71 $at --seqlen "$length" --link copies --causal
 done
 for keys in ${CACHES-4096 16384 131072 1048576}; do

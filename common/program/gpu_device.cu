@@ -268,8 +268,8 @@ class Gpu : public Device {
           std::max(0.0f, begin[gpu].milliseconds_until(mark.moment)) * 1e6);
       std::uint64_t &now = reached[mark.stream];
       const char *const what = mark.waited   ? "cudaStreamWaitEvent"
-                               : stream == 0 ? "kernel"
-                                             : "message";
+                               : stream == 1 ? "message"
+                                             : "kernel";
       if (end > now) slices.push_back({gpu, stream, what, now, end});
       now = std::max(now, end);
       check(cudaEventDestroy(mark.moment), "cudaEventDestroy");

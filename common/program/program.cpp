@@ -601,7 +601,7 @@ ExitStatus run(const Options &asked) {
                      ": no rows are left for it of --seqlen " + std::to_string(problem.seqlen_q) +
                      "; use fewer GPUs");
   if (!options.files[kStreamsCsv].empty() && problem.gpus < 2)
-    throw UsageError("--streams-csv needs several GPUs: add --gpus 2, which steps 70 to 75 accept");
+    throw UsageError("--streams-csv needs several GPUs: add --gpus 2, which steps 70 to 76 accept");
   if (problem.gpus) device->use_gpus(problem.gpus);
   check_fits(problem, options, *device);
 

@@ -550,7 +550,7 @@ TEST_CASE("--streams-csv needs several GPUs") {
   const Scratch scratch;
   for (const std::string command : {"./step-02", "./step-71 --gpus 1"})
     check_refused(command + " --device cpu --streams-csv " + shell_word(scratch.file("a.csv")), 2,
-                  {"--streams-csv needs several GPUs: add --gpus 2, which steps 70 to 75 accept"});
+                  {"--streams-csv needs several GPUs: add --gpus 2, which steps 70 to 76 accept"});
   CHECK(scratch.empty());
 }
 
