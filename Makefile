@@ -142,7 +142,7 @@ HOST := $(CXX) -std=c++20 -fPIC -fno-semantic-interposition -Wall -Wextra -Wshad
 CUDA := $(NVCC) -std=c++20 -Xcompiler -Wall,-fPIC $(if $(WERROR),-Werror all-warnings) -I. $(NCCL_WHEEL:%=-I%/include) \
 	$(NVCCFLAGS)
 # With these passes of -O2 the emulator runs as fast, but for 2%, and compiles in two thirds of the time.
-PASSES := -O1 -finline-small-functions -fstrict-aliasing -foptimize-sibling-calls
+PASSES ?= -O1 -finline-small-functions -fstrict-aliasing -foptimize-sibling-calls
 QUICK := $(if $(findstring clang,$(CXX)),$(HOST),$(HOST:-O2=$(PASSES)))
 # A GPU may be newer than ARCH: PTX goes along (not for sm_90a and its like, which are one chip's). sm_86 and sm_89 are
 # assembled from sm_80's PTX, which is made once: the machine code is the same.

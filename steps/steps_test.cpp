@@ -46,8 +46,8 @@ std::vector<std::string> runs_with(const std::string &option) {
         "--head-dim 72 --head-dim-v 96 --batch 3 --lengths 5:0,1:150,150:1 --layout packed"}},
       {"--latent", {"--latent", "--heads 128 --seqlen 1", "--heads 32 --seqlen 2 --causal"}},
       {"--kv-heads",
-       {"--heads 6 --kv-heads 2", "--heads 6 --kv-heads 1 --causal",
-        "--heads 8 --kv-heads 1 --seqlen 1 --seqlen-k 130", "--heads 3 --kv-heads 3"}},
+       {"--heads 6 --kv-heads 2 --seqlen 70", "--heads 3 --kv-heads 1 --causal",
+        "--heads 8 --kv-heads 1 --seqlen 1 --seqlen-k 130", "--heads 3 --kv-heads 3 --seqlen 70"}},
       {"--window",
        {"--window 1", "--window 64", "--window 100 --causal", "--window 2147483647",
         "--window 65 --seqlen 3 --seqlen-k 200", "--window 7 --seqlen 200 --seqlen-k 3",
@@ -62,8 +62,8 @@ std::vector<std::string> runs_with(const std::string &option) {
         "--type bf16 --causal"}},
       {"--layout",
        {"--layout bnhd", "--layout interleaved --causal",
-        "--layout interleaved --heads 6 --kv-heads 2",
-        "--layout bnhd --heads 6 --kv-heads 2 --seqlen 65 --seqlen-k 130",
+        "--layout interleaved --batch 2 --heads 6 --kv-heads 2 --seqlen 70",
+        "--layout bnhd --batch 2 --heads 6 --kv-heads 2 --seqlen 65 --seqlen-k 130",
         "--layout packed --batch 4 --lengths 150,0,1,65 --causal",
         "--layout packed --batch 3 --lengths 1:130,5:5,20:0 --seqlen 20 --seqlen-k 130"}},
       {"--page-size",
@@ -108,7 +108,7 @@ std::vector<std::string> runs_with(const std::string &option) {
         "--sink-logits --alibi --softcap 3 --scale 0.2"}},
       {"--gpus",
        {"--gpus 1", "--gpus 3 --seqlen 200", "--gpus 4 --seqlen 130 --causal",
-        "--gpus 8 --seqlen 9 --causal", "--gpus 3 --heads 4 --kv-heads 2 --batch 2 --seqlen 150",
+        "--gpus 8 --seqlen 9 --causal", "--gpus 3 --heads 4 --kv-heads 2 --batch 2 --seqlen 100",
         "--gpus 2 --seqlen 400 --type bf16",
         // A chunk is one row, and one row more than a warpgroup has.
         "--gpus 2 --seqlen 4 --causal", "--gpus 2 --seqlen 257 --causal --batch 1 --heads 1"}},
@@ -165,7 +165,8 @@ bool takes_all(const Description &step, const std::string &text) {
   return true;
 }
 
-/// Whether an option changes the scores alone, and no address: one sequence shows what it does.
+/// Whether an option changes the scores alone, and no address: one sequence shows what it does, and one head unless
+/// each head has a number of its own, or is rotated.
 bool of_scores(const std::string &option) {
   static const std::set<std::string> all = {"--alibi",       "--causal",     "--rope",    "--scale",
                                             "--sink-logits", "--sinks",      "--softcap", "--type",
@@ -212,14 +213,21 @@ std::vector<Run> grid(const Description &step, bool gpu, bool prefixed) {
     for (const std::string &option : step.takes) {
       const std::vector<std::string> with = runs_with(step, option);
       CHECK_MESSAGE(!with.empty(), step.step, " takes ", option, ", which nothing here tests");
+      const bool by_head = option == "--alibi" || option == "--sink-logits" || option == "--rope",
+                 one_head = !gpu && any_length && of_scores(option) && !by_head;
+      // On the CPU two sequences in those runs alone that show an address of the second: the first and the last, and
+      // of the others those of one query, for which some steps have another kernel.
+      const auto two_sequences = [&](const std::string &options) {
+        return gpu || (!large && !of_scores(option) && head_dim == step.head_dims.front() &&
+                       (options == with.front() || options == with.back() ||
+                        contains(options, "--seqlen 1 ")));
+      };
       // All of them at the first head dim, one at each of the others.
       for (const std::string &options : with)
         if (takes_all(step, options) && !(step.gradients && options == "--scale 1000000") &&
             (head_dim == step.head_dims.front() || options == with.front()))
-          runs.push_back(
-              {any_length ? 150 : 3 * tile,
-               large || (!gpu && (of_scores(option) || head_dim != step.head_dims.front())) ? 1 : 2,
-               2, head_dim, "normal", 1, options});
+          runs.push_back({any_length ? 150 : 3 * tile, two_sequences(options) ? 2 : 1,
+                          one_head ? 1 : 2, head_dim, "normal", 1, options});
     }
   }
   // More row tiles than decode.h has counters: thousands of blocks, so only in the steps that include it.
@@ -319,7 +327,7 @@ TEST_CASE("every step is right, in every shape, on all inputs") {
     for (const Run &run : grid(step, gpu, !prefix.empty())) runs.push_back(options_of(run));
     if (step.tile == 1)
       for (int i = 0; i < (!prefix.empty() ? 3 : step.takes_option("--gpus") ? 10 : 20); i++)
-        runs.push_back(draw_problem(step, gpu ? 1000 : 200, state));
+        runs.push_back(draw_problem(step, gpu ? 1000 : 200, gpu ? 36 : 4, state));
     else if (prefix.empty())
       for (const Run &run : drawn(step, gpu, state)) runs.push_back(options_of(run));
     draw(runs, 2);

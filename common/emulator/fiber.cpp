@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <vector>
 
 namespace emulator {
 namespace {
@@ -27,6 +29,28 @@ const std::size_t kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE)), kNewP
 constexpr std::size_t kMorePoison = 256, kLeastPoison = 4096;
 
 thread_local Fiber *running = nullptr;
+
+/// A stack that no fiber has, and down to where it was touched.
+struct FreeStack {
+  std::byte *stack, *accessible;
+};
+
+// Mapping a stack costs as much as running a short thread, so stacks are mapped many at a time, and a launch reuses
+// those of the launch before.
+constexpr std::size_t kMappedAtOnce = 64;
+std::mutex freeing;  // guards free_stacks
+std::vector<FreeStack> free_stacks;
+
+void map_stacks() {
+  void *memory = mmap(nullptr, kMappedAtOnce * kMappedBytes, PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  for (std::size_t i = 1; i <= kMappedAtOnce; i++) {
+    std::byte *const top = static_cast<std::byte *>(memory) + i * kMappedBytes;
+    mprotect(top - kNewPoison, kNewPoison, PROT_READ | PROT_WRITE);
+    free_stacks.push_back({top - kStackBytes, top - kNewPoison});
+  }
+}
 
 struct sigaction handler_before, division_before;
 
@@ -105,7 +129,18 @@ emulator_switch_stacks:
 #endif
 
 Fiber::~Fiber() {
-  if (stack_) munmap(stack_ - kGuardBytes, kMappedBytes);
+  if (!stack_) return;
+  const std::lock_guard lock(freeing);
+  free_stacks.push_back({stack_, accessible_});
+}
+
+/// Gets a stack, of which all that is accessible is still to be poisoned.
+void Fiber::get_stack() {
+  const std::lock_guard lock(freeing);
+  if (free_stacks.empty()) map_stacks();
+  stack_ = free_stacks.back().stack;
+  deepest_ = accessible_ = free_stacks.back().accessible;
+  free_stacks.pop_back();
 }
 
 void Fiber::poison() {
@@ -129,14 +164,7 @@ void Fiber::start(void (*function)(void *), void *argument) {
   function_ = function;
   argument_ = argument;
   finished_ = overflowed_ = divided_by_0_ = false;
-  if (!stack_) {
-    void *memory = mmap(nullptr, kMappedBytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    stack_ = static_cast<std::byte *>(memory) + kGuardBytes;
-    mprotect(memory, kMappedBytes - kNewPoison, PROT_NONE);
-    deepest_ = accessible_ = stack_ + kStackBytes - kNewPoison;
-  }
+  if (!stack_) get_stack();
   poison();
   deepest_ = nullptr;
 #ifdef FIBER_UCONTEXT

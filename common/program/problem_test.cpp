@@ -322,7 +322,7 @@ TEST_CASE("every problem is posed and checked, by a plain kernel that takes them
   std::vector<std::string> problems = kProblems;
   std::uint64_t state = tests_seed();
   if (prefix.empty())
-    for (int i = 0; i < 40; i++) problems.push_back(draw_problem(describe(program), 80, state));
+    for (int i = 0; i < 40; i++) problems.push_back(draw_problem(describe(program), 80, 36, state));
   draw(problems, 60);
   if (gpu && contains(run_command(program + " --device gpu --seqlen 1").err, "no GPU"))
     return void(std::puts("SKIP: no GPU"));

@@ -5,7 +5,8 @@
 
 #include "reference/random.h"
 
-std::string draw_problem(const Description &program, int longest, std::uint64_t &state) {
+std::string draw_problem(const Description &program, int longest, int most_heads,
+                         std::uint64_t &state) {
   const auto one_to = [&](int n) { return 1 + static_cast<int>(next_random(state) % n); };
   const auto coin = [&](const std::string &option) {
     const bool heads = next_random(state) % 2 == 0;
@@ -16,6 +17,7 @@ std::string draw_problem(const Description &program, int longest, std::uint64_t 
   };
   const int batch = one_to(3), kv_heads = one_to(3);
   const int group = coin("--kv-heads") ? one_to(4) : 1;
+  longest = std::max(1, longest * most_heads / std::max(most_heads, batch * kv_heads * group));
   const bool rope = coin("--rope"), other_keys = coin("--seqlen-k");
   const bool strided = coin("--layout");
   const bool interleaved =

@@ -7,6 +7,7 @@
 
 #include "common/testing/process.h"
 
-/// The options of a problem of what this program takes, lengths and windows of up to `longest` rows
-/// among them. Of options that it does not take there are none.
-std::string draw_problem(const Description &program, int longest, std::uint64_t &state);
+/// Returns the options of a problem that this program takes, with lengths and windows of up to `longest` rows. If the
+/// heads of all sequences are more than `most_heads`, the rows are fewer in proportion.
+std::string draw_problem(const Description &program, int longest, int most_heads,
+                         std::uint64_t &state);
