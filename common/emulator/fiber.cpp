@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <vector>
 
 namespace emulator {
 namespace {
@@ -27,6 +29,15 @@ const std::size_t kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE)), kNewP
 constexpr std::size_t kMorePoison = 256, kLeastPoison = 4096;
 
 thread_local Fiber *running = nullptr;
+
+// Stacks of launches before: a program may have thousands of launches, and the system takes longer to map the stacks
+// of a small one than the emulator to run it. (Never destroyed, because fibers may outlive it.)
+struct FreeStack {
+  std::byte *lowest, *accessible;
+};
+constexpr std::size_t kMostFree = 4096, kDeepestFree = 64 * 1024;
+std::mutex free_mutex;  // guards free_stacks
+std::vector<FreeStack> &free_stacks = *new std::vector<FreeStack>;
 
 struct sigaction handler_before, division_before;
 
@@ -105,7 +116,29 @@ emulator_switch_stacks:
 #endif
 
 Fiber::~Fiber() {
-  if (stack_) munmap(stack_ - kGuardBytes, kMappedBytes);
+  if (!stack_) return;
+  const auto depth = static_cast<std::size_t>(stack_ + kStackBytes - accessible_);
+  if (const std::lock_guard lock(free_mutex);
+      depth <= kDeepestFree && free_stacks.size() < kMostFree)
+    free_stacks.push_back({stack_, accessible_});
+  else
+    munmap(stack_ - kGuardBytes, kMappedBytes);
+}
+
+void Fiber::take_stack() {
+  if (const std::lock_guard lock(free_mutex); !free_stacks.empty()) {
+    stack_ = free_stacks.back().lowest;
+    accessible_ = free_stacks.back().accessible;
+    free_stacks.pop_back();
+  } else {
+    void *memory = mmap(nullptr, kMappedBytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    stack_ = static_cast<std::byte *>(memory) + kGuardBytes;
+    mprotect(memory, kMappedBytes - kNewPoison, PROT_NONE);
+    accessible_ = stack_ + kStackBytes - kNewPoison;
+  }
+  deepest_ = accessible_;
 }
 
 void Fiber::poison() {
@@ -129,14 +162,7 @@ void Fiber::start(void (*function)(void *), void *argument) {
   function_ = function;
   argument_ = argument;
   finished_ = overflowed_ = divided_by_0_ = false;
-  if (!stack_) {
-    void *memory = mmap(nullptr, kMappedBytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    stack_ = static_cast<std::byte *>(memory) + kGuardBytes;
-    mprotect(memory, kMappedBytes - kNewPoison, PROT_NONE);
-    deepest_ = accessible_ = stack_ + kStackBytes - kNewPoison;
-  }
+  if (!stack_) take_stack();
   poison();
   deepest_ = nullptr;
 #ifdef FIBER_UCONTEXT

@@ -56,6 +56,7 @@ class Fiber {
   static void on_fault(int, siginfo_t *fault, void *);
   static void on_division(int);
   static void switch_to_resumer();
+  void take_stack();
   void poison();
   void deepen(const std::byte *touched);
 
