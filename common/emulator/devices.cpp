@@ -2,6 +2,7 @@
 #include "common/emulator/devices.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -122,6 +123,7 @@ struct Devices {
   std::mt19937_64 random;
 };
 Devices devices;
+std::atomic<std::uint64_t> queued = 0;  // launches
 
 [[noreturn]] void refuse(Fault fault, SiteId site, const std::string &why) {
   throw KernelError((site ? describe(line_of(site)) + ": " : "") + tag_of(fault) + " " + why);
@@ -489,12 +491,17 @@ void run_until(const Done &is_done) {
 
 void begin_devices(int count) {
   devices = {};
+  queued = 0;
   devices.count = count;
   devices.random.seed(settings.seed);
 }
 
 int current_device() {
   return devices.current;
+}
+
+std::uint64_t queued_launches() {
+  return queued;
 }
 
 void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
@@ -514,7 +521,9 @@ void launch_on(void *stream, Dim3 grid, Dim3 block, std::size_t shared_bytes,
                device_name(devices.current) + " is the current one: cudaSetDevice");
   Action action{queue};
   action.site = site_of(where);
+  queued++;
   action.work = [=](const Action &self) {
+    queued--;
     const Counts before = settings.streams ? counted() : Counts{};
     try {
       run(grid, block, shared_bytes, thread, attributes);

@@ -29,6 +29,9 @@ int current_device();
 /// Runs all that is queued, on all devices.
 void synchronise_devices();
 
+/// The launches that are queued and have not begun. Any thread of the host may ask.
+std::uint64_t queued_launches();
+
 /// Queues on a stream that its owner writes these bytes, and leaves them as they are: what a step's caller may do
 /// before and after a launch.
 void rewrite(void *stream, const void *memory, std::size_t bytes, Where where = Where::current());

@@ -110,6 +110,16 @@ TEST_CASE("devices: messages go around, and the bytes of each link are counted")
   }
 }
 
+TEST_CASE("devices: it says how many launches are queued and have not begun") {
+  Gpus gpus(2);
+  std::vector<std::uint64_t> left;
+  for (int i = 0; i < 3; i++)
+    gpus.run(gpus.stream[i % 2], i % 2, i, [&] { left.push_back(emulator::queued_launches()); });
+  CHECK(emulator::queued_launches() == 3);
+  emulator::synchronise_devices();
+  CHECK(left == std::vector<std::uint64_t>{2, 1, 0});
+}
+
 TEST_CASE("devices: all gather") {
   for (const int count : {1, 2, 3, 8}) {
     Gpus gpus(count);

@@ -25,6 +25,7 @@ constexpr std::size_t kGuard = 4096;
 }  // namespace
 
 Error Allocation::check(std::size_t offset, const Access &access) {
+  if (!touched.load(std::memory_order_relaxed)) touched.store(true, std::memory_order_relaxed);
   if (!sectors.empty())
     std::atomic_ref(sectors[offset / 32])
         .fetch_or(static_cast<std::uint8_t>(access.store ? 2 : 1), std::memory_order_relaxed);
@@ -32,6 +33,8 @@ Error Allocation::check(std::size_t offset, const Access &access) {
 }
 
 void Allocation::begin_launch(bool profile, bool beside) {
+  if (!touched.exchange(false) && !beside && !shadow.has_before() && profile != sectors.empty())
+    return;  // it is as the launch before found it
   shadow.begin_launch(beside);
   sectors.assign(profile ? (bytes + 31) / 32 : 0, 0);
 }
@@ -71,16 +74,19 @@ void begin_launch(bool profile, bool beside) {
 }
 
 void count_unique_bytes(std::uint64_t &read, std::uint64_t &written) {
-  for (const auto &allocation : allocations())
+  for (const auto &allocation : allocations()) {
+    if (!allocation->touched) continue;
     for (const std::uint8_t sector : allocation->sectors) {
       read += 32 * (sector & 1u);
       written += 32 * (sector >> 1);
     }
+  }
 }
 
 std::vector<Touched> touched_by_launch() {
   std::vector<Touched> all;
-  for (const auto &allocation : allocations())
+  for (const auto &allocation : allocations()) {
+    if (!allocation->touched) continue;
     for (const bool written : {false, true}) {
       bool goes_on = false;
       allocation->shadow.each_unit([&](std::size_t offset, SiteId read, SiteId write) {
@@ -92,6 +98,7 @@ std::vector<Touched> touched_by_launch() {
         goes_on = site;
       });
     }
+  }
   return all;
 }
 

@@ -2,6 +2,7 @@
 // Global memory: the allocations, who touched them, and which of their sectors were touched.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -17,6 +18,7 @@ struct Allocation {
   int device = 0;                     // of several, whose memory it is
   GlobalShadow shadow;                // empty above kMaxTracked
   std::vector<std::uint8_t> sectors;  // bit 0: read, bit 1: written, while a profile is taken
+  std::atomic<bool> touched = false;  // by the last launch: of several GPUs each has its own memory
 
   static constexpr std::size_t kMaxTracked = std::size_t{1} << 28;
 

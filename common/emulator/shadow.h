@@ -195,6 +195,9 @@ class GlobalShadow {
   /// that began beside another, for what the other has.
   void begin_launch(bool beside);
 
+  /// Whether it knows what launches before have touched.
+  bool has_before() const { return !before_.empty(); }
+
   /// Whether an access would race with a launch before, if nobody waited for that.
   bool races_with_launch_before(std::size_t offset, const Access &access) const;
 

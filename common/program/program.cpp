@@ -45,10 +45,11 @@ enum ExitStatus { kPassed = 0, kWrongAnswer = 1, kBadArguments = 2, kNoDevice = 
 
 // --- during a run -----------------------------------------------------------------------------------
 
-/// While it lives, it says on a terminal how far the emulator has come: after 5 s, 10 s, 20 s, ...
+/// While it lives, it says on a terminal how far the emulator has come: after 5 s, 10 s, 20 s, ...; of several GPUs,
+/// whose launches are all queued at once, after 1 s, 2 s, 4 s, ..., and how long the rest will take.
 class Patience {
  public:
-  explicit Patience(bool wanted) {
+  Patience(bool wanted, int gpus) : first_(gpus > 1 ? 1 : 5) {
     if (wanted && isatty(STDERR_FILENO)) thread_ = std::thread([this] { watch(); });
   }
   ~Patience() {
@@ -64,11 +65,25 @@ class Patience {
  private:
   void watch() {
     const auto begin = std::chrono::steady_clock::now();
+    const std::uint64_t before = emulator::launch_progress().launch;
     std::unique_lock lock(mutex_);
-    for (int seconds = 5;; seconds *= 2) {
+    for (int seconds = first_;; seconds *= 2) {
       const auto over = [this] { return over_; };
       if (changed_.wait_until(lock, begin + std::chrono::seconds(seconds), over)) return;
       const auto [launch, ended, blocks] = emulator::launch_progress();
+      const std::uint64_t queued = emulator::queued_launches();
+      if (queued > 0 && launch > before) {
+        const std::uint64_t left = seconds * queued / (launch - before);
+        if (left >= 5)
+          std::fprintf(stderr,
+                       "         after %d s: launch %llu of %llu, %llu s to go at this rate. Fewer "
+                       "GPUs are faster; Ctrl-C ends the run\n",
+                       seconds, static_cast<unsigned long long>(launch - before),
+                       static_cast<unsigned long long>(launch - before + queued),
+                       static_cast<unsigned long long>(left));
+        continue;
+      }
+      if (seconds < 5) continue;
       std::fprintf(stderr,
                    "         after %d s: launch %llu, %llu of %llu blocks done. Smaller sizes are "
                    "faster; Ctrl-C ends the run\n",
@@ -80,6 +95,7 @@ class Patience {
   std::mutex mutex_;  // guards over_
   std::condition_variable changed_;
   bool over_ = false;
+  const int first_;
   std::thread thread_;
 };
 
@@ -671,7 +687,7 @@ ExitStatus run(const Options &asked) {
   try {
     // Several GPUs twice in a row: one may begin the second launch while another has not ended the first.
     const int times = problem.gpus > 1 && options.check_only ? 2 : 1;
-    const Patience patience(!device->is_gpu());
+    const Patience patience(!device->is_gpu(), problem.gpus);
     device->run([&] {
       for (int i = 0; i < times; i++) {
         i > 0 && !device->is_gpu() && problem.link == Link::kNccl ? launch_by_rank() : launch();
@@ -822,7 +838,7 @@ ExitStatus run(const Options &asked) {
     std::vector<reference::Elements> first;
     for (const Output &output : buffers) first.push_back(download(output));
     int other_runs = 0;
-    const Patience patience(!device->is_gpu());
+    const Patience patience(!device->is_gpu(), problem.gpus);
     for (int i = 1; i <= options.repeat; i++) {
       emulator::settings.seed = options.seed + static_cast<std::uint64_t>(i);
       for (const Output &output : buffers) {
