@@ -38,8 +38,9 @@ struct FreeStack {
 // Mapping a stack costs as much as running a short thread, so stacks are mapped many at a time, and a launch reuses
 // those of the launch before.
 constexpr std::size_t kMappedAtOnce = 64;
-std::mutex freeing;                                                 // guards free_stacks
-std::vector<FreeStack> &free_stacks = *new std::vector<FreeStack>;  // not destroyed: fibers may outlive it
+std::mutex freeing;  // guards free_stacks
+std::vector<FreeStack> &free_stacks =
+    *new std::vector<FreeStack>;  // not destroyed: fibers may outlive it
 
 void map_stacks() {
   void *memory = mmap(nullptr, kMappedAtOnce * kMappedBytes, PROT_NONE,
