@@ -22,10 +22,22 @@ export tests=$1 STEPS_DEVICE=gpu
 shift
 mkdir -p build/check-gpu
 
+# left_out TOOL NN: the chapter that says why this tool reports what is no fault of this step, if it does.
+left_out() {
+  case "$1 $2" in
+    "racecheck 64" | "racecheck 69" | "racecheck 74") echo 64 ;;
+    "racecheck 68" | "racecheck 80" | "racecheck 81") echo 66 ;;
+    "initcheck 7"?) echo 70 ;;
+    *) return 1 ;;
+  esac
+}
+export -f left_out
+
 # one TOOL NN, or TOOL any-problem; without a tool, 'alone', or 'large'. One line: what was found. If it failed, the
 # command to run again, and what that said.
 one() {
-  local begin=$SECONDS log="build/check-gpu/$1-$2.log" prefix='' cases='every step is right*'
+  local begin=$SECONDS log="build/check-gpu/$1-$2.log" prefix='' cases='every step is right*' chapter
+  ! chapter=$(left_out "$@") || { echo "$2, $1: left out, it reports what is no fault: chapter $chapter"; return; }
   [ "$2" != any-problem ] || cases='every problem is posed*'
   case $1 in
     alone) ;;

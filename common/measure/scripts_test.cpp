@@ -514,6 +514,20 @@ TEST_CASE(
                        "check-gpu.sh --under racecheck' STEPS_ONLY=98 tests --test-case='every "
                        "step is right*'\n\twhat it says\n") != std::string::npos);
 
+  // A tool that reports what is no fault of a step is not run, and the chapter is named.
+  stub("tests",
+       "[ $STEPS_ONLY != 64 ] || [ \"$STEPS_PREFIX\" != 'common/measure/check-gpu.sh --under "
+       "racecheck' ]");
+  const Finished leaves_out =
+      run_command(path + "GPU=a100 NVCC=nvcc ANY_PROBLEM=any SANITIZE='memcheck racecheck' " +
+                  "common/measure/check-gpu.sh tests 64 65");
+  CHECK(leaves_out.status == 0);
+  CHECK(
+      leaves_out.out.find("] 64, racecheck: left out, it reports what is no fault: chapter 64\n") !=
+      std::string::npos);
+  CHECK(leaves_out.out.find("] 64, memcheck: right, ") != std::string::npos);
+  CHECK(leaves_out.out.find("] 65, racecheck: right, ") != std::string::npos);
+
   // Where a step has a variant that racecheck can follow, it checks that.
   const std::string program = (folder / "step-98").string();
   const auto under = [&](const std::string &tool) {
