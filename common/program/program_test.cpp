@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -223,7 +224,10 @@ TEST_CASE("a shape that does not fit: exit status 3, one line, no file") {
   for (const std::string &name : step_names())
     for (std::string shape : shapes) {
       const std::string program = "./step-" + name.substr(0, 2);
-      if (shape.ends_with("--head-dim ")) shape += describe(program).head_dims.back();
+      const std::vector<std::string> head_dims = describe(program).head_dims;
+      if (shape.ends_with("--head-dim ")) shape += head_dims.back();
+      if (head_dims.front() == "576")  // a head of fewer rows has 2^32 elements
+        shape = std::regex_replace(shape, std::regex("335[0-9]{5}"), "7456512");
       const Scratch scratch;
       check_refused(
           program + " --device cpu --csv " + shell_word(scratch.file("new.csv")) + " " + shape, 3,
