@@ -8,7 +8,8 @@ begins on a GPU that another one has heated. A row of the file is a kernel at a 
 and SM clocks. `ratio` is its time over that of 'hopper', round by round: the median, the least and the most.
 
 make bench-library-backward: with --backward the same for attention_backward: 'hopper', 'deterministic', 'mma', and
-PyTorch's backward passes, which are 'flash-attention-2' and 'cudnn'."""
+PyTorch's backward passes, which are 'flash-attention-2' and 'cudnn', and FlashAttention's CuTe kernel, 'flash-attn-4', where
+it is installed."""
 
 import argparse
 import csv
@@ -163,7 +164,7 @@ def backward_calls(said, q, k, v, fields):
     # In the layout of the calls above, [batch, rows, heads, d].
     shape = peers.Problem(*(said[name] for name in ("batch", "heads", "seqlen", "head_dim")),
                           f"layout=bnhd {said['options']}", said["operations"], "")
-    for name, of in peers.PEERS.items():
+    for name, of in {**peers.PEERS, "flash-attn-4": peers.flash_attn_4}.items():
         try:
             run = peers.backward(of)(shape)
             run()

@@ -72,13 +72,15 @@ void launch(const Problem &p) {
   const dim3 grid((p.seqlen_q + threads - 1) / threads, p.heads, p.batch);
   if (p.head_dim <= 64)
     forward<T, 64><<<grid, threads>>>(p);
-  else
+  else if (p.head_dim <= 128)
     forward<T, 128><<<grid, threads>>>(p);
+  else
+    forward<T, 256><<<grid, threads>>>(p);
 }
 
 }  // namespace
 
-/// Head dims up to 128; any layout, but pages; any scale; causal; windows to both sides; lengths; grouped heads;
+/// Head dims up to 256; any layout, but pages; any scale; causal; windows to both sides; lengths; grouped heads;
 /// soft caps, ALiBi and sinks.
 extern "C" cudaError_t forward_pass(const Problem &p) {
   p.type == Type::kBf16 ? launch<__nv_bfloat16>(p) : launch<__half>(p);
