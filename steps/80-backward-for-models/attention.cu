@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window-size, --scale, --type
-// Before      step 88: a head of K belongs to one head of Q, and all blocks with smaller keys add to the tiles that a block visits.
+// Before      step 88: a head of K belongs to one head of Q, and all blocks with smaller keys add to a visited tile.
 // Bottleneck  None: models have grouped heads and windows, and step 88 takes neither.
 // Change      A block visits the tiles that see its keys, of each head of the group (steps 65 and 69). Turns count the blocks
 //             that visit a tile. A caller may do without them: then blocks add in any order.
