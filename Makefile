@@ -333,8 +333,8 @@ measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR
 	BUILD="$(BUILD)" SHAPES="$(SHAPES)" MAKEFLAGS="$(filter-out -j% --jobserver%,$(MAKEFLAGS))" common/measure/$(1)
 $(BUILD)/sm_clock.so: $(BUILD)/common/program/sm_clock.o
 	$(call says,$@) $(call link,$(NVCC) -shared $^)
-# Part IV, the steps from 30 on, has results of its own, which begin at step 15; so have Part VI, steps 60 to 69, 80
-# and 81, and Part VII. (Steps 82 and 83 are Part V's, and have clocks alone.)
+# Part IV, the steps from 30 on, has results of its own, which begin at step 15; so have Part VI, steps 60 to 69, 80,
+# 81 and 88, and Part VII. (Steps 82 and 83 are Part V's, and have clocks alone.)
 OWN_RESULTS := 3% 4% 6% 7% 8%
 bench bench-models: $(call on_gpu,$(filter-out $(OWN_RESULTS:%=step-%),$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter-out $(OWN_RESULTS),$(GPU_STEPS))
@@ -346,8 +346,8 @@ bench-decode: $(call on_gpu,$(filter step-27 step-5%,$(PROGRAMS)) $(BUILD)/sm_cl
 	@$(call measure,$@.sh) $(filter 27-% 5%,$(GPU_STEPS))
 bench-dims: $(call on_gpu,$(filter step-56,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 56-%,$(GPU_STEPS))
-bench-backward: $(call on_gpu,$(filter step-6% step-80 step-81,$(PROGRAMS)) $(BUILD)/sm_clock.so)
-	@$(call measure,$@.sh) $(filter 6% 80-% 81-%,$(GPU_STEPS))
+bench-backward: $(call on_gpu,$(filter step-6% step-80 step-81 step-88,$(PROGRAMS)) $(BUILD)/sm_clock.so)
+	@$(call measure,$@.sh) $(filter 6% 80-% 81-% 88-%,$(GPU_STEPS))
 bench-library: $(call on_gpu,libattention.so step-57 $(BUILD)/sm_clock.so)
 	@LIBATTENTION=./libattention.so $(PYTHON) common/measure/library.py --clocks $(BUILD)/sm_clock.so \
 		plots/results/$(GPU)-library.csv

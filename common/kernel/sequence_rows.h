@@ -10,6 +10,18 @@ struct HeadRows : SequenceRows {
   int head, sequence;
 };
 
+/// The copies of a tile, to and from such rows.
+template <class T, int Rows, int d>
+__device__ __forceinline__ void tma_load(TmaTile<Rows, d, T> &tile, const SequenceMap &map,
+                                         const HeadRows &rows, int row, Mbarrier &landed) {
+  tma_load(tile, map, rows, row, rows.head, rows.sequence, landed);
+}
+template <class T, int Rows, int d>
+__device__ __forceinline__ void tma_store(const SequenceMap &map, const HeadRows &rows, int row,
+                                          TmaTile<Rows, d, T> &tile) {
+  tma_store(map, rows, row, rows.head, rows.sequence, tile);
+}
+
 /// What a kernel asks for to find a sequence's rows: nothing, because all are full; lengths, as a program has them, with
 /// packed rows or without; or all that a library's caller may give besides. Registers of a producer are few.
 enum class Given { kNothing, kLengths, kAll };

@@ -4,6 +4,8 @@
 
 #include "common/kernel/gpus.h"
 
+namespace {
+
 /// What meets on a GPU in a hop: its queries from row `first_q` on, and the first rows of the keys of GPU `from`.
 struct Meeting {
   int from, first_q, rows_q, rows_k;
@@ -11,7 +13,7 @@ struct Meeting {
 
 /// In hop h, GPU g has keys of GPU g - h. All its queries see the first chunk of an earlier GPU. Those of its second
 /// chunk see both chunks of a later GPU.
-static inline Meeting meeting(const Problem &p, int gpu, int hop) {
+inline Meeting meeting(const Problem &p, int gpu, int hop) {
   const int from = (gpu + p.gpus - hop) % p.gpus;
   const bool earlier = p.causal && from < gpu, later = p.causal && from > gpu;
   return {from, later ? p.chunk_rows : 0, later ? rows_of(p, gpu, 1) : rows_of(p, gpu),
@@ -19,7 +21,7 @@ static inline Meeting meeting(const Problem &p, int gpu, int hop) {
 }
 
 /// Whether there is anything to do in a hop.
-static inline bool sees(const Problem &p, int gpu, int hop) {
+inline bool sees(const Problem &p, int gpu, int hop) {
   const Meeting at = meeting(p, gpu, hop);
   return at.rows_q > 0 && at.rows_k > 0;
 }
@@ -27,7 +29,7 @@ static inline bool sees(const Problem &p, int gpu, int hop) {
 /// Queues on the GPUs' second streams that the first rows of a tensor with K's shape go from one GPU to another. NCCL's
 /// calls must be in a group.
 template <class T>
-static void pass(const Problem &p, int to, T *target, int from, const T *source, int rows) {
+void pass(const Problem &p, int to, T *target, int from, const T *source, int rows) {
   const std::vector<Traffic> &traffics = traffic(p);
   const std::vector<ncclComm_t> &comms = communicators(p);
   const std::size_t count = std::size_t(rows) * p.kv_heads * p.head_dim;
@@ -46,3 +48,5 @@ static void pass(const Problem &p, int to, T *target, int from, const T *source,
                  "ncclRecv");
   }
 }
+
+}  // namespace

@@ -96,6 +96,8 @@ problems="
 67 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 68 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 68 --batch 2 --heads 1 --seqlen 384 --head-dim 128
+88 --causal --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 96
+88 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
 80 --causal --kv-heads 1 --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 96
 80 --window-size 100:20 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
 81 --causal --kv-heads 1 --seqlen-k 517 --softcap 30 --sink-logits --batch 1 --heads 3 --seqlen 333 --head-dim 96

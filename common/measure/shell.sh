@@ -174,7 +174,7 @@ problems_of() {
       checked=("--batch 2 --seqlen-k 515" "--batch 1 --heads 16 --seqlen 2 --seqlen-k 1030 --causal --splits 3")
       measured=("--type bf16 --batch "{"64 --seqlen-k 4096","16 --seqlen-k 4096",1})
       ;;
-    66 | 67 | 68 | 80)
+    66 | 67 | 68 | 80 | 88)
       also_checked=--causal
       measured=("--type bf16 --batch 4" "--type bf16 --batch 4 --head-dim 64" "--type bf16 --batch 4 --causal")
       ;;

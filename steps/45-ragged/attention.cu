@@ -3,14 +3,13 @@
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --type, --seqlen-k, --kv-heads, --layout, --lengths, --garbage
 // Before      step 44: all sequences have one length, a multiple of 128, and as many queries as keys.
-// Bottleneck  None: no batch of texts is such a problem. Padded to the longest, a batch of lengths that are
-//             drawn evenly wastes half of its rows, and causal two thirds of its scores.
+// Bottleneck  None: no batch of texts is such a problem. Padded to the longest, a batch of lengths that are drawn evenly
+//             wastes half of its rows, and causal two thirds of its scores.
 // Change      The map of each tensor has a dimension that ends where a sequence ends, so TMA clips tiles there. A record
-//             says whose rows a tile of Q has. The consumers mask what lies behind the last key or the diagonal, in
-//             up to two tiles of keys.
-// Prediction  Sequences of one length, a multiple of 128: per tile of keys a comparison and a branch more in each
-//             warpgroup, beside another one's products. A tile comes in d / 64 requests to TMA, not one. The
-//             producer has time for both: at most 1% more clocks than step 44.
+//             says whose rows a tile of Q has. The consumers mask what lies behind the last key or the diagonal.
+// Prediction  Sequences of one length, a multiple of 128: per tile of keys a comparison and a branch more in each warpgroup,
+//             beside another one's products. A tile comes in d / 64 requests to TMA, not one. The producer has time for
+//             both: at most 1% more clocks than step 44.
 #include "common/kernel/group_order.h"
 #include "common/kernel/persistent.h"
 #include "common/kernel/sequence_rows.h"
@@ -34,9 +33,8 @@ __device__ __forceinline__ void write_work(View &to, int stage, const Work &work
 }
 template <class View>
 __device__ __forceinline__ Work read_work(View &from, int stage) {
-  const Vector<int, 4> tile = load<4>(from(stage, 0)), q = load<4>(from(stage, 4)),
-                       k = load<4>(from(stage, 8));
-  return {tile[0], tile[1], tile[2], {{q[0], q[1]}, q[2], q[3]}, {{k[0], k[1]}, k[2], k[3]}};
+  const auto at = load<4>(from(stage, 0)), q = load<4>(from(stage, 4)), k = load<4>(from(stage, 8));
+  return {at[0], at[1], at[2], {{q[0], q[1]}, q[2], q[3]}, {{k[0], k[1]}, k[2], k[3]}};
 }
 
 template <class T, int d>
@@ -54,10 +52,7 @@ __device__ __forceinline__ int keys_end(const Problem &p, const Work &work, int 
 template <int Br>
 __device__ __forceinline__ Work make_work(const Problem &p, const Rows &rows, int n) {
   const int queries = rows.q.count, end = (queries + 63) / 64 * 64 - n * Br;
-  Work work;
-  work.row = end - Br;
-  work.position = work.row + rows.k.count - queries;
-  work.q = rows.q, work.k = rows.k;
+  Work work = {end - Br, end - Br + rows.k.count - queries, 0, rows.q, rows.k};
   if (end <= 0 || rows.k.count == 0) return work;  // there is no such tile, or there are no keys
   // Rows that see nothing have a tile of keys, of which all is masked.
   work.to = (max(1, keys_end(p, work, min(end, queries) - 1 - work.row)) + Bc - 1) / Bc;
@@ -87,12 +82,10 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       };
       // A tile of keys of the work that a stage tells of, read again: registers are few.
       const auto load_k = [&](int stage, int j) {
-        const HeadRows keys = read_work(smem.work, stage).k;
-        ring_load(smem.K, k, map_K, keys, j * Bc, keys.head, keys.sequence);
+        ring_load(smem.K, k, map_K, read_work(smem.work, stage).k, j * Bc);
       };
       const auto load_v = [&](int stage, int j) {
-        const HeadRows keys = read_work(smem.work, stage).k;
-        ring_load(smem.V, v, map_V, keys, j * Bc, keys.head, keys.sequence);
+        ring_load(smem.V, v, map_V, read_work(smem.work, stage).k, j * Bc);
       };
       bool more = false;  // than one tile has begun
       for (int tile = blockIdx.x; tile < order.tiles;
@@ -104,8 +97,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
         for (int i = 0; i < consumers; i++) {
           RingPosition<q_stages> same = q;
           // A warpgroup without rows gets the first ones. They are not stored.
-          ring_load(smem.Q[i], same, map_Q, at.q, max(0, at.row + i * 64), at.q.head,
-                    at.q.sequence);
+          ring_load(smem.Q[i], same, map_Q, at.q, max(0, at.row + i * 64));
         }
         const int stage = q.stage, before = stage ^ 1;  // where the tile before is, for a while
         q.next();
@@ -150,7 +142,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       if (threadIdx.x % 128 == 0) {
         const Work done = read_work(smem.work, stage);
         const int row = done.row + warpgroup * 64;
-        if (row >= 0) tma_store(map_O, done.q, row, done.q.head, done.q.sequence, Q.tile[stage]);
+        if (row >= 0) tma_store(map_O, done.q, row, Q.tile[stage]);
         tma_store_commit();
         tma_store_wait_read<0>();
         mbarrier_arrive(Q.empty[stage]);

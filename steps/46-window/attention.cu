@@ -28,10 +28,7 @@ struct Keys {
 template <int Br>
 __device__ __forceinline__ Work make_work(const Problem &p, const Rows &rows, int n) {
   const int queries = rows.q.count, end = (queries + 63) / 64 * 64 - n * Br;
-  Work work;
-  work.row = end - Br;
-  work.position = work.row + rows.k.count - queries;
-  work.q = rows.q, work.k = rows.k;
+  Work work = {end - Br, end - Br + rows.k.count - queries, 0, 0, rows.q, rows.k};
   if (end <= 0 || rows.k.count == 0) return work;  // there is no such tile, or there are no keys
   // Rows that see nothing have a tile of keys, of which all is masked.
   work.to = (max(1, Keys(p, work, min(end, queries) - 1 - work.row).end) + Bc - 1) / Bc;
@@ -62,12 +59,10 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       };
       // A tile of keys of the work that a stage tells of, read again: registers are few.
       const auto load_k = [&](int stage, int j) {
-        const HeadRows keys = read_work(smem.work, stage).k;
-        ring_load(smem.K, k, map_K, keys, j * Bc, keys.head, keys.sequence);
+        ring_load(smem.K, k, map_K, read_work(smem.work, stage).k, j * Bc);
       };
       const auto load_v = [&](int stage, int j) {
-        const HeadRows keys = read_work(smem.work, stage).k;
-        ring_load(smem.V, v, map_V, keys, j * Bc, keys.head, keys.sequence);
+        ring_load(smem.V, v, map_V, read_work(smem.work, stage).k, j * Bc);
       };
       bool more = false;  // than one tile has begun
       for (int tile = blockIdx.x; tile < order.tiles;
@@ -79,8 +74,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
         for (int i = 0; i < consumers; i++) {
           RingPosition<q_stages> same = q;
           // A warpgroup without rows gets the first ones. They are not stored.
-          ring_load(smem.Q[i], same, map_Q, at.q, max(0, at.row + i * 64), at.q.head,
-                    at.q.sequence);
+          ring_load(smem.Q[i], same, map_Q, at.q, max(0, at.row + i * 64));
         }
         const int stage = q.stage, before = stage ^ 1;  // where the tile before is, for a while
         q.next();
@@ -125,7 +119,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       if (threadIdx.x % 128 == 0) {
         const Work done = read_work(smem.work, stage);
         const int row = done.row + warpgroup * 64;
-        if (row >= 0) tma_store(map_O, done.q, row, done.q.head, done.q.sequence, Q.tile[stage]);
+        if (row >= 0) tma_store(map_O, done.q, row, Q.tile[stage]);
         tma_store_commit();
         tma_store_wait_read<0>();
         mbarrier_arrive(Q.empty[stage]);

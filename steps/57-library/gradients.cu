@@ -5,3 +5,5 @@
 #undef EXPORT_STEP
 #define EXPORT_STEP(...)  // it is no program here
 #include "steps/69-training/attention.cu"
+
+const BackwardKernels BACKWARD = {backward, workspace_bytes};

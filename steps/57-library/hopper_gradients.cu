@@ -5,3 +5,8 @@
 #undef EXPORT_STEP
 #define EXPORT_STEP(...)  // it is no program here
 #include "steps/81-score-gradients/attention.cu"
+
+const BackwardKernels HOPPER_BACKWARD = {
+    [](const Backward &p) { backward(p); },
+    [](const Backward &p) { return workspace_bytes(p); },
+};

@@ -16,6 +16,7 @@
 #include "common/kernel/tile_gradients.h"
 #include "common/kernel/visits.h"
 #include "steps/69-training/rows.h"
+#include "steps/69-training/scores.h"
 #include "steps/69-training/sinks.h"
 
 using namespace mma_gradients;
@@ -74,31 +75,6 @@ struct SharedStorage : Operands<T, d> {
   Tile<Plan, 1, 1> plan;
   Tile<Visit, 1, 1> visit[4];
   Tile<std::int64_t, 1, 1> first_in_workspace;
-};
-
-/// What a soft cap and ALiBi do to the scores of a visit. Step 81 says why its weights are rounded, and not the factor.
-struct Changed {
-  static constexpr bool any = true;
-  // The product q . k times this is a score in units of the soft cap. Negative: there is none, because a scale may be 0.
-  float to_cap;
-  float slope;   // of ALiBi, in base 2
-  float behind;  // how far the lane's first key is behind its first query
-
-  template <class Scores>
-  __device__ __forceinline__ void cap(Scores &x) const {
-    if (to_cap < 0) return;
-#pragma unroll
-    for (auto &keys : x)
-      for (auto &some : keys)
-        for (int e = 0; e < 4; e++) some[e] = tanh_approx(some[e] * to_cap);
-  }
-  __device__ __forceinline__ float minus_lse(float lse, int key, int query) const {
-    return fmaf(-slope, fabsf(behind + (key - query)), -lse);
-  }
-  /// The derivative of the tanh is 1 - tanh^2.
-  __device__ __forceinline__ float weight(float P, float score) const {
-    return to_cap < 0 ? P : fmaf(-P * score, score, P);
-  }
 };
 
 /// dK and dV of 128 keys, and what these keys add to dQ. `changes`: with a soft cap or ALiBi, or both.
@@ -276,8 +252,6 @@ std::size_t workspace_bytes(const Backward &p) {
 }
 
 }  // namespace
-
-const BackwardKernels BACKWARD = {backward, workspace_bytes};
 
 EXPORT_STEP({
     .tile = 1,

@@ -24,7 +24,8 @@ extern const BackwardKernels BACKWARD;
 extern const BackwardKernels HOPPER_BACKWARD [[gnu::weak]];  // step 81's, for sm_90a alone
 
 /// The call that a program's problem is: dO and dQ lie as O does, dK as K and dV as V.
-static inline Backward backward_of(const Problem &problem) {
-  const Call call = call_of(problem);
+static inline Backward backward_of(const Problem &problem, bool deterministic = false) {
+  Call call = call_of(problem);
+  call.deterministic = deterministic;
   return {call, call.O_strides, call.O_strides, call.K_strides, call.V_strides};
 }

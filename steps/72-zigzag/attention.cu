@@ -44,10 +44,53 @@ struct Workspace {
   std::size_t bytes() const { return 8 * elements + 8 * rows * (d + 1) + sizeof(unsigned); }
 };
 
+/// What meets on a GPU in a hop: its queries from row `first_q` on, and the first rows of the keys of GPU `from`.
+struct Meeting {
+  int from, first_q, rows_q, rows_k;
+};
+
+/// In hop h, GPU g has keys of GPU g - h. All its queries see the first chunk of an earlier GPU. Those of its second
+/// chunk see both chunks of a later GPU.
+inline Meeting meeting(const Problem &p, int gpu, int hop) {
+  const int from = (gpu + p.gpus - hop) % p.gpus;
+  const bool earlier = p.causal && from < gpu, later = p.causal && from > gpu;
+  return {from, later ? p.chunk_rows : 0, later ? rows_of(p, gpu, 1) : rows_of(p, gpu),
+          earlier ? rows_of(p, from, 0) : rows_of(p, from)};
+}
+
+/// Whether there is anything to do in a hop.
+inline bool sees(const Problem &p, int gpu, int hop) {
+  const Meeting at = meeting(p, gpu, hop);
+  return at.rows_q > 0 && at.rows_k > 0;
+}
+
+/// Queues on the GPUs' second streams that the first rows of a tensor with K's shape go from one GPU to another. NCCL's
+/// calls must be in a group.
+template <class T>
+void pass(const Problem &p, int to, T *target, int from, const T *source, int rows) {
+  const std::vector<Traffic> &traffics = traffic(p);
+  const std::vector<ncclComm_t> &comms = communicators(p);
+  const std::size_t count = std::size_t(rows) * p.kv_heads * p.head_dim;
+  for (int b = 0; b < p.batch; b++, target += p.K_strides.batch, source += p.K_strides.batch) {
+    if (p.link == Link::kCopies) {
+      cuda_check(
+          cudaMemcpyPeerAsync(target, to, source, from, count * sizeof(T), traffics[to].stream),
+          "cudaMemcpyPeerAsync");
+      continue;
+    }
+    if (is_own(from))
+      nccl_check(ncclSend(source, count, nccl_type<T>, to, comms[from], traffics[from].stream),
+                 "ncclSend");
+    if (is_own(to))
+      nccl_check(ncclRecv(target, count, nccl_type<T>, from, comms[to], traffics[to].stream),
+                 "ncclRecv");
+  }
+}
+
 template <class T, int d>
 void run(const Problem &p) {
   const Workspace workspace(p);
-  const std::vector<ncclComm_t> &comms = communicators(p);  // not within a group of messages
+  communicators(p);  // made here, not within a group of messages
   const std::vector<Traffic> &traffics = traffic(p);
   const int N = p.gpus;
   const std::vector<int> own = own_gpus(p);
@@ -60,54 +103,23 @@ void run(const Problem &p) {
     return hop ? workspace.V(p.parts[gpu], hop % 2) : p.parts[gpu].V;
   };
 
-  // What meets in a hop: rows of a GPU's queries, and the first rows of another GPU's keys.
-  struct Meeting {
-    int from, first_q, rows_q, rows_k;
-  };
-  const auto meeting = [&](int gpu, int hop) {
-    const int from = (gpu + N - hop) % N;
-    const bool earlier = p.causal && from < gpu, later = p.causal && from > gpu;
-    const int first_q = later ? p.chunk_rows : 0;
-    return Meeting{from, first_q, later ? rows_of(p, gpu, 1) : rows_of(p, gpu),
-                   earlier ? rows_of(p, from, 0) : rows_of(p, from)};
-  };
-  const auto sees = [&](int gpu, int hop) {
-    return hop < N && meeting(gpu, hop).rows_q > 0 && meeting(gpu, hop).rows_k > 0;
-  };
-
   // Queues the transfer of K and V to each GPU for a hop, from the GPU that has them.
   const auto send = [&](int hop) {
     for (const int gpu : own) {
       const Traffic &mine = traffics[gpu];
       if (hop == 1) wait(mine.stream, mine.begun);
       if (hop > 2) wait(mine.stream, mine.computed[hop - 2]);  // it has read this buffer
-      if (p.link == Link::kCopies) wait(mine.stream, traffics[meeting(gpu, hop).from].begun);
+      if (p.link == Link::kCopies) wait(mine.stream, traffics[meeting(p, gpu, hop).from].begun);
     }
     if (p.link == Link::kNccl) nccl_check(ncclGroupStart(), "ncclGroupStart");
     for (int gpu = 0; gpu < N; gpu++) {
-      if (!sees(gpu, hop)) continue;
-      const Meeting at = meeting(gpu, hop);
-      const std::size_t count = std::size_t(at.rows_k) * p.kv_heads * d;
-      const auto pass = [&](const void *theirs, void *buffer) {
-        for (int b = 0; b < p.batch; b++) {
-          const T *const from = static_cast<const T *>(theirs) + b * p.K_strides.batch;
-          T *const to = static_cast<T *>(buffer) + b * p.K_strides.batch;
-          const cudaStream_t on = traffics[gpu].stream;
-          if (p.link == Link::kCopies) {
-            cuda_check(cudaMemcpyPeerAsync(to, gpu, from, at.from, count * sizeof(T), on),
-                       "cudaMemcpyPeerAsync");
-            continue;
-          }
-          if (is_own(at.from))
-            nccl_check(
-                ncclSend(from, count, nccl_type<T>, gpu, comms[at.from], traffics[at.from].stream),
-                "ncclSend");
-          if (is_own(gpu))
-            nccl_check(ncclRecv(to, count, nccl_type<T>, at.from, comms[gpu], on), "ncclRecv");
-        }
-      };
-      pass(p.parts[at.from].K, workspace.K(p.parts[gpu], hop % 2));
-      pass(p.parts[at.from].V, workspace.V(p.parts[gpu], hop % 2));
+      if (!sees(p, gpu, hop)) continue;
+      const Meeting at = meeting(p, gpu, hop);
+      const GpuPart &mine = p.parts[gpu], &theirs = p.parts[at.from];
+      pass(p, gpu, static_cast<T *>(workspace.K(mine, hop % 2)), at.from,
+           static_cast<const T *>(theirs.K), at.rows_k);
+      pass(p, gpu, static_cast<T *>(workspace.V(mine, hop % 2)), at.from,
+           static_cast<const T *>(theirs.V), at.rows_k);
     }
     if (p.link == Link::kNccl) nccl_check(ncclGroupEnd(), "ncclGroupEnd");
     for (const int gpu : own) record(traffics[gpu].arrived[hop], traffics[gpu].stream);
@@ -115,9 +127,9 @@ void run(const Problem &p) {
 
   const auto compute = [&](int gpu, int hop) {
     const GpuPart &mine = p.parts[gpu];
-    const Meeting at = meeting(gpu, hop);
+    const Meeting at = meeting(p, gpu, hop);
     bool last = true;
-    for (int later = hop + 1; later < N; later++) last &= !sees(gpu, later);
+    for (int later = hop + 1; later < N; later++) last &= !sees(p, gpu, later);
     const bool whole = hop == 0 && last;  // O is done, without a merge
     const std::size_t first = at.first_q * p.Q_strides.row;
     hopper_attention::launch(p.type, d,
@@ -160,7 +172,7 @@ void run(const Problem &p) {
     for (const int gpu : own) {
       set_device(gpu);
       if (hop) wait(stream(gpu), traffics[gpu].arrived[hop]);
-      if (sees(gpu, hop)) compute(gpu, hop);
+      if (sees(p, gpu, hop)) compute(gpu, hop);
     }
   }
   if (p.link == Link::kNccl || N == 1) return;

@@ -1,76 +1,19 @@
-// Step 80: The backward pass for models. Step 68's kernel for any strides, lengths, masks and grouped heads.
+// Step 80: The backward pass for models. Grouped heads and windows: which tiles a block visits, and whose turn is next.
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window-size, --scale, --type
-// Before      step 68: all tensors are dense, with as many keys as queries and as many key heads as query heads. Step 69
-//             takes what models have, by mma.sync.
-// Bottleneck  Step 69's mma.sync: it reads each operand by ldmatrix, where wgmma reads shared memory itself.
-// Change      Tensors have their own strides, and TMA ends where a sequence ends (step 45). A block visits the tiles that
-//             see its keys, of each head of the group (steps 65 and 69). Turns count the blocks that visit a tile. A caller
-//             may do without them: then blocks add in any order.
+// Before      step 88: a head of K belongs to one head of Q, and all blocks with smaller keys add to a visited tile.
+// Bottleneck  None: models have grouped heads and windows, and step 88 takes neither.
+// Change      A block visits the tiles that see its keys, of each head of the group (steps 65 and 69). Turns count the blocks
+//             that visit a tile. A caller may do without them: then blocks add in any order.
 // Prediction  A visit has the same products and bytes, and some 10 instructions more, beside 4382 clocks: step 68's clocks
-//             within 1%. At head dim 128 a tile of K, V, Q or dO takes two copies, each of 64 columns.
+//             within 1%.
 #include <algorithm>
 
-#include "common/kernel/hopper_backward.h"
 #include "common/kernel/visits.h"
-#include "steps/57-library/hopper.h"
-#include "steps/69-training/rows.h"
+#include "steps/88-strides-and-lengths/around.h"
 
 namespace {
-
-/// The arrays in the workspace, which no tensor map describes: the sums of dQ, and what the kernels hand to each other.
-struct Sums {
-  float *lse_log2, *D;  // [heads' rows]
-  float *dQ;            // [heads' rows / Br, Br * d]: place_in_dQ
-  // The next block's number, and how many blocks have added to each tile: [1 + heads' rows / Br].
-  unsigned *counters;
-  int rows;  // of each head
-};
-
-/// Computes what the blocks of keys need of each query, and clears dQ's sums and the counters. A warp handles one row. A
-/// query that does not exist, or sees no key, gets an infinite log-sum-exp, so its weights are 0.
-template <class T, int d>
-__global__ void __launch_bounds__(128) begin(const Backward problem, const Sums sums) {
-  constexpr int each = d / 32;  // elements of a lane
-  const int lane = threadIdx.x % 32, i = blockIdx.x * 4 + threadIdx.x / 32;
-  const int b = blockIdx.y / problem.heads, col = lane * each;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
-    Matrix<unsigned>{sums.counters, 1, 1}(0, 0) = 0;
-  const Sequence at = sequence_of(problem, b);
-  const Rows queries = {b, int(blockIdx.y) % problem.heads, at.q_start, at.q_count};
-  if (i >= (queries.rows + Br<d> - 1) / Br<d> * Br<d>) return;
-  const std::int64_t row = first_in_workspace<Br<d>>(problem, queries, sums.rows) +
-                           std::int64_t{queries.head} * sums.rows + i;
-  float lse = -INFINITY, sum = 0;
-  if (i < queries.rows) {
-    lse = lse_at(problem, at, b, queries.head, i) * log2_e;
-    if (col < problem.head_dim) {
-      const auto O = matrix_of<const T>(problem.O, problem.O_strides, queries, problem.head_dim);
-      const auto dO = matrix_of<const T>(problem.dO, problem.dO_strides, queries, problem.head_dim);
-      const auto x = load<each>(dO(i, col)), y = load<each>(O(i, col));
-      for (int k = 0; k < each; k++) sum += to_float<T>(x[k]) * to_float<T>(y[k]);
-    }
-  }
-  for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
-  store(Matrix<float>{sums.dQ + row * d, 1, d}(0, col), Vector<float, each>{});
-  if (lane > 0) return;
-  Matrix<float>{sums.lse_log2 + row, 1, 1}(0, 0) = lse == -INFINITY ? INFINITY : lse;
-  Matrix<float>{sums.D + row, 1, 1}(0, 0) = sum;
-  if (i % Br<d> == 0) Matrix<unsigned>{sums.counters + 1 + row / Br<d>, 1, 1}(0, 0) = 0;
-}
-
-template <class T, int d>
-struct SharedStorage {
-  TmaTile<64, d, T> K[consumers], V[consumers];  // at the end dK and dV
-  TmaTile<Br<d>, d, T> Q[stages], dO[stages];
-  TmaTile<Br<d>, Bc, T> dS[2];  // one is written while the other may be read
-  Tile<float, 1, Br<d> * d / consumers> dQ[consumers];
-  Tile<float, 1, Br<d>> lse[stages], D[stages];
-  Mbarrier KV_full, Q_full[stages], dO_full[stages], empty[stages];
-  Mbarrier dQ_full[consumers], dQ_empty[consumers];
-  Tile<int, 1, 4> number;  // the block's
-};
 
 /// dK and dV of 128 keys, and what these keys add to dQ.
 template <class T, int d>
@@ -84,21 +27,10 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
   constexpr int all_stored = 1, first_stored = 2;
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    // Blocks are numbered in the order in which they begin, so those before this one have begun.
-    const unsigned left = atomic_dec(Matrix<unsigned>{sums.counters, 1, 1}(0, 0), gridDim.x - 1);
-    smem.number(0, 0) = left == 0 ? 0 : gridDim.x - left;
-    init_copies(smem);
-    for (int i = 0; i < consumers; i++) {
-      mbarrier_init(smem.dQ_full[i], 4);  // the warps of a warpgroup
-      mbarrier_init(smem.dQ_empty[i], 1);
-    }
-    mbarrier_fence_init();
-  }
-  __syncthreads();  // the barriers are initialised, and the number is there
+  const int number = begin_block(smem, sums.counters);
 
   // The blocks of `heads_at_once` heads of K follow each other: the first keys of each head, then the next.
-  const int number = uniform(smem.number(0, 0)), kv_heads = gridDim.x / key_tiles;
+  const int kv_heads = gridDim.x / key_tiles;
   const int first_head = number / (heads_at_once * key_tiles) * heads_at_once;
   const int some = min(heads_at_once, kv_heads - first_head);
   const int place = number - first_head * key_tiles, kv_head = first_head + place % some;
@@ -157,20 +89,7 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
         const int first_visitor = max(0, plan.lowest + first_key + q_row) / Bc;
         // A counter may skip a value if arrays that nobody checked give two sequences the same rows.
         if (problem.deterministic) wait_until_at_least(turn, key_tile - first_visitor);
-        // The engine's additions come after this thread's load, which is the generic proxy's.
-        fence_proxy_async_global();
-        for (int w = 0; w < consumers; w++) {
-          mbarrier_wait(smem.dQ_full[w], n % 2);
-          constexpr int numbers = Br<d> * d / consumers;
-          bulk_red_add<numbers>(
-              Matrix<float>{sums.dQ + (tile * consumers + w) * numbers, 1, numbers}(0, 0),
-              smem.dQ[w](0, 0));
-          tma_store_commit();
-        }
-        tma_store_wait_read<1>();  // that of the first warpgroup has been read
-        mbarrier_arrive(smem.dQ_empty[0]);
-        tma_store_wait_read<0>();
-        mbarrier_arrive(smem.dQ_empty[1]);
+        add_to_dQ(sums.dQ, smem, tile, n);
         if (problem.deterministic) {
           tma_store_wait<0>();  // the sums have them: to have read them is not enough
           red_release_add(turn, 1);
@@ -293,35 +212,13 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
   }
 }
 
-/// Multiplies dQ's sums by the scale, rounds and stores them. A thread handles 8 elements of a row, a block 8 rows.
-template <class T, int d>
-__global__ void __launch_bounds__(d) round_dQ(const Backward problem, const Sums sums) {
-  // A warp has 8 rows of 32 columns: it reads whole sectors, and writes whole ones.
-  const int row = blockIdx.x * 8 + threadIdx.x / 4 % 8;
-  const int col = threadIdx.x / 32 * 32 + threadIdx.x % 4 * 8;
-  const Rows queries = queries_of(problem, blockIdx.y / problem.heads, blockIdx.y % problem.heads);
-  if (row >= queries.rows || col >= problem.head_dim) return;
-  const std::int64_t row_0 = first_in_workspace<Br<d>>(problem, queries, sums.rows) +
-                             std::int64_t{queries.head} * sums.rows;
-  const std::int64_t tile = row_0 / Br<d> + row / Br<d>;
-  const Matrix<const float> of_tile{sums.dQ + tile * (Br<d> * d), 1, Br<d> * d};
-  Vector<T, 8> rounded;
-  for (int e = 0; e < 8; e++)
-    rounded[e] = from_float<T>(of_tile(0, place_in_dQ<d>(row % Br<d>, col + e)) * problem.scale);
-  store<8>(matrix_of<T>(problem.dQ, problem.dQ_strides, queries, problem.head_dim)(row, col),
-           rounded);
-}
-
 template <class T, int d>
 void run(const Backward &p) {
-  const std::int64_t all_rows = all_rows_in_workspace<Br<d>>(p);
-  const int rows = rows_in_workspace<Br<d>>(p), longest = (p.seqlen_q + Br<d> - 1) / Br<d> * Br<d>;
+  const Sums sums = sums_in_workspace<d>(p);
+  const int longest = (p.seqlen_q + Br<d> - 1) / Br<d> * Br<d>;
   const int heads = p.batch * p.heads, kv_heads = p.batch * p.kv_heads;
   const int group = p.heads / p.kv_heads;  // heads of Q that share keys
   const int key_tiles = (p.seqlen_k + Bc - 1) / Bc;
-  float *const dQ = static_cast<float *>(p.workspace), *const lse_log2 = dQ + all_rows * d;
-  float *const D = lse_log2 + all_rows;
-  const Sums sums = {lse_log2, D, dQ, reinterpret_cast<unsigned *>(D + all_rows), rows};
   // As many heads at once as have 40 MB of Q, dO and dQ's sums, because an H200 has 50 MB of L2. If all blocks take equally
   // long and none waits for another, one head at a time.
   const std::int64_t bytes = std::int64_t{group} * longest * d * 8;
@@ -330,22 +227,13 @@ void run(const Backward &p) {
       side_by_side ? std::clamp<std::int64_t>((40 << 20) / bytes, 1, kv_heads) : 1;
   // With a scale of 0 a masked score would be -inf * 0 = NaN.
   const float scale_log2 = std::max(p.scale * log2_e, 1e-20f);
-  const auto map_q = [&](const void *data, const Strides &strides) {
-    const Mapped of = mapped_queries(p, data, strides);
-    return sequence_map<T>(data, strides_for_map(p, of, p.cu_seqlens_q), of.blocks, of.heads,
-                           of.rows, p.cu_seqlens_q, p.head_dim, Br<d>);
-  };
-  const auto map_k = [&](const void *data, const Strides &strides) {
-    const Mapped of = mapped_keys(p, data, strides);
-    return sequence_map<T>(data, strides_for_map(p, of, p.cu_seqlens_k), of.blocks, of.heads,
-                           of.rows, p.cu_seqlens_k, p.head_dim, 64);
-  };
   launch_on<void>(p.stream, begin<T, d>, dim3(longest / 4, heads), dim3(128), p, sums);
-  launch_on<SharedStorage<T, d>>(p.stream, gradients<T, d>, dim3(key_tiles * kv_heads),
-                                 dim3(threads), map_q(p.Q, p.Q_strides), map_q(p.dO, p.dO_strides),
-                                 map_k(p.K, p.K_strides), map_k(p.V, p.V_strides),
-                                 map_k(p.dK, p.dK_strides), map_k(p.dV, p.dV_strides), p, sums,
-                                 group, key_tiles, heads_at_once, scale_log2);
+  launch_on<SharedStorage<T, d>>(
+      p.stream, gradients<T, d>, dim3(key_tiles * kv_heads), dim3(threads),
+      map_of_queries<T, d>(p, p.Q, p.Q_strides), map_of_queries<T, d>(p, p.dO, p.dO_strides),
+      map_of_keys<T>(p, p.K, p.K_strides), map_of_keys<T>(p, p.V, p.V_strides),
+      map_of_keys<T>(p, p.dK, p.dK_strides), map_of_keys<T>(p, p.dV, p.dV_strides), p, sums, group,
+      key_tiles, heads_at_once, scale_log2);
   launch_on<void>(p.stream, round_dQ<T, d>, dim3(longest / 8, heads), dim3(d), p, sums);
 }
 
@@ -358,34 +246,14 @@ void backward(const Backward &call) {
   const Backward p = with_one_window(call);
   p.type == Type::kBf16 ? run<bf16>(p) : run<half>(p);
 }
-template <int d>
-std::size_t workspace_bytes(const Backward &p) {
-  const std::int64_t rows = all_rows_in_workspace<Br<d>>(p);
-  return (rows * (d + 2) + rows / Br<d> + 1) * 4;
-}
-std::size_t workspace_bytes(const Backward &p) {
-  return p.head_dim <= 64 ? workspace_bytes<64>(p) : workspace_bytes<128>(p);
-}
-
-/// Returns a program's problem as a call of the library that asks for the same bits in every run.
-inline Backward call_for(const Problem &problem) {
-  Backward call = backward_of(problem);
-  call.deterministic = true;
-  return call;
-}
 
 }  // namespace
-
-const BackwardKernels HOPPER_BACKWARD = {
-    [](const Backward &p) { backward(p); },
-    [](const Backward &p) { return workspace_bytes(p); },
-};
 
 EXPORT_STEP({
     .tile = 1,
     .default_batch = 16,
-    .launch = [](const Problem &p) { backward(call_for(p)); },
-    .workspace_bytes = [](const Problem &p) { return workspace_bytes(call_for(p)); },
+    .launch = [](const Problem &p) { backward(backward_of(p, true)); },
+    .workspace_bytes = [](const Problem &p) { return workspace_bytes(backward_of(p)); },
     .head_dims = {64, 128, 96, 32},
     .gradients = true,
 });

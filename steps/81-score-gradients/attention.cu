@@ -13,7 +13,7 @@
 #include <algorithm>
 
 #include "steps/69-training/sinks.h"
-#include "steps/80-backward-for-models/around.h"
+#include "steps/80-backward-for-models/block.h"
 
 namespace {
 
@@ -29,37 +29,15 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
   constexpr int all_stored = 1, first_stored = 2;
   auto &smem = shared_storage<SharedStorage<T, d>>();
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    // Blocks are numbered in the order in which they begin, so those before this one have begun.
-    const unsigned left = atomic_dec(Matrix<unsigned>{sums.counters, 1, 1}(0, 0), gridDim.x - 1);
-    smem.number(0, 0) = left == 0 ? 0 : gridDim.x - left;
-    init_copies(smem);
-    for (int i = 0; i < consumers; i++) {
-      mbarrier_init(smem.dQ_full[i], 4);  // the warps of a warpgroup
-      mbarrier_init(smem.dQ_empty[i], 1);
-    }
-    mbarrier_fence_init();
-  }
-  __syncthreads();  // the barriers are initialised, and the number is there
-
-  // The blocks of `heads_at_once` heads of K follow each other: the first keys of each head, then the next.
-  const int number = uniform(smem.number(0, 0)), kv_heads = gridDim.x / key_tiles;
-  const int first_head = number / (heads_at_once * key_tiles) * heads_at_once;
-  const int some = min(heads_at_once, kv_heads - first_head);
-  const int place = number - first_head * key_tiles, kv_head = first_head + place % some;
-  const int key_tile = place / some, first_key = key_tile * Bc, b = kv_head / problem.kv_heads;
-  const Rows keys = keys_of(problem, b, kv_head % problem.kv_heads);
-  const int keys_here = min(keys.rows - first_key, Bc);
+  const Keys own =
+      keys_of_block(problem, begin_block(smem, sums.counters), key_tiles, heads_at_once);
+  const auto &[keys, key_tile, first_key, keys_here] = own;
   if (keys_here <= 0) return;  // the sequence is shorter than the longest
 
-  // A visit is of a tile of queries of one head: all heads' last tile that sees the keys, then the tile before it. With
-  // a causal mask the next keys' visits are the first of these, so a block that begins a turn behind stays one behind.
-  // Of the blocks that have not ended, the one with the smallest number waits for nobody, so any order of visits ends.
-  const Rows queries = queries_of(problem, b, keys.head * group);
+  const Rows queries = queries_of(problem, keys.b, keys.head * group);
   const auto [plan, tiles] = plan_of<Br<d>>(problem, queries, keys, first_key, keys_here);
   const int visits = group * tiles, last_row = plan.end - Br<d>;
-  // With a window to the left blocks seldom wait, and a head after the other is faster (chapter 80). With both functions
-  // nvcc 13.0 spills in the other order.
+  // With both functions nvcc 13.0 spills in the other order.
   const bool by_head = (softcap && alibi) || problem.window_left >= 0;
   const auto next = [&](int &h, int &q_row) {
     if (by_head && (q_row -= Br<d>) < plan.first_row) h++, q_row = last_row;
@@ -71,58 +49,14 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     // The row of the workspace of the first head's query 0.
     const std::int64_t row_0 = first_in_workspace<Br<d>>(problem, queries, sums.rows) +
                                std::int64_t{queries.head} * sums.rows;
-    if (threadIdx.x == consumers * 128) {
-      const SequenceRows of_q = {queries.start, queries.rows}, of_k = {keys.start, keys.rows};
-      mbarrier_arrive_expect_tx(smem.KV_full, sizeof(smem.K) + sizeof(smem.V));
-      for (int i = 0; i < consumers; i++) {
-        // TMA wants a row of the sequence. A warpgroup without one gets the other's keys, and hides them.
-        const int row = first_key + (i * 64 < keys_here ? i * 64 : 0);
-        tma_load(smem.K[i], map_K, of_k, row, keys.head, b, smem.KV_full);
-        tma_load(smem.V[i], map_V, of_k, row, keys.head, b, smem.KV_full);
-      }
-      for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
-        const int stage = n % stages, parity = n / stages % 2;
-        const std::int64_t row = row_0 + std::int64_t{h} * sums.rows + q_row;
-        mbarrier_wait(smem.empty[stage], parity ^ 1);  // new stages count as empty
-        const auto load = [&](auto &tile, const SequenceMap &map, auto &numbers, const float *all,
-                              Mbarrier &full) {
-          mbarrier_arrive_expect_tx(full, sizeof tile + sizeof numbers);
-          tma_load(tile, map, of_q, q_row, queries.head + h, b, full);
-          bulk_load<Br<d>>(numbers(0, 0), Matrix<const float>{all + row, 1, Br<d>}(0, 0), full);
-        };
-        load(smem.Q[stage], map_Q, smem.lse[stage], sums.lse_log2, smem.Q_full[stage]);
-        load(smem.dO[stage], map_dO, smem.D[stage], sums.D, smem.dO_full[stage]);
-      }
-    }
-    // One thread of another warp adds to dQ, when the keys before these have added.
-    if (threadIdx.x == consumers * 128 + 32) {
+    if (threadIdx.x == consumers * 128)
+      load_tiles(smem, map_Q, map_dO, map_K, map_V, sums, queries, own, row_0, visits, last_row,
+                 next);
+    if (threadIdx.x == consumers * 128 + 32)
       for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
         const std::int64_t tile = (row_0 + std::int64_t{h} * sums.rows + q_row) / Br<d>;
-        // How many blocks have added to this tile: those between the first that visits it and this one.
-        auto &&turn = Matrix<unsigned>{sums.counters + 1 + tile, 1, 1}(0, 0);
-        const int first_visitor = max(0, plan.lowest + first_key + q_row) / Bc;
-        // A counter may skip a value if arrays that nobody checked give two sequences the same rows.
-        if (problem.deterministic) wait_until_at_least(turn, key_tile - first_visitor);
-        // The engine's additions come after this thread's load, which is the generic proxy's.
-        fence_proxy_async_global();
-        for (int w = 0; w < consumers; w++) {
-          mbarrier_wait(smem.dQ_full[w], n % 2);
-          constexpr int numbers = Br<d> * d / consumers;
-          bulk_red_add<numbers>(
-              Matrix<float>{sums.dQ + (tile * consumers + w) * numbers, 1, numbers}(0, 0),
-              smem.dQ[w](0, 0));
-          tma_store_commit();
-        }
-        tma_store_wait_read<1>();  // that of the first warpgroup has been read
-        mbarrier_arrive(smem.dQ_empty[0]);
-        tma_store_wait_read<0>();
-        mbarrier_arrive(smem.dQ_empty[1]);
-        if (problem.deterministic) {
-          tma_store_wait<0>();  // the sums have them: to have read them is not enough
-          red_release_add(turn, 1);
-        }
+        add_in_turn(smem, problem, sums, own, plan, tile, q_row, n);
       }
-    }
   } else {
     setmaxnreg_inc<consumer_registers>();
     auto &K = smem.K[warpgroup], &V = smem.V[warpgroup];
@@ -146,7 +80,8 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     float slope = 0;  // of ALiBi, in base 2
     for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
       if constexpr (alibi)
-        if (!by_head || q_row == last_row) slope = slope_of(problem, b, queries.head + h) * log2_e;
+        if (!by_head || q_row == last_row)
+          slope = slope_of(problem, keys.b, queries.head + h) * log2_e;
       const int stage = n % stages, parity = n / stages % 2;
       auto &Q = smem.Q[stage], &dO = smem.dO[stage];
       auto &dS = smem.dS[n % 2];
@@ -261,26 +196,18 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     write_keys(K, dk, problem.scale);
     fence_proxy_async();
     named_barrier_sync(first_stored + warpgroup, 128);  // all four warps have written both
-    if (is_first_thread && own_key < keys_here) {
-      const SequenceRows of_k = {keys.start, keys.rows};
-      tma_store(map_dV, of_k, first_key + own_key, keys.head, b, V);
-      tma_store(map_dK, of_k, first_key + own_key, keys.head, b, K);
-      tma_store_commit();
-      tma_store_wait_read<0>();
-    }
+    if (is_first_thread && own_key < keys_here)
+      store_keys(map_dK, map_dV, K, V, keys, first_key, own_key);
   }
 }
 
 template <class T, int d, bool softcap, bool alibi>
 void run(const Backward &p) {
-  const std::int64_t all_rows = all_rows_in_workspace<Br<d>>(p);
-  const int rows = rows_in_workspace<Br<d>>(p), longest = (p.seqlen_q + Br<d> - 1) / Br<d> * Br<d>;
+  const Sums sums = sums_in_workspace<d>(p);
+  const int longest = (p.seqlen_q + Br<d> - 1) / Br<d> * Br<d>;
   const int heads = p.batch * p.heads, kv_heads = p.batch * p.kv_heads;
   const int group = p.heads / p.kv_heads;  // heads of Q that share keys
   const int key_tiles = (p.seqlen_k + Bc - 1) / Bc;
-  float *const dQ = static_cast<float *>(p.workspace), *const lse_log2 = dQ + all_rows * d;
-  float *const D = lse_log2 + all_rows;
-  const Sums sums = {lse_log2, D, dQ, reinterpret_cast<unsigned *>(D + all_rows), rows};
   // As many heads at once as have 40 MB of Q, dO and dQ's sums, because an H200 has 50 MB of L2. If all blocks take equally
   // long and none waits for another, one head at a time.
   const std::int64_t bytes = std::int64_t{group} * longest * d * 8;
@@ -290,24 +217,15 @@ void run(const Backward &p) {
   // With a scale of 0 a masked score would be -inf * 0 = NaN.
   const float scale_log2 = softcap ? p.softcap * log2_e : std::max(p.scale * log2_e, 1e-20f);
   const float to_cap = softcap ? p.scale / p.softcap : 0;
-  const auto map_q = [&](const void *data, const Strides &strides) {
-    const Mapped of = mapped_queries(p, data, strides);
-    return sequence_map<T>(data, strides_for_map(p, of, p.cu_seqlens_q), of.blocks, of.heads,
-                           of.rows, p.cu_seqlens_q, p.head_dim, Br<d>);
-  };
-  const auto map_k = [&](const void *data, const Strides &strides) {
-    const Mapped of = mapped_keys(p, data, strides);
-    return sequence_map<T>(data, strides_for_map(p, of, p.cu_seqlens_k), of.blocks, of.heads,
-                           of.rows, p.cu_seqlens_k, p.head_dim, 64);
-  };
   launch_on<void>(p.stream, begin<T, d>, dim3(longest / 4, heads), dim3(128), p, sums);
   launch_on<SharedStorage<T, d>>(
       p.stream, gradients<T, d, softcap, alibi>, dim3(key_tiles * kv_heads), dim3(threads),
-      map_q(p.Q, p.Q_strides), map_q(p.dO, p.dO_strides), map_k(p.K, p.K_strides),
-      map_k(p.V, p.V_strides), map_k(p.dK, p.dK_strides), map_k(p.dV, p.dV_strides), p, sums, group,
+      map_of_queries<T, d>(p, p.Q, p.Q_strides), map_of_queries<T, d>(p, p.dO, p.dO_strides),
+      map_of_keys<T>(p, p.K, p.K_strides), map_of_keys<T>(p, p.V, p.V_strides),
+      map_of_keys<T>(p, p.dK, p.dK_strides), map_of_keys<T>(p, p.dV, p.dV_strides), p, sums, group,
       key_tiles, heads_at_once, scale_log2, to_cap);
   launch_on<void>(p.stream, round_dQ<T, d>, dim3(longest / 8, heads), dim3(d), p, sums);
-  add_up_sinks<Br<d>>(p, lse_log2, D, rows);
+  add_up_sinks<Br<d>>(p, sums.lse_log2, sums.D, sums.rows);
 }
 
 template <class T, int d>
@@ -327,25 +245,14 @@ void backward(const Backward &call) {
   const Backward p = with_one_window(call);
   p.type == Type::kBf16 ? run<bf16>(p) : run<half>(p);
 }
-/// Returns a program's problem as a call of the library that asks for the same bits in every run.
-inline Backward call_for(const Problem &problem) {
-  Backward call = backward_of(problem);
-  call.deterministic = true;
-  return call;
-}
 
 }  // namespace
-
-const BackwardKernels HOPPER_BACKWARD = {
-    [](const Backward &p) { backward(p); },
-    [](const Backward &p) { return workspace_bytes(p); },
-};
 
 EXPORT_STEP({
     .tile = 1,
     .default_batch = 16,
-    .launch = [](const Problem &p) { backward(call_for(p)); },
-    .workspace_bytes = [](const Problem &p) { return workspace_bytes(call_for(p)); },
+    .launch = [](const Problem &p) { backward(backward_of(p, true)); },
+    .workspace_bytes = [](const Problem &p) { return workspace_bytes(backward_of(p)); },
     .head_dims = {64, 128, 96, 32},
     .gradients = true,
 });

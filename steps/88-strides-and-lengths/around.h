@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What step 80 built around its kernel, for the steps after it: what comes before and after, and what a block shares.
+// What stands around the kernels of steps 88, 80 and 81: the workspace, what comes before and after, and what they have of
+// steps 67 and 68.
 #pragma once
 
 #include "common/kernel/hopper_backward.h"
-#include "common/kernel/visits.h"
 #include "steps/57-library/hopper.h"
 #include "steps/69-training/rows.h"
 
@@ -17,6 +17,35 @@ struct Sums {
   unsigned *counters;
   int rows;  // of each head
 };
+template <int d>
+Sums sums_in_workspace(const Backward &p) {
+  const std::int64_t all_rows = all_rows_in_workspace<Br<d>>(p);
+  float *const dQ = static_cast<float *>(p.workspace), *const lse_log2 = dQ + all_rows * d;
+  float *const D = lse_log2 + all_rows;
+  return {lse_log2, D, dQ, reinterpret_cast<unsigned *>(D + all_rows), rows_in_workspace<Br<d>>(p)};
+}
+template <int d>
+std::size_t workspace_bytes(const Backward &p) {
+  const std::int64_t rows = all_rows_in_workspace<Br<d>>(p);
+  return (rows * (d + 2) + rows / Br<d> + 1) * 4;
+}
+inline std::size_t workspace_bytes(const Backward &p) {
+  return p.head_dim <= 64 ? workspace_bytes<64>(p) : workspace_bytes<128>(p);
+}
+
+/// Returns the map of Q or dO; and of K, V, dK or dV.
+template <class T, int d>
+SequenceMap map_of_queries(const Backward &p, const void *data, const Strides &strides) {
+  const Mapped of = mapped_queries(p, data, strides);
+  return sequence_map<T>(data, strides_for_map(p, of, p.cu_seqlens_q), of.blocks, of.heads, of.rows,
+                         p.cu_seqlens_q, p.head_dim, Br<d>);
+}
+template <class T>
+SequenceMap map_of_keys(const Backward &p, const void *data, const Strides &strides) {
+  const Mapped of = mapped_keys(p, data, strides);
+  return sequence_map<T>(data, strides_for_map(p, of, p.cu_seqlens_k), of.blocks, of.heads, of.rows,
+                         p.cu_seqlens_k, p.head_dim, 64);
+}
 
 /// Computes what the blocks of keys need of each query, and clears dQ's sums and the counters. A warp handles one row. A
 /// query that does not exist, or sees no key, gets an infinite log-sum-exp, so its weights are 0.
@@ -62,6 +91,44 @@ struct SharedStorage {
   Tile<int, 1, 4> number;  // the block's
 };
 
+/// Initialises the barriers, and returns the block's number. Blocks are numbered in the order in which they begin, so those
+/// before this one have begun.
+template <class T, int d>
+__device__ __forceinline__ int begin_block(SharedStorage<T, d> &smem, unsigned *counters) {
+  if (threadIdx.x == 0) {
+    const unsigned left = atomic_dec(Matrix<unsigned>{counters, 1, 1}(0, 0), gridDim.x - 1);
+    smem.number(0, 0) = left == 0 ? 0 : gridDim.x - left;
+    init_copies(smem);
+    for (int i = 0; i < consumers; i++) {
+      mbarrier_init(smem.dQ_full[i], 4);  // the warps of a warpgroup
+      mbarrier_init(smem.dQ_empty[i], 1);
+    }
+    mbarrier_fence_init();
+  }
+  __syncthreads();  // the barriers are initialised, and the number is there
+  return uniform(smem.number(0, 0));
+}
+
+/// Adds visit n's dQ to the sums of a tile: waits until each warpgroup has written its half, and says when it has been read.
+template <class T, int d>
+__device__ __forceinline__ void add_to_dQ(float *dQ_sum, SharedStorage<T, d> &smem,
+                                          std::int64_t tile, int n) {
+  // The engine's additions come after this thread's load, which is the generic proxy's.
+  fence_proxy_async_global();
+  for (int w = 0; w < consumers; w++) {
+    mbarrier_wait(smem.dQ_full[w], n % 2);
+    constexpr int numbers = Br<d> * d / consumers;
+    const std::int64_t part = tile * consumers + w;
+    bulk_red_add<numbers>(Matrix<float>{dQ_sum + part * numbers, 1, numbers}(0, 0),
+                          smem.dQ[w](0, 0));
+    tma_store_commit();
+  }
+  tma_store_wait_read<1>();  // that of the first warpgroup has been read
+  mbarrier_arrive(smem.dQ_empty[0]);
+  tma_store_wait_read<0>();
+  mbarrier_arrive(smem.dQ_empty[1]);
+}
+
 /// Multiplies dQ's sums by the scale, rounds and stores them. A thread handles 8 elements of a row, a block 8 rows.
 template <class T, int d>
 __global__ void __launch_bounds__(d) round_dQ(const Backward problem, const Sums sums) {
@@ -79,15 +146,6 @@ __global__ void __launch_bounds__(d) round_dQ(const Backward problem, const Sums
     rounded[e] = from_float<T>(of_tile(0, place_in_dQ<d>(row % Br<d>, col + e)) * problem.scale);
   store<8>(matrix_of<T>(problem.dQ, problem.dQ_strides, queries, problem.head_dim)(row, col),
            rounded);
-}
-
-template <int d>
-std::size_t workspace_bytes(const Backward &p) {
-  const std::int64_t rows = all_rows_in_workspace<Br<d>>(p);
-  return (rows * (d + 2) + rows / Br<d> + 1) * 4;
-}
-inline std::size_t workspace_bytes(const Backward &p) {
-  return p.head_dim <= 64 ? workspace_bytes<64>(p) : workspace_bytes<128>(p);
 }
 
 }  // namespace

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+// What step 80 has in its kernel, for the steps after it: a block's keys, the producer, and the stores of dK and dV.
+#pragma once
+
+#include "common/kernel/visits.h"
+#include "steps/88-strides-and-lengths/around.h"
+
+namespace {
+
+/// The keys of a block.
+struct Keys {
+  Rows rows;  // of the head and sequence
+  int tile, first, here;
+};
+
+/// Returns the keys of the block with this number.
+__device__ __forceinline__ Keys keys_of_block(const Backward &problem, int number, int key_tiles,
+                                              int heads_at_once) {
+  // The blocks of `heads_at_once` heads of K follow each other: the first keys of each head, then the next.
+  const int kv_heads = gridDim.x / key_tiles;
+  const int first_head = number / (heads_at_once * key_tiles) * heads_at_once;
+  const int some = min(heads_at_once, kv_heads - first_head);
+  const int place = number - first_head * key_tiles, kv_head = first_head + place % some;
+  const int key_tile = place / some, first_key = key_tile * Bc, b = kv_head / problem.kv_heads;
+  const Rows keys = keys_of(problem, b, kv_head % problem.kv_heads);
+  const int keys_here = min(keys.rows - first_key, Bc);
+  return {keys, key_tile, first_key, keys_here};
+}
+
+/// Loads the block's K and V, then Q and dO of each visit, with the numbers of their queries. One thread calls this.
+template <class T, int d, class Next>
+__device__ __forceinline__ void load_tiles(SharedStorage<T, d> &smem, const SequenceMap &map_Q,
+                                           const SequenceMap &map_dO, const SequenceMap &map_K,
+                                           const SequenceMap &map_V, const Sums &sums,
+                                           const Rows &queries, const Keys &own, std::int64_t row_0,
+                                           int visits, int last_row, const Next &next) {
+  const auto &[keys, key_tile, first_key, keys_here] = own;
+  const int b = keys.b;
+  const SequenceRows of_q = {queries.start, queries.rows}, of_k = {keys.start, keys.rows};
+  mbarrier_arrive_expect_tx(smem.KV_full, sizeof(smem.K) + sizeof(smem.V));
+  for (int i = 0; i < consumers; i++) {
+    // TMA wants a row of the sequence. A warpgroup without one gets the other's keys, and hides them.
+    const int row = first_key + (i * 64 < keys_here ? i * 64 : 0);
+    tma_load(smem.K[i], map_K, of_k, row, keys.head, b, smem.KV_full);
+    tma_load(smem.V[i], map_V, of_k, row, keys.head, b, smem.KV_full);
+  }
+  for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
+    const int stage = n % stages, parity = n / stages % 2;
+    const std::int64_t row = row_0 + std::int64_t{h} * sums.rows + q_row;
+    mbarrier_wait(smem.empty[stage], parity ^ 1);  // new stages count as empty
+    const auto load = [&](auto &tile, const SequenceMap &map, auto &numbers, const float *all,
+                          Mbarrier &full) {
+      mbarrier_arrive_expect_tx(full, sizeof tile + sizeof numbers);
+      tma_load(tile, map, of_q, q_row, queries.head + h, b, full);
+      bulk_load<Br<d>>(numbers(0, 0), Matrix<const float>{all + row, 1, Br<d>}(0, 0), full);
+    };
+    load(smem.Q[stage], map_Q, smem.lse[stage], sums.lse_log2, smem.Q_full[stage]);
+    load(smem.dO[stage], map_dO, smem.D[stage], sums.D, smem.dO_full[stage]);
+  }
+}
+
+/// Adds visit n's dQ to a tile, when the keys before these have added. One thread of another warp calls this.
+template <class T, int d>
+__device__ __forceinline__ void add_in_turn(SharedStorage<T, d> &smem, const Backward &problem,
+                                            const Sums &sums, const Keys &own, const Plan &plan,
+                                            std::int64_t tile, int q_row, int n) {
+  const auto &[keys, key_tile, first_key, keys_here] = own;
+  // How many blocks have added to this tile: those between the first that visits it and this one.
+  auto &&turn = Matrix<unsigned>{sums.counters + 1 + tile, 1, 1}(0, 0);
+  const int first_visitor = max(0, plan.lowest + first_key + q_row) / Bc;
+  // A counter may skip a value if arrays that nobody checked give two sequences the same rows.
+  if (problem.deterministic) wait_until_at_least(turn, key_tile - first_visitor);
+  add_to_dQ(sums.dQ, smem, tile, n);
+  if (problem.deterministic) {
+    tma_store_wait<0>();  // the sums have them: to have read them is not enough
+    red_release_add(turn, 1);
+  }
+}
+
+/// Stores a warpgroup's dK and dV, and waits until they have been read. One thread calls this.
+template <class T, int d>
+__device__ __forceinline__ void store_keys(const SequenceMap &map_dK, const SequenceMap &map_dV,
+                                           TmaTile<64, d, T> &K, TmaTile<64, d, T> &V,
+                                           const Rows &keys, int first_key, int own_key) {
+  const int b = keys.b;
+  const SequenceRows of_k = {keys.start, keys.rows};
+  tma_store(map_dV, of_k, first_key + own_key, keys.head, b, V);
+  tma_store(map_dK, of_k, first_key + own_key, keys.head, b, K);
+  tma_store_commit();
+  tma_store_wait_read<0>();
+}
+
+}  // namespace
