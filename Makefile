@@ -206,7 +206,7 @@ debug-%: build/debug/bin/step-%
 	@sed 's/STEP/$*/g' common/debug/usage.txt
 	@command -v gdb >/dev/null || echo "gdb is not installed here: sudo apt-get install gdb"
 build/variants/%/attention.cu: steps/$$(*D)/variants/$$(*F).patch steps/$$(*D)/attention.cu \
-		$$(wildcard steps/$$(*D)/variants/*.patch) common/kernel/variant.sh
+		$$(wildcard steps/$$(*D)/variants/*.patch steps/$$(*D)/*.h) common/kernel/variant.sh
 	@mkdir -p $(@D) && cd $(@D) && "$(CURDIR)/common/kernel/variant.sh" "$(CURDIR)/steps/$(*D)" $(*F) || \
 		{ rm -f attention.cu; exit 1; }
 build/variants/%/attention.cu: try/$$(call number,$$(*D))/$$(subst try-,,$$(*F)).cu
@@ -334,7 +334,7 @@ measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR
 $(BUILD)/sm_clock.so: $(BUILD)/common/program/sm_clock.o
 	$(call says,$@) $(call link,$(NVCC) -shared $^)
 # Part IV, the steps from 30 on, has results of its own, which begin at step 15; so have Part VI, steps 60 to 69, 80,
-# 81 and 88, and Part VII. (Steps 82 and 83 are Part V's, and have clocks alone.)
+# 81, 87 and 88, and Part VII. (Steps 82 to 85 are Part V's, and have clocks alone.)
 OWN_RESULTS := 3% 4% 6% 7% 8%
 bench bench-models: $(call on_gpu,$(filter-out $(OWN_RESULTS:%=step-%),$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter-out $(OWN_RESULTS),$(GPU_STEPS))

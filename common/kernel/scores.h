@@ -43,3 +43,21 @@ __device__ __forceinline__ void write_rows_without_keys(const Problem &problem,
     }
   }
 }
+
+/// The same for V's own number of columns, head_dim_v: lane i writes row i. sink_logits: null if there are no sinks.
+template <class T, int d>
+__device__ __forceinline__ void write_columns_without_keys(const Problem &problem,
+                                                           const float *sink_logits,
+                                                           const Matrix<float> &lse,
+                                                           const int &lane) {
+  for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
+    const Rows rows(problem, head, Given::kAll);
+    if (rows.k.count > 0) continue;
+    const auto O = head_of<T, d>(problem.O, problem.O_strides, rows.q.sequence, rows.q.head,
+                                 rows.q.first, rows.q.count);
+    for (int row = lane; row < rows.q.count; row += 32) {
+      for (int col = 0; col < problem.head_dim_v; col += 8) store(O(row, col), Vector<T, 8>{});
+      if (lse.data) lse(head, row) = sink_logits ? of_head(sink_logits, rows.q.head) : -INFINITY;
+    }
+  }
+}

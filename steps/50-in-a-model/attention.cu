@@ -10,16 +10,10 @@
 // Prediction  Prompts: 4% more instructions per tile than step 28, and 4% more time at most; at 128,
 //             plain, step 29's time; with pages a loop a quarter longer. New tokens: the time of step
 //             27, and 2 us where there are keys to store.
-#include "common/kernel/splits.h"
 #include "steps/50-in-a-model/decode.h"
 #include "steps/50-in-a-model/prefill.h"
 
 namespace {
-
-/// Tiles of 16 rows of Q, of the heads that share a head of K and V, in the whole problem.
-std::int64_t row_tiles(const Problem &p) {
-  return ::row_tiles(p, decoding::rows);
-}
 
 /// Whether the kernel for new tokens is the faster one. It reads K and V once for each 16 rows of a group's
 /// queries, and its blocks share the keys, so they fill the GPU. The kernel for prompts reads K and V for each
@@ -35,25 +29,6 @@ bool decodes(const Problem &p) {
   const int tiles = (p.seqlen_q + tiling<d>.Br - 1) / tiling<d>.Br;
   const std::int64_t blocks = std::int64_t{p.batch} * p.heads * tiles;
   return row_tiles(p) <= (blocks + wave - 1) / wave * wave;
-}
-
-/// How many blocks of as many warps as fit the GPU runs at once.
-template <class T, int d>
-int wave() {
-  return decoding::with_warps<T, d>(false, [](auto num_warps) {
-    return resident_blocks<decoding::SharedStorage<T, d, num_warps>>(
-        decoding::decode<T, d, num_warps>, num_warps * 32);
-  });
-}
-
-template <class T, int d>
-int num_splits(const Problem &p) {
-  if (row_tiles(p) > decoding::max_counters) return 1;
-  if (p.splits) return p.splits;
-  const std::int64_t seen =
-      p.window ? min(std::int64_t{p.window} + p.sinks, std::int64_t{p.seqlen_k}) : p.seqlen_k;
-  return fewest_splits(row_tiles(p), wave<T, d>(),
-                       seen / (decoding::most_warps<d> * decoding::keys));
 }
 
 // The workspace: how many parts each row tile of decode lacks; the parts; then the rotated keys. The
@@ -72,17 +47,9 @@ template <class T, int d>
 void run(const Problem &problem) {
   char *const workspace = static_cast<char *>(problem.workspace);
   const Problem p = prepare<T, d>(problem, workspace + counters_bytes + parts_bytes<T, d>(problem));
-  if (decodes<T, d>(p)) {
-    const int splits = num_splits<T, d>(p);
-    // Of blocks that follow each other on an SM one reads while the other begins or ends.
-    const bool share_SMs = row_tiles(p) * splits > wave<T, d>();
-    decoding::with_warps<T, d>(share_SMs, [&](auto num_warps) {
-      launch_on<decoding::SharedStorage<T, d, num_warps>>(
-          p.stream, decoding::decode<T, d, num_warps>,
-          dim3(row_tiles(p) / (p.batch * p.kv_heads), splits, p.batch * p.kv_heads),
-          dim3(num_warps * 32), p, log2_e / sqrtf(d));
-    });
-  } else if (p.page_table)
+  if (decodes<T, d>(p))
+    launch_decode<T, d>(p);
+  else if (p.page_table)
     launch_prefill<T, d, true>(p);
   else
     launch_prefill<T, d, false>(p);

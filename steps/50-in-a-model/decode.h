@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/kernel/cache.h"
+#include "common/kernel/splits.h"
 #include "steps/50-in-a-model/rows.h"
 
 namespace {
@@ -213,5 +214,42 @@ auto with_warps(bool share_SMs, F f) {
 }
 
 }  // namespace decoding
+
+/// Tiles of 16 rows of Q, of the heads that share a head of K and V, in the whole problem.
+std::int64_t row_tiles(const Problem &p) {
+  return ::row_tiles(p, decoding::rows);
+}
+
+/// How many blocks of as many warps as fit the GPU runs at once.
+template <class T, int d>
+int wave() {
+  return decoding::with_warps<T, d>(false, [](auto num_warps) {
+    return resident_blocks<decoding::SharedStorage<T, d, num_warps>>(
+        decoding::decode<T, d, num_warps>, num_warps * 32);
+  });
+}
+
+template <class T, int d>
+int num_splits(const Problem &p) {
+  if (row_tiles(p) > decoding::max_counters) return 1;
+  if (p.splits) return p.splits;
+  const std::int64_t seen =
+      p.window ? min(std::int64_t{p.window} + p.sinks, std::int64_t{p.seqlen_k}) : p.seqlen_k;
+  return fewest_splits(row_tiles(p), wave<T, d>(),
+                       seen / (decoding::most_warps<d> * decoding::keys));
+}
+
+template <class T, int d>
+void launch_decode(const Problem &p) {
+  const int splits = num_splits<T, d>(p);
+  // Of blocks that follow each other on an SM one reads while the other begins or ends.
+  const bool share_SMs = row_tiles(p) * splits > wave<T, d>();
+  decoding::with_warps<T, d>(share_SMs, [&](auto num_warps) {
+    launch_on<decoding::SharedStorage<T, d, num_warps>>(
+        p.stream, decoding::decode<T, d, num_warps>,
+        dim3(row_tiles(p) / (p.batch * p.kv_heads), splits, p.batch * p.kv_heads),
+        dim3(num_warps * 32), p, log2_e / sqrtf(d));
+  });
+}
 
 }  // namespace

@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       }
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
       ring_release(K, k);
-      // Of the tiles of keys from all_from to before all_to, all 64 rows see all keys.
+      // All 64 rows see all keys of the tiles from all_from on that come before all_to.
       const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
       const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
       const auto mask_keys = [&](int j) {  // scores of the tile j of keys

@@ -17,7 +17,7 @@
 namespace {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
-constexpr int keys = 16, stages = 3;  // of K and V: in a warp's tile, and the tiles that it has
+constexpr int keys = 16, stages = 3;  // a warp's tile of K and V, and how many of them it has
 
 /// Rows of d elements of 2 bytes, each 16 bytes longer than it must be: 8 consecutive rows have a column in
 /// all banks, and a row's bytes follow each other, as a bulk copy writes them.
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   const auto keys_seen = [=](int row) {  // how many keys, from key 0 on, a row of the tile sees
     return p.causal ? (first_row + row) / group + 1 + seqlen_k - seqlen_q : seqlen_k;
   };
-  // Of the tiles of keys that any row sees, each split has as many as another, or one more.
+  // The tiles of keys that any row sees are divided evenly: splits differ by at most one tile.
   const int tiles = rows_there > 0 ? max(0, keys_seen(rows_there - 1) + keys - 1) / keys : 0;
   const int keys_begin = (tiles / splits * split + min(split, tiles % splits)) * keys;
   const int keys_end = keys_begin + (tiles / splits + (split < tiles % splits)) * keys;

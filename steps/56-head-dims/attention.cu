@@ -1,14 +1,13 @@
-// Step 56: head dims. Any multiple of 8 up to 256, and V's own: tiles and registers as a budget.
+// Step 56: head dims. Up to 256, and V's own: tiles and registers as a budget.
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --type, --seqlen-k, --kv-heads, --layout, --lengths, --window, --window-size, --garbage,
 //             --scale, --head-dim-v, --softcap, --alibi, --sink-logits
-// Before      step 51: head dims 64 and 128, and V has Q's.
-// Bottleneck  The other head dims. With tiles of 128 rows head dim 256 would need 384 KB of shared memory, and 224
+// Before      step 85: head dims up to 128, and V has Q's.
+// Bottleneck  The larger head dims. With tiles of 128 rows head dim 256 would need 384 KB of shared memory, and 224
 //             registers for S, P and O alone.
-// Change      Kernels for 64, 96, 128, 192 and 256 columns, each with its own tiles, and one for 192 with 128 of V. Other
-//             multiples of 8 use the next one: TMA fills its tiles with zeros, and does not store what lies beyond. Where
-//             shared memory has room for one stage of Q alone, the next Q waits until O is stored. Step 53's list.
+// Change      Kernels for 192 and 256 columns, with smaller tiles, and one for 192 with 128 of V. Where shared memory has room
+//             for one stage of Q alone, the next Q waits until O is stored. Step 52's functions, and step 53's list.
 // Prediction  A tile of keys needs the tensor cores for 64 Bc (d + dv) / 2048 clocks per warpgroup, and shared memory for
 //             62 to 70% of that. One stage of Q adds 4,000 clocks to a tile of Q: at head dim 256 and 8192 keys 1.5%.
 #include <algorithm>
@@ -87,7 +86,7 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         for (auto &Q : smem.Q_barriers) mbarrier_wait(Q.empty[q.stage], q.parity ^ 1);
         write_work(smem.work, q.stage, work);
       };
-      // Loads tile j of the keys. It reads the stage's record again, because registers are few.
+      // A tile of keys of the work that a stage tells of, read again: registers are few.
       const auto load_k = [&](int stage, int j) {
         const HeadRows keys = read_work(smem.work, stage).k;
         ring_load(K, k, map_K, keys, j * Bc, keys.head, keys.sequence);
@@ -122,21 +121,8 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
       tell({});  // the end: no Q comes with it
       for (auto &Q : smem.Q_barriers) mbarrier_arrive(Q.full[q.stage]);
     } else if (warp == consumers * 4 + 1) {
-      // Does what write_rows_without_keys does, for V's own number of columns.
       griddepcontrol_wait();  // what came before this launch may still use O
-      for (int head = blockIdx.x; head < problem.batch * problem.heads; head += gridDim.x) {
-        const Rows rows(problem, head, Given::kAll);
-        if (rows.k.count > 0) continue;
-        const auto O = head_of<T, dv>(problem.O, problem.O_strides, rows.q.sequence, rows.q.head,
-                                      rows.q.first, rows.q.count);
-        for (int row = lane; row < rows.q.count; row += 32) {
-          for (int col = 0; col < problem.head_dim_v; col += 8) store(O(row, col), Vector<T, 8>{});
-          if (lse.data)
-            lse(head, row) = changes && scores.sink_logits
-                                 ? of_head(scores.sink_logits, rows.q.head)
-                                 : -INFINITY;
-        }
-      }
+      write_columns_without_keys<T, dv>(problem, changes ? scores.sink_logits : nullptr, lse, lane);
     }
   } else {
     setmaxnreg_inc<Sizes::consumer_registers>();
@@ -202,7 +188,8 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         ring_release(V, v);
       }
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
-      if (changes && scores.sink_logits) {  // as step 52 has it
+      if (changes && scores.sink_logits) {
+        // A key of no tile: m is its logit, and l its power, 2^0, in the first of the row's four lanes.
         m[0] = m[1] = of_head(scores.sink_logits, at.q.head) * log2_e;
         l[0] = l[1] = lane % 4 == 0;
       }
@@ -213,8 +200,9 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
       const float slope = changes && scores.slopes
                               ? of_head(scores.slopes, at.q.head) * log2_e / scores.scale_log2
                               : 0;
+      // How far the lane's first row stands from its first column: in the first tile of keys.
       const int ahead = at.position + warpgroup * 64 + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
-      const auto change_scores = [&](int j) {  // of the tile j of keys, as step 52 does
+      const auto change_scores = [&](int j) {  // of the tile j of keys
         if (changes && scores.to_cap >= 0)
 #pragma unroll
           for (int i = 0; i < s.size; i++) s(i) = tanh_approx(s(i) * scores.to_cap);

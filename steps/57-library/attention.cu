@@ -13,17 +13,11 @@
 // Prediction  Prompts and new tokens that step 50 takes, too: its instructions in the loop, and some before it that
 //             clamp: its time within 1%. A tile of 128 x 64 at head dim 128 is 1,536 clocks of mma and 512 of powers. If
 //             nothing overlaps, ALiBi adds 64 or more, 3%, and a soft cap 576 more, 28%. 72 columns cost as much as 80.
-#include "steps/57-library/decode.h"
 #include "steps/57-library/hopper.h"
 #include "steps/57-library/prefill.h"
+#include "steps/57-library/splits.h"
 
 namespace {
-
-/// Tiles of 16 rows of Q, of the heads that share a head of K and V, in the whole problem.
-std::int64_t row_tiles(const Call &p) {
-  return (std::int64_t{p.seqlen_q} * (p.heads / p.kv_heads) + decoding::rows - 1) / decoding::rows *
-         p.batch * p.kv_heads;
-}
 
 /// Whether the kernel for new tokens is the faster one. It reads K and V once for each 16 rows of a group's
 /// queries, and its blocks share the keys, so they fill the GPU. The kernel for prompts reads K and V for each
@@ -41,64 +35,11 @@ bool decodes(const Call &p) {
   return row_tiles(p) <= (blocks + wave - 1) / wave * wave;
 }
 
-/// How many blocks of as many warps as fit the GPU runs at once.
-template <class T, int d>
-int wave() {
-  return decoding::with_warps<T, d>(false, [](auto num_warps) {
-    return resident_blocks<decoding::SharedStorage<T, d, num_warps>>(
-        decoding::decode<T, d, num_warps>, num_warps * 32);
-  });
-}
-
-/// The most splits of a row's keys: each warp of a block has at least a tile of keys.
-template <int d>
-int most_splits(const Call &p) {
-  const std::int64_t seen = p.window_left < 0 || p.window_right < 0
-                                ? p.seqlen_k
-                                : min(std::int64_t{p.window_left} + 1 + p.window_right + p.sinks,
-                                      std::int64_t{p.seqlen_k});
-  return std::clamp<std::int64_t>(seen / (decoding::most_warps<d> * decoding::keys), 1, 128);
-}
-
-/// Split tiles have at most so many waves of blocks, which bounds the parts in the workspace.
-constexpr int kMostWaves = 8;
-
-/// Returns the number of splits of each tile of rows: the fewest whose waves are as full as those of any number,
-/// within 5%. A wave is as many blocks as the GPU runs at once.
-template <class T, int d>
-int num_splits(const Call &p) {
-  const std::int64_t tiles = row_tiles(p);
-  if (tiles > decoding::max_counters) return 1;
-  if (p.splits) return p.splits;
-  const int of_wave = wave<T, d>();
-  const auto filled = [&](int splits) {
-    const std::int64_t blocks = tiles * splits;
-    return float(blocks) / ((blocks + of_wave - 1) / of_wave * of_wave);
-  };
-  const int most = std::min<std::int64_t>(most_splits<d>(p), kMostWaves * of_wave / tiles);
-  float best = 0;
-  for (int splits = 1; splits <= most; splits++) best = fmaxf(best, filled(splits));
-  int fewest = 1;
-  while (filled(fewest) * 1.05f < best) fewest++;
-  return fewest;
-}
-
 // The workspace: how many parts each row tile of decode lacks; Hopper's workspace, whose first int is its counter of
 // tiles, or, from its 32nd int on, the parts; then the turned keys. The counters are always at the same places and
 // nothing else is ever there, for they must be 0 when a call begins. Each leaves them so.
 constexpr std::size_t hopper_at = sizeof(unsigned) * decoding::max_counters;
 constexpr std::size_t counters_bytes = hopper_at + sizeof(int) * decoding::hopper_ints;
-
-/// The bytes of the parts. They grow with the batch, the queries and the keys, whatever the kernels choose.
-template <class T, int d>
-std::size_t parts_bytes(const Call &p) {
-  const std::int64_t tiles = row_tiles(p);
-  const int most = p.splits ? p.splits : most_splits<d>(p);
-  if (most == 1) return 0;
-  const std::int64_t parts =
-      p.splits ? tiles * most : std::min<std::int64_t>(tiles * most, kMostWaves * wave<T, d>());
-  return sizeof(float) * parts * decoding::rows * (d + 4);
-}
 
 /// The bytes that Hopper's kernel or the kernel for new tokens needs behind the counters. Hopper's do not depend on
 /// whether it takes the call, because a smaller call may be one that it takes.
@@ -117,19 +58,6 @@ Kernel kernel_of(const Call &p, const Hopper *hopper) {
   if (p.seqlen_q == 0) return Kernel::kNone;
   if (decodes<T, d>(p)) return Kernel::kTokens;
   return hopper && hopper_takes(p, *hopper) ? Kernel::kHopper : Kernel::kPrompts;
-}
-
-template <class T, int d>
-void launch_decode(const Call &p) {
-  const int splits = num_splits<T, d>(p);
-  // Of blocks that follow each other on an SM one reads while the other begins or ends.
-  const bool share_SMs = row_tiles(p) * splits > wave<T, d>();
-  decoding::with_warps<T, d>(share_SMs, [&](auto num_warps) {
-    launch_on<decoding::SharedStorage<T, d, num_warps>>(
-        p.stream, decoding::decode<T, d, num_warps>,
-        dim3(row_tiles(p) / (p.batch * p.kv_heads), splits, p.batch * p.kv_heads),
-        dim3(num_warps * 32), p, Scores(p));
-  });
 }
 
 template <class T, int d>
