@@ -334,7 +334,7 @@ measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR
 $(BUILD)/sm_clock.so: $(BUILD)/common/program/sm_clock.o
 	$(call says,$@) $(call link,$(NVCC) -shared $^)
 # Part IV, the steps from 30 on, has results of its own, which begin at step 15; so have Part VI, steps 60 to 69, 80
-# and 81, and Part VII. (Steps 82 and 83 are Part V's, and have clocks alone.)
+# and 81, and Part VII. (Steps 82 to 84 are Part V's, and have clocks alone.)
 OWN_RESULTS := 3% 4% 6% 7% 8%
 bench bench-models: $(call on_gpu,$(filter-out $(OWN_RESULTS:%=step-%),$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter-out $(OWN_RESULTS),$(GPU_STEPS))
