@@ -53,7 +53,7 @@ std::string source_of(const std::string &step) {
       "#include \"steps/" + step + "/",  "#include \"common/kernel/order.h",
       "#include \"common/kernel/ring.h", "#include \"common/kernel/cache",
       "#include \"common/kernel/line.h", "#include \"common/kernel/merge",
-      "#include \"common/kernel/part.h"};
+      "#include \"common/kernel/part.h", "#include \"common/kernel/latent_rows.h"};
   // These use all of it.
   const auto of = [&](const std::string &number, const std::string &header) {
     if (step.starts_with(number)) held.push_back("#include \"common/kernel/" + header);
