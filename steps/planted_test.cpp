@@ -53,7 +53,7 @@ std::string source_of(const std::string &step) {
       "#include \"steps/" + step + "/",  "#include \"common/kernel/order.h",
       "#include \"common/kernel/ring.h", "#include \"common/kernel/cache",
       "#include \"common/kernel/line.h", "#include \"common/kernel/merge",
-      "#include \"common/kernel/part.h"};
+      "#include \"common/kernel/part.h", "#include \"common/kernel/latent_rows.h"};
   // These use all of it.
   const auto of = [&](const std::string &number, const std::string &header) {
     if (step.starts_with(number)) held.push_back("#include \"common/kernel/" + header);
@@ -339,6 +339,7 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
   also("41", "--heads 4 --seqlen 640 --causal");
   also("54", "--page-size 16 --batch 16 --heads 4 --sms 64 --seqlen 1 --seqlen-k 700");
   also("83", "--batch 16 --heads 4 --kv-heads 4 --seqlen 1 --seqlen-k 192");
+  also("84", "--batch 16 --heads 4 --kv-heads 4 --seqlen 1 --seqlen-k 192");
   // A merge that is not the last.
   also("71", "--gpus 3 --seqlen 100"), also("72", "--gpus 3 --seqlen 100");
   if (step.help.gradients && step.help.takes_option("--sink-logits"))  // a kernel of their own

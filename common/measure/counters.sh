@@ -82,8 +82,10 @@ problems="
 58 --kv-heads 2 --seqlen-k 517 --batch 2 --heads 16 --seqlen 3 --head-dim 576
 82 --kv-heads 1 --seqlen-k 1000 --batch 1 --heads 128 --seqlen 1 --head-dim 576
 82 --kv-heads 2 --seqlen-k 517 --batch 2 --heads 16 --seqlen 3 --head-dim 576
-83 --kv-heads 1 --seqlen-k 1000 --splits 4 --batch 1 --heads 128 --seqlen 1 --head-dim 576
+83 --kv-heads 1 --seqlen-k 1000 --batch 1 --heads 128 --seqlen 1 --head-dim 576
 83 --causal --kv-heads 2 --seqlen-k 517 --page-size 24 --batch 2 --heads 16 --seqlen 3 --head-dim 576
+84 --kv-heads 1 --seqlen-k 1000 --splits 4 --batch 1 --heads 128 --seqlen 1 --head-dim 576
+84 --causal --kv-heads 2 --seqlen-k 517 --page-size 24 --batch 2 --heads 16 --seqlen 3 --head-dim 576
 59 --kv-heads 2 --seqlen-k 1000 --batch 1 --heads 16 --seqlen 1 --head-dim 128
 59 --kv-heads 2 --seqlen-k 517 --page-size 24 --batch 2 --heads 8 --seqlen 1 --head-dim 64
 65 --causal --kv-heads 1 --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 64

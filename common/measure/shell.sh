@@ -170,7 +170,11 @@ problems_of() {
       checked=("--batch 1 --heads 2 --seqlen 512 --head-dim "{96,256})
       measured=("--type bf16 --batch 4 --head-dim "{96,256,128}{,\ --causal} "--type bf16 --batch 4 --head-dim 64")
       ;;
-    58 | 82 | 83)
+    83)
+      checked=("--batch 2 --seqlen-k 515" "--batch 1 --heads 16 --seqlen 2 --seqlen-k 1030 --causal --page-size 24")
+      measured=("--type bf16 --batch 64 --seqlen-k 4096"{,\ --page-size\ {64,16,8}})
+      ;;
+    58 | 82 | 84)
       checked=("--batch 2 --seqlen-k 515" "--batch 1 --heads 16 --seqlen 2 --seqlen-k 1030 --causal --splits 3")
       measured=("--type bf16 --batch "{"64 --seqlen-k 4096","16 --seqlen-k 4096",1})
       ;;

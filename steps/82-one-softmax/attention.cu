@@ -12,23 +12,25 @@
 //             of 4096 keys take 183,000 to 193,000 clocks. HBM would take 110,000.
 #include <algorithm>
 
-#include "common/kernel/cache_rows.h"
+#include "common/kernel/latent_rows.h"
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
 
 namespace {
 
 constexpr int d = 576, dv = 512;  // columns of Q and K; those that are also V's, and O's
+constexpr int consumers = 2;      // warpgroups that compute, with half of O's columns each
 constexpr int rows = 64;          // of Q in a tile: the queries of the heads that share a head of K
-constexpr int Bc = 64, stages = 2;  // keys in a tile; tiles of K: one is filled while one is read
-constexpr int consumers = 256;      // threads: two warpgroups, with half of O's columns each
-constexpr int threads = consumers + 128;  // and the producer's warpgroup
-// Registers of a thread after setmaxnreg: together what the launch gives, 168 of 384 threads.
+constexpr int Bc = 64;            // rows of K in a tile
+constexpr int stages = 2;         // of K: one is filled while the other is read
+// The last warpgroup of a block is the producer.
+constexpr int threads = (consumers + 1) * 128;
+// Registers of a thread after setmaxnreg. An SM has 65,536.
 constexpr int consumer_registers = 232, producer_registers = 40;
+static_assert(128 * (consumers * consumer_registers + producer_registers) <= 65536);
 // Named barriers; 0 is that of __syncthreads.
 constexpr int q_there = 1, p_written = 2, p_read = 3, o_there = 4;
-// A wait ends a kernel that waits forever by a store, not by a trap, with which ptxas 13.0 spills (mbarrier.h).
-constexpr bool by_trap = false;
+constexpr bool by_trap = false;  // a wait that lasts too long ends the kernel by a store (step 58)
 
 template <class T>
 struct SharedStorage {
@@ -37,7 +39,7 @@ struct SharedStorage {
   RingBarriers<stages> K_barriers;
   // Thread i of one warpgroup has the rows of thread i of the other: the same fragments of P.
   Tile<std::uint32_t, Bc / 16, 128 * 4> P;
-  Tile<float, 2, 128> factor;  // of its two rows of O
+  Tile<float, 2, 128> alpha;  // of its two rows of O
 };
 
 template <class T>
@@ -51,36 +53,26 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
   const int kv_h = blockIdx.y, b = blockIdx.z;
   const GroupRows<rows, d> tile(p, b, kv_h, blockIdx.x * rows);
   if (threadIdx.x == 0) {
-    ring_init(smem.K_barriers, consumers / 32);
+    ring_init(smem.K_barriers, consumers * 4);  // the warps that compute
     mbarrier_fence_init();
   }
   __syncthreads();  // the barriers are initialised
   RingPosition<stages> k;
 
-  if (warpgroup == 2) {
+  if (warpgroup == consumers) {
     setmaxnreg_dec<producer_registers>();
-    if (threadIdx.x == consumers)
+    if (threadIdx.x == consumers * 128)
       for (int j = 0; j < p.seqlen_k; j += Bc) ring_load<by_trap>(K, k, map_K, j, kv_h, b);
     return;
   }
   setmaxnreg_inc<consumer_registers>();
-
-  const int first_col = threadIdx.x % 8 * 8;  // 8 threads copy 128 bytes of a row at a time
-  for (int row = threadIdx.x / 8; row < rows; row += consumers / 8) {
-    const auto Q = tile.row(static_cast<const T *>(p.Q), p.Q_strides, row);
-    for (int col = first_col; col < d; col += 64)
-      cp_async_16_or_zeros(smem.Q(row, col), Q(0, col), row < tile.there);
-  }
-  cp_async_commit();
-  cp_async_wait<0>();
-  fence_proxy_async();                     // wgmma reads Q
-  named_barrier_sync(q_there, consumers);  // all threads' copies have arrived
+  load_rows(smem.Q, tile, p.Q, p.Q_strides, consumers * 128, q_there);
 
   Accumulator<dv / 2> o;
 #pragma unroll
   for (int i = 0; i < o.size; i++) o(i) = 0;
   FragmentA weights[Bc / 16];  // P
-  float m[2] = {no_maximum, no_maximum}, l[2] = {}, factor[2];
+  float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
   const auto start_pv = [&] {  // the warpgroup's columns of V are K's
     wgmma_fence();
 #pragma unroll
@@ -108,15 +100,16 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
 #pragma unroll
         for (int i = 0; i < s.size; i++)
           if (j + i / 4 * 8 + i % 2 + lane % 4 * 2 >= p.seqlen_k) s(i) = -INFINITY;
-      factor[0] = factor[1] = 1;
-      const bool must_rescale = softmax(s, m, l, factor, scale_log2);
+      alpha[0] = alpha[1] = 1;
+      const bool must_rescale = softmax(s, m, l, alpha, scale_log2);
       to_fragments<T>(weights, s);
-      named_barrier_sync(p_read, consumers);  // the other warpgroup has read P of the tile before
+      // The other warpgroup has read P of the tile before.
+      named_barrier_sync(p_read, consumers * 128);
 #pragma unroll
       for (int i = 0; i < Bc / 16; i++) store(smem.P(i, thread * 4), weights[i]);
-      for (int r = 0; r < 2; r++) smem.factor(r, thread) = factor[r];
-      named_barrier_arrive(p_written, consumers);
-      if (must_rescale) rescale(o, factor);
+      for (int r = 0; r < 2; r++) smem.alpha(r, thread) = alpha[r];
+      named_barrier_arrive(p_written, consumers * 128);
+      if (must_rescale) rescale(o, alpha);
       start_pv();
       RingPosition<stages> read = k;
       k.next();
@@ -131,42 +124,37 @@ __global__ void __launch_bounds__(threads, 1)           // blocks per SM
     }
     for (int r = 0; r < 2; r++) {
       for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-      factor[r] = 1 / l[r];
+      alpha[r] = 1 / l[r];
     }
-    named_barrier_sync(p_read, consumers);
-    for (int r = 0; r < 2; r++) smem.factor(r, thread) = factor[r];
-    named_barrier_arrive(p_written, consumers);
+    named_barrier_sync(p_read, consumers * 128);
+    for (int r = 0; r < 2; r++) smem.alpha(r, thread) = alpha[r];
+    named_barrier_arrive(p_written, consumers * 128);
   } else {
-    named_barrier_arrive(p_read, consumers);  // P's place is free
+    named_barrier_arrive(p_read, consumers * 128);  // P's place is free
     for (int j = 0; j < p.seqlen_k; j += Bc) {
-      named_barrier_sync(p_written, consumers);
+      named_barrier_sync(p_written, consumers * 128);
 #pragma unroll
       for (int i = 0; i < Bc / 16; i++) weights[i] = load<4>(smem.P(i, thread * 4));
-      for (int r = 0; r < 2; r++) factor[r] = smem.factor(r, thread);
-      named_barrier_arrive(p_read, consumers);
-      if (__any_sync(kAllLanes, factor[0] != 1 || factor[1] != 1)) rescale(o, factor);
+      for (int r = 0; r < 2; r++) alpha[r] = smem.alpha(r, thread);
+      named_barrier_arrive(p_read, consumers * 128);
+      if (__any_sync(kAllLanes, alpha[0] != 1 || alpha[1] != 1)) rescale(o, alpha);
       mbarrier_wait<by_trap>(K.full[k.stage], k.parity);
       start_pv();
       wgmma_wait<0>(o);
       ring_release(K, k);
     }
-    named_barrier_sync(p_written, consumers);
-    for (int r = 0; r < 2; r++) factor[r] = smem.factor(r, thread);
+    named_barrier_sync(p_written, consumers * 128);
+    for (int r = 0; r < 2; r++) alpha[r] = smem.alpha(r, thread);
   }
 
   // Q's place becomes O's: the first warpgroup has computed the last S.
-#pragma unroll
-  for (int i = 0; i < o.size; i += 8)
-    stmatrix_x4(smem.Q(warp % 4 * 16 + lane % 16, warpgroup * (dv / 2) + i * 2 + lane / 16 * 8),
-                {cvt_rn_x2<T>(o(i) * factor[0], o(i + 1) * factor[0]),
-                 cvt_rn_x2<T>(o(i + 2) * factor[1], o(i + 3) * factor[1]),
-                 cvt_rn_x2<T>(o(i + 4) * factor[0], o(i + 5) * factor[0]),
-                 cvt_rn_x2<T>(o(i + 6) * factor[1], o(i + 7) * factor[1])});
-  named_barrier_sync(o_there, consumers);  // all warps have written O
+  write_rows(smem.Q, warpgroup * (dv / 2), o, alpha, warp, lane);
+  named_barrier_sync(o_there, consumers * 128);  // all warps have written O
   const GroupRows<rows, dv> tile_of_O(p, b, kv_h, tile.first);
-  for (int row = threadIdx.x / 8; row < tile.there; row += consumers / 8) {
+  for (int row = threadIdx.x / 8; row < tile.there; row += consumers * 16) {
     const auto O = tile_of_O.row(static_cast<T *>(p.O), p.O_strides, row);
-    for (int col = first_col; col < dv; col += 64) store<8>(O(0, col), load<8>(smem.Q(row, col)));
+    for (int col = threadIdx.x % 8 * 8; col < dv; col += 64)
+      store<8>(O(0, col), load<8>(smem.Q(row, col)));
   }
 }
 

@@ -1,38 +1,37 @@
-// Step 83: a latent cache as models have it. Pages, lengths of any size, and blocks that share a sequence's keys.
+// Step 83: a latent cache as models have it, in pages, of sequences whose lengths differ.
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
-// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --type, --page-size, --splits, --garbage,
-//             --scale, --latent
-// Before      step 82: a block has 64 rows of Q and all keys, whose rows follow each other in a tensor. (Splits are
-//             those of step 55, boxes those of step 54.)
-// Bottleneck  One sequence has two tiles of rows, so 130 of 132 SMs have nothing to do.
-// Change      Blocks share a sequence's keys. A block's part of O has almost as many bytes as two tiles of keys, so the
-//             last block cannot sum many: a second kernel does, with a block for each row. K comes in boxes, page by
-//             page.
-// Prediction  One sequence of 65,536 keys takes 57,000 to 60,000 clocks: 17 tiles of 2,776 to 2,940, 5,000 for the
-//             beginning and end of a block, 3,700 for the merge and 1,000 for its launch. Step 82 takes 2.8 to 3.0
-//             million for 1,024 tiles. HBM would take 28,000. Sequences that fill the GPU take step 82's clocks.
+// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --type, --page-size, --garbage, --scale, --latent
+// Before      step 82: all sequences have one length, and the rows of a sequence's keys follow each other in a tensor.
+// Bottleneck  None: a cache in pages must be copied into one piece before step 82 may read it.
+// Change      K comes in boxes, page by page, as in step 54, so a warp copies where one thread did. A block has the
+//             tiles of keys that its rows see. The mask asks for each row how many keys it sees, which may be none.
+// Prediction  64 sequences of 4096 keys take 228,000 clocks, in pages of 64 as well: what step 84 takes, which was
+//             measured first, and does the same there. A tile has nine boxes for each page. At 110 clocks for a
+//             box, as one warp took in chapter 54, a tile takes 3,960 clocks in pages of 16, and 7,920 in pages
+//             of 8. With 19,000 for a launch of one tile, 63 more make 268,000 and 518,000 clocks.
 #include <algorithm>
 #include <numeric>
 
-#include "common/kernel/cache_rows.h"
+#include "common/kernel/latent_rows.h"
 #include "common/kernel/ring.h"
 #include "common/kernel/softmax.h"
-#include "common/kernel/splits.h"
 
 namespace {
 
 constexpr int d = 576, dv = 512;  // columns of Q and K; those that are also V's, and O's
+constexpr int consumers = 2;      // warpgroups that compute, with half of O's columns each
 constexpr int rows = 64;          // of Q in a tile: the queries of the heads that share a head of K
-constexpr int Bc = 64, stages = 2;  // keys in a tile; tiles of K: one is filled while one is read
-constexpr int consumers = 256;      // threads: two warpgroups, with half of O's columns each
-constexpr int threads = consumers + 128;  // and the producer's warpgroup
-// Registers of a thread after setmaxnreg: together what the launch gives, 168 of 384 threads.
+constexpr int Bc = 64;            // rows of K in a tile
+constexpr int stages = 2;         // of K: one is filled while the other is read
+// The last warpgroup of a block is the producer.
+constexpr int threads = (consumers + 1) * 128;
+// Registers of a thread after setmaxnreg. An SM has 65,536.
 constexpr int consumer_registers = 232, producer_registers = 40;
+static_assert(128 * (consumers * consumer_registers + producer_registers) <= 65536);
 // Named barriers; 0 is that of __syncthreads.
 constexpr int q_there = 1, p_written = 2, p_read = 3, o_there = 4;
-// A wait ends a kernel that waits forever by a store, not by a trap, with which ptxas 13.0 spills (mbarrier.h).
-constexpr bool by_trap = false;
+constexpr bool by_trap = false;  // a wait that lasts too long ends the kernel by a store (step 58)
 
 template <class T>
 struct SharedStorage {
@@ -41,47 +40,37 @@ struct SharedStorage {
   RingBarriers<stages> K_barriers;
   // Thread i of one warpgroup has the rows of thread i of the other: the same fragments of P.
   Tile<std::uint32_t, Bc / 16, 128 * 4> P;
-  Tile<float, 2, 128> factor;  // of its two rows of O
+  Tile<float, 2, 128> alpha;  // of its two rows of O
 };
-
-/// A block's part of O: of each row 512 columns, then m and l. A row is a multiple of 32 bytes.
-constexpr int part_row = dv + 8;
-__device__ Matrix<float> part_of(const Problem &p, std::int64_t block) {
-  return {static_cast<float *>(p.workspace) + block * rows * part_row, rows, part_row};
-}
 
 template <class T>
 __global__ void __launch_bounds__(threads, 1)  // blocks per SM
-    attention(const __grid_constant__ SequenceMap map_K, const Problem p, int box_rows, int splits,
+    attention(const __grid_constant__ SequenceMap map_K, const Problem p, int box_rows,
               float scale_log2) {
   auto &smem = shared_storage<SharedStorage<T>>();
   const auto K = ring_of(smem.K, smem.K_barriers);
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   const int thread = threadIdx.x % 128;  // of the warpgroup
-  // The tiles of rows of one split are neighbours: they read the same keys at the same time.
-  const int tiles_of_head = gridDim.x / splits, split = blockIdx.x / tiles_of_head;
   const int kv_h = blockIdx.y, b = blockIdx.z;
-  const GroupRows<rows, d> tile(p, b, kv_h, blockIdx.x % tiles_of_head * rows);
+  const GroupRows<rows, d> tile(p, b, kv_h, blockIdx.x * rows);
   if (tile.there <= 0) return;
   const int seqlen_k = keys_of(p, b);
-  // Of the tiles of keys that any row sees, each split has as many as another, or one more.
+  // The tiles of keys that any row sees.
   const int tiles = max(0, tile.keys_seen(p, tile.there - 1, seqlen_k) + Bc - 1) / Bc;
-  const int begin = tiles / splits * split + min(split, tiles % splits);
-  const int end = begin + tiles / splits + (split < tiles % splits);
   if (threadIdx.x == 0) {
-    ring_init(smem.K_barriers, consumers / 32);
+    ring_init(smem.K_barriers, consumers * 4);  // the warps that compute
     mbarrier_fence_init();
   }
   __syncthreads();  // the barriers are initialised
   RingPosition<stages> k;
 
-  if (warpgroup == 2) {
+  if (warpgroup == consumers) {
     setmaxnreg_dec<producer_registers>();
-    if (warp != consumers / 32) return;
+    if (warp != consumers * 4) return;
     // Lane i copies box i of a tile, which lies in one page (step 54).
     const bool copies = lane * box_rows < Bc;
     const int to_row = copies ? lane * box_rows : 0;
-    for (int j = begin; j < end; j++) {
+    for (int j = 0; j < tiles; j++) {
       // A box behind the last key brings the tile's first rows again: they are masked, and finite.
       const Box box(p, b, j * Bc + (j * Bc + to_row < seqlen_k ? to_row : 0), seqlen_k);
       mbarrier_wait<by_trap>(K.empty[k.stage], k.parity ^ 1);
@@ -95,23 +84,13 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     return;
   }
   setmaxnreg_inc<consumer_registers>();
-
-  const int first_col = threadIdx.x % 8 * 8;  // 8 threads copy 128 bytes of a row at a time
-  for (int row = threadIdx.x / 8; row < rows; row += consumers / 8) {
-    const auto Q = tile.row(static_cast<const T *>(p.Q), p.Q_strides, row);
-    for (int col = first_col; col < d; col += 64)
-      cp_async_16_or_zeros(smem.Q(row, col), Q(0, col), row < tile.there);
-  }
-  cp_async_commit();
-  cp_async_wait<0>();
-  fence_proxy_async();                     // wgmma reads Q
-  named_barrier_sync(q_there, consumers);  // all threads' copies have arrived
+  load_rows(smem.Q, tile, p.Q, p.Q_strides, consumers * 128, q_there);
 
   Accumulator<dv / 2> o;
 #pragma unroll
   for (int i = 0; i < o.size; i++) o(i) = 0;
   FragmentA weights[Bc / 16];  // P
-  float m[2] = {no_maximum, no_maximum}, l[2] = {}, factor[2];
+  float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
   const auto start_pv = [&] {  // the warpgroup's columns of V are K's
     wgmma_fence();
 #pragma unroll
@@ -140,25 +119,26 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
           if (i / 4 * 8 + i % 2 >= seen - lane % 4 * 2) s(i) = -INFINITY;
       }
     };
-    if (begin < end) {
+    if (tiles > 0) {
       start_qk();
       wgmma_wait<0>(s);
     }
-    for (int j = begin; j < end; j++) {
+    for (int j = 0; j < tiles; j++) {
       mask_keys(j);
-      factor[0] = factor[1] = 1;
-      const bool must_rescale = softmax(s, m, l, factor, scale_log2);
+      alpha[0] = alpha[1] = 1;
+      const bool must_rescale = softmax(s, m, l, alpha, scale_log2);
       to_fragments<T>(weights, s);
-      named_barrier_sync(p_read, consumers);  // the other warpgroup has read P of the tile before
+      // The other warpgroup has read P of the tile before.
+      named_barrier_sync(p_read, consumers * 128);
 #pragma unroll
       for (int i = 0; i < Bc / 16; i++) store(smem.P(i, thread * 4), weights[i]);
-      for (int r = 0; r < 2; r++) smem.factor(r, thread) = factor[r];
-      named_barrier_arrive(p_written, consumers);
-      if (must_rescale) rescale(o, factor);
+      for (int r = 0; r < 2; r++) smem.alpha(r, thread) = alpha[r];
+      named_barrier_arrive(p_written, consumers * 128);
+      if (must_rescale) rescale(o, alpha);
       start_pv();
       RingPosition<stages> read = k;
       k.next();
-      if (j + 1 < end) {  // S of the next tile, while this one's P V is computed
+      if (j + 1 < tiles) {  // S of the next tile, while this one's P V is computed
         start_qk();
         wgmma_wait<1>(o);
         ring_release(K, read);
@@ -169,106 +149,49 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     }
     for (int r = 0; r < 2; r++) {
       for (int mask = 1; mask < 4; mask *= 2) l[r] += __shfl_xor_sync(kAllLanes, l[r], mask);
-      factor[r] = l[r] == 0 ? 0 : 1 / l[r];  // 0: the row sees no key
+      alpha[r] = l[r] == 0 ? 0 : 1 / l[r];  // 0: the row sees no key
     }
-    named_barrier_sync(p_read, consumers);
-    for (int r = 0; r < 2; r++) smem.factor(r, thread) = factor[r];
-    named_barrier_arrive(p_written, consumers);
+    named_barrier_sync(p_read, consumers * 128);
+    for (int r = 0; r < 2; r++) smem.alpha(r, thread) = alpha[r];
+    named_barrier_arrive(p_written, consumers * 128);
   } else {
-    named_barrier_arrive(p_read, consumers);  // P's place is free
-    for (int j = begin; j < end; j++) {
-      named_barrier_sync(p_written, consumers);
+    named_barrier_arrive(p_read, consumers * 128);  // P's place is free
+    for (int j = 0; j < tiles; j++) {
+      named_barrier_sync(p_written, consumers * 128);
 #pragma unroll
       for (int i = 0; i < Bc / 16; i++) weights[i] = load<4>(smem.P(i, thread * 4));
-      for (int r = 0; r < 2; r++) factor[r] = smem.factor(r, thread);
-      named_barrier_arrive(p_read, consumers);
-      if (__any_sync(kAllLanes, factor[0] != 1 || factor[1] != 1)) rescale(o, factor);
+      for (int r = 0; r < 2; r++) alpha[r] = smem.alpha(r, thread);
+      named_barrier_arrive(p_read, consumers * 128);
+      if (__any_sync(kAllLanes, alpha[0] != 1 || alpha[1] != 1)) rescale(o, alpha);
       mbarrier_wait<by_trap>(K.full[k.stage], k.parity);
       start_pv();
       wgmma_wait<0>(o);
       ring_release(K, k);
     }
-    named_barrier_sync(p_written, consumers);
-    for (int r = 0; r < 2; r++) factor[r] = smem.factor(r, thread);
+    named_barrier_sync(p_written, consumers * 128);
+    for (int r = 0; r < 2; r++) alpha[r] = smem.alpha(r, thread);
   }
 
-  if (splits > 1) {  // 16 columns as a lane has them: 2t, 2t + 1, 2t + 8, 2t + 9 for t of 0 to 3
-    const auto part = part_of(p, (b * gridDim.y + kv_h) * gridDim.x + blockIdx.x);
-    for (int r = 0; r < 2; r++) {
-      const int row = warp % 4 * 16 + lane / 4 + r * 8;
-#pragma unroll
-      for (int i = r * 2; i < o.size; i += 8)
-        store_global(part(row, warpgroup * (dv / 2) + i / 8 * 16 + lane % 4 * 4),
-                     {o(i), o(i + 1), o(i + 4), o(i + 5)});
-      if (warpgroup == 0 && lane % 4 == 0) store<2>(part(row, dv), Vector<float, 2>{m[r], l[r]});
-    }
-    return;
-  }
   // Q's place becomes O's: the first warpgroup has computed the last S.
-#pragma unroll
-  for (int i = 0; i < o.size; i += 8)
-    stmatrix_x4(smem.Q(warp % 4 * 16 + lane % 16, warpgroup * (dv / 2) + i * 2 + lane / 16 * 8),
-                {cvt_rn_x2<T>(o(i) * factor[0], o(i + 1) * factor[0]),
-                 cvt_rn_x2<T>(o(i + 2) * factor[1], o(i + 3) * factor[1]),
-                 cvt_rn_x2<T>(o(i + 4) * factor[0], o(i + 5) * factor[0]),
-                 cvt_rn_x2<T>(o(i + 6) * factor[1], o(i + 7) * factor[1])});
-  named_barrier_sync(o_there, consumers);  // all warps have written O
+  write_rows(smem.Q, warpgroup * (dv / 2), o, alpha, warp, lane);
+  named_barrier_sync(o_there, consumers * 128);  // all warps have written O
   const GroupRows<rows, dv> tile_of_O(p, b, kv_h, tile.first);
-  for (int row = threadIdx.x / 8; row < tile.there; row += consumers / 8) {
+  for (int row = threadIdx.x / 8; row < tile.there; row += consumers * 16) {
     const auto O = tile_of_O.row(static_cast<T *>(p.O), p.O_strides, row);
-    for (int col = first_col; col < dv; col += 64) store<8>(O(0, col), load<8>(smem.Q(row, col)));
+    for (int col = threadIdx.x % 8 * 8; col < dv; col += 64)
+      store<8>(O(0, col), load<8>(smem.Q(row, col)));
   }
-}
-
-/// Sums the parts of a row: a block for each row, because the parts of a tile, 130 KB each, are too many for one.
-template <class T>
-__global__ void __launch_bounds__(dv / 4) merge_splits(const Problem p, int splits) {
-  const int kv_h = blockIdx.y, b = blockIdx.z, row = blockIdx.x, col = threadIdx.x * 4;
-  const GroupRows<1, dv> tile(p, b, kv_h, row);
-  if (tile.there <= 0) return;
-  const int tiles_of_head = (gridDim.x + rows - 1) / rows;
-  const int first = (b * gridDim.y + kv_h) * tiles_of_head * splits + row / rows;
-  Part sum;
-  for (int split = 0; split < splits; split += 8) {
-    Part parts[8];  // all are under way before the first is added
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const auto part = part_of(p, first + (split + i) * tiles_of_head);
-      if (split + i < splits) parts[i] = part_at<dv>(part, row % rows, col);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) sum.add(parts[i]);
-  }
-  const auto O = tile.row(static_cast<T *>(p.O), p.O_strides, 0);
-  for (int e = 0; e < 4; e += 2) {  // of a row that saw no key O is 0
-    const float factor = sum.l > 0 ? 1 / sum.l : 0;
-    store<2>(O(0, col / 16 * 16 + col % 16 / 2 + e * 4),
-             Vector<T, 2>{from_float<T>(sum.O[e] * factor), from_float<T>(sum.O[e + 1] * factor)});
-  }
-}
-
-/// As many splits as fill the GPU, each of two tiles of keys or more: a part is as many bytes as two tiles.
-int num_splits(const Problem &p) {
-  if (p.splits) return p.splits;
-  return fewest_splits(row_tiles(p, rows),
-                       resident_blocks<SharedStorage<half>>(attention<half>, threads),
-                       p.seqlen_k / (2 * Bc));
 }
 
 template <class T>
 void run(const Problem &p) {
-  const int rows_of_group = p.seqlen_q * (p.heads / p.kv_heads), splits = num_splits(p);
-  const int keys_of_block = p.page_table ? p.page_size : p.cu_seqlens_k ? p.total_k : p.seqlen_k;
+  const int rows_of_group = p.seqlen_q * (p.heads / p.kv_heads);
   const int box_rows = p.page_table ? std::gcd(p.page_size, Bc) : Bc;
-  const auto map_K = sequence_map<T>(p.K, p.K_strides, p.page_table ? p.num_pages : p.batch,
-                                     p.kv_heads, keys_of_block, p.cu_seqlens_k, d, box_rows);
+  const auto map_K = map_of_cache<T>(p, d, box_rows);
   // A scale of 0 would make NaN of a masked score, which is -infinity.
   launch_on<SharedStorage<T>>(
-      p.stream, attention<T>, dim3((rows_of_group + rows - 1) / rows * splits, p.kv_heads, p.batch),
-      dim3(threads), map_K, p, box_rows, splits, std::max(log2_e * p.scale, 1e-20f));
-  if (splits > 1)
-    launch_on<void>(p.stream, merge_splits<T>, dim3(rows_of_group, p.kv_heads, p.batch),
-                    dim3(dv / 4), p, splits);
+      p.stream, attention<T>, dim3((rows_of_group + rows - 1) / rows, p.kv_heads, p.batch),
+      dim3(threads), map_K, p, box_rows, std::max(log2_e * p.scale, 1e-20f));
 }
 
 }  // namespace
@@ -277,11 +200,6 @@ EXPORT_STEP({
     .tile = 1,
     .default_batch = 64,
     .launch = [](const Problem &p) { p.type == Type::kBf16 ? run<bf16>(p) : run<half>(p); },
-    .workspace_bytes =
-        [](const Problem &p) {
-          const int splits = num_splits(p);
-          return splits == 1 ? 0 : sizeof(float) * row_tiles(p, rows) * splits * rows * part_row;
-        },
     .head_dims = {d},
     .page_rows = 8,
     .decodes = true,
