@@ -165,6 +165,36 @@ TEST_CASE("cluster: blocks know their rank, and clusters follow each other") {
   CHECK(ranks == std::vector{0, 1, 2, 0, 1, 2});
 }
 
+TEST_CASE("cluster: the last thread to come to a meeting is seldom the first to go on") {
+  const Setup setup;
+  struct Meeting {
+    unsigned threads;
+    void (*meet)();
+  };
+  for (const auto &[threads, meet] :
+       {Meeting{32, [] { __syncwarp(); }}, Meeting{32, [] { __shfl_xor_sync(kAllLanes, 0, 1); }},
+        Meeting{kThreads, [] { __syncthreads(); }},
+        Meeting{kThreads, [] { named_barrier_sync(1, kThreads); }},
+        Meeting{kThreads, [] { setmaxnreg_dec<24>(); }},
+        Meeting{kBlocks * kThreads, [] { cluster_sync(); }}}) {
+    int overtaken = 0;
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      unsigned come = 0, gone = 0, last = 0, first = 0;
+      CHECK(error_of([&, threads = threads, meet = meet] {
+              const unsigned self = cluster_rank() * kThreads + threadIdx.x;
+              if (self >= threads) return;
+              if (++come == threads) last = self;
+              meet();
+              if (gone++ == 0) first = self;
+            }) == "");
+      overtaken += first != last;
+    }
+    CAPTURE(threads);
+    CHECK(overtaken > kSeeds * 3 / 4);
+  }
+}
+
 TEST_CASE("cluster: tiles that two blocks share, and each rule of it broken") {
   const Setup setup;
   const Tensor tensor;

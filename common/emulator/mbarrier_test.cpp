@@ -484,6 +484,37 @@ TEST_CASE("mbarrier: a thread may be delayed where it need not wait") {
   CHECK(in_turns);
 }
 
+TEST_CASE("mbarrier: the last to come to a __syncthreads may be overtaken behind it") {
+  const Setup setup;
+  // One thread arrives twice. Unless it waits in between, the phase may end without the arrival of the thread that
+  // came last, whose store a third one then loads.
+  const auto count_errors = [](bool waits) {
+    int errors = 0;
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      int come = 0;
+      errors += !error_of<Shared>(dim3(3), [&] {
+                   const int place = come++;
+                   Shared &smem = with_barriers(2);
+                   if (place == 0) {
+                     mbarrier_arrive(smem.a);
+                     if (waits) mbarrier_wait(smem.a, 0);
+                     mbarrier_arrive(smem.a);
+                   } else if (place == 1) {
+                     mbarrier_wait(smem.a, 0);
+                     read(smem.x(0, 0));
+                   } else {
+                     smem.x(0, 0) = 1.0f;
+                     mbarrier_arrive(smem.a);
+                   }
+                 }).empty();
+    }
+    return errors;
+  };
+  CHECK(count_errors(true) == 0);
+  CHECK(count_errors(false) > 0);
+}
+
 TEST_CASE("named barrier: numbers and counts") {
   const Setup setup;
   const auto error_with = [](int id, int threads) {

@@ -50,7 +50,7 @@ void Meetings::exit_thread() {
       const unsigned thread = warp_index * 32 + lane;
       const Lane &other = lanes_[thread];
       scheduler_.act_as(thread);  // the thread to name if something is wrong
-      if (meet(*other.collective, warp_index, other.members)) scheduler_.make_ready(thread);
+      meet(*other.collective, warp_index, other.members);
     }
   if (!warp.live) requests_.flush(warp_index);
   if (block.live && block.in_barrier == block.live) end_block_barrier();
@@ -75,41 +75,38 @@ void Meetings::collective(const Collective &what, std::uint32_t members, const W
   scheduler_.wait(*this, what.name, where);
   lanes_[thread] = {&what, members, lane};
   warps_[warp].waiting |= lane_bit();
-  if (!meet(what, warp, members)) return Fiber::yield();
-  scheduler_.go_on();
+  meet(what, warp, members);
+  Fiber::yield();
 }
 
 /// If all lanes that the running one waits for have come to their collective, does it and lets
-/// the others go on.
-bool Meetings::meet(const Collective &what, unsigned warp_index, std::uint32_t members) {
+/// them go on.
+void Meetings::meet(const Collective &what, unsigned warp_index, std::uint32_t members) {
   Warp &warp = warps_[warp_index];
   const std::uint32_t lanes = what.aligned ? members : members & warp.live;
-  if (lanes & ~warp.waiting) return false;
+  if (lanes & ~warp.waiting) return;
   void *operands[32] = {};
   for (unsigned lane = 0; lane < 32; lane++)
     if (lanes >> lane & 1) {
       const Lane &other = lanes_[warp_index * 32 + lane];
-      if (other.members != members) return false;  // it meets others first
+      if (other.members != members) return;  // it meets others first
       operands[lane] = other.operands;
     }
   check_same(what, warp_index, lanes);
 
   what.compute(operands);
   if (what.orders) clocks_.join_lanes(warp_index, lanes);
-  const unsigned running = scheduler_.running();
   if (settings.profile) {
     if (lanes == warp.lanes)  // not `live`: that others exited before is the schedule's doing
       requests_.flush(warp_index);
     else
-      requests_.meet(warp_index, lanes, site_of(scheduler_.where(running)));
+      requests_.meet(warp_index, lanes, site_of(scheduler_.where(scheduler_.running())));
     if (what.counter != kCounters) count_each_place(warp_index, lanes, what.counter);
     if (what.counter == kMma) trace_product(warp_index * 32);
   }
   warp.waiting &= ~lanes;
   for (unsigned lane = 0; lane < 32; lane++)
-    if (const unsigned thread = warp_index * 32 + lane; lanes >> lane & 1 && thread != running)
-      scheduler_.make_ready(thread);
-  return true;
+    if (lanes >> lane & 1) scheduler_.make_ready(warp_index * 32 + lane);
 }
 
 /// These threads have met. The running one was the last to come, unless another's exit has ended the barrier.
@@ -191,9 +188,8 @@ void Meetings::warpgroup_collective(const Collective &what, const Where &where, 
     requests_.count(site_of(where), what.counter, 1);
     count_mma(what.counter);
   }
-  for (unsigned thread = first; thread < end; thread++)
-    if (thread != running) scheduler_.make_ready(thread);
-  scheduler_.go_on();
+  for (unsigned thread = first; thread < end; thread++) scheduler_.make_ready(thread);
+  Fiber::yield();
 }
 
 // --- barriers ------------------------------------------------------------------------------------
@@ -203,9 +199,8 @@ void Meetings::block_barrier(const Where &where) {
   events_.begin_wait();
   warp().in_block |= lane_bit();
   Cta &block = blocks_[scheduler_.rank()];
-  if (++block.in_barrier < block.live) return Fiber::yield();
-  end_block_barrier();
-  scheduler_.go_on();
+  if (++block.in_barrier == block.live) end_block_barrier();
+  Fiber::yield();
 }
 
 /// All threads of the block that have not exited wait at the barrier: they go on.
@@ -219,9 +214,8 @@ void Meetings::cluster_barrier(const Where &where) {
   scheduler_.wait(*this, "cluster_sync", where);
   events_.begin_wait();
   warp().in_cluster |= lane_bit();
-  if (++in_cluster_barrier_ < live_) return Fiber::yield();
-  end_cluster_barrier();
-  scheduler_.go_on();
+  if (++in_cluster_barrier_ == live_) end_cluster_barrier();
+  Fiber::yield();
 }
 
 void Meetings::end_cluster_barrier() {
@@ -229,8 +223,7 @@ void Meetings::end_cluster_barrier() {
   end_barrier(&Warp::in_cluster, 0, scheduler_.size(), kClusterBarriers);
 }
 
-/// Of so many threads from the first on, those that wait at the barrier have met. The running one goes on itself,
-/// rather than by a draw.
+/// Of so many threads from the first on, those that wait at the barrier have met.
 void Meetings::end_barrier(std::uint32_t Warp::*in, unsigned first, unsigned count,
                            Counter counter) {
   std::vector<unsigned> threads;
@@ -244,8 +237,7 @@ void Meetings::end_barrier(std::uint32_t Warp::*in, unsigned first, unsigned cou
     count_each_place(warp, warps_[warp].live, counter);
   }
   if (settings.trace) trace_barrier(threads);
-  for (const unsigned thread : threads)
-    if (thread != scheduler_.running()) scheduler_.make_ready(thread);
+  for (const unsigned thread : threads) scheduler_.make_ready(thread);
 }
 
 // --- counts --------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class Meetings : public Waits {
 
   void trace_barrier(const std::vector<unsigned> &threads);
   void trace_product(unsigned thread);
-  bool meet(const Collective &what, unsigned warp, std::uint32_t members);
+  void meet(const Collective &what, unsigned warp, std::uint32_t members);
   void check_same(const Collective &what, unsigned warp, std::uint32_t lanes);
   void end_block_barrier();
   void end_cluster_barrier();

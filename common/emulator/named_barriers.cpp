@@ -21,10 +21,11 @@ void NamedBarriers::begin_block() {
 
 void NamedBarriers::named_barrier(int id, int threads, bool sync, const Where &where) {
   const unsigned running = scheduler_.running();
-  const std::string name = std::string(sync ? "named_barrier_sync(" : "named_barrier_arrive(") +
-                           std::to_string(id) + ", " + std::to_string(threads) + ")";
   const auto fail = [&](const std::string &why) {
-    scheduler_.fail({Fault::kBarrier, name + ": " + why}, where);
+    const char *const name = sync ? "named_barrier_sync(" : "named_barrier_arrive(";
+    scheduler_.fail(
+        {Fault::kBarrier, name + std::to_string(id) + ", " + std::to_string(threads) + "): " + why},
+        where);
   };
   if (id < 1 || id > 15) fail("barriers 1 to 15 are allowed");
   if (threads < 32 || threads % 32 || threads > static_cast<int>(scheduler_.block_size()))
@@ -51,12 +52,14 @@ void NamedBarriers::named_barrier(int id, int threads, bool sync, const Where &w
   else
     arrival = events_.note(running, "named_barrier_arrive", id, where);
   clocks_.release(running, barrier.told);
-  const bool last = ++barrier.come == threads;
-  if (!last) {
-    if (!sync) return scheduler_.pause();
+  if (sync) {
     scheduler_.wait(*this, "named_barrier_sync", where);
     waits_at_[running] = id;
     barrier.waiting.push_back(running);
+  }
+  const bool last = ++barrier.come == threads;
+  if (!last) {
+    if (!sync) return scheduler_.pause();
     Fiber::yield();
     events_.note(running, "named_barrier_sync", id, where, barrier.ended_by);
     return;
@@ -65,17 +68,17 @@ void NamedBarriers::named_barrier(int id, int threads, bool sync, const Where &w
     clocks_.acquire(thread, barrier.told);
     scheduler_.make_ready(thread);
   }
-  if (sync) {
-    clocks_.acquire(running, barrier.told);
-    arrival = events_.note(running, "named_barrier_sync", id, where);
-  }
+  if (sync) arrival = events_.note(running, "named_barrier_sync", id, where);
   NamedBarrier next;
   next.ended_by = arrival;
   next.where = where;
   next.threads_before = threads;
   next.before = std::move(barrier.arrivals);
   barrier = std::move(next);
-  scheduler_.pause();
+  if (sync)
+    Fiber::yield();
+  else
+    scheduler_.pause();
 }
 
 std::string NamedBarriers::describe_wait(unsigned thread) const {

@@ -81,9 +81,9 @@ class Scheduler {
   /// The running thread waits from its next yield on, in an instruction at this place.
   void wait(const Waits &in, const char *instruction, const Where &where);
 
-  /// A thread that waits can go on; or the running one does at once, and does not yield.
+  /// A thread that waits can go on when it is drawn. The running one, which may be the last to come to a barrier,
+  /// must yield after this: behind a barrier any thread may be the first.
   void make_ready(unsigned thread);
-  void go_on() { threads_[running_].waits = nullptr; }
 
   /// The running thread may be delayed here, where it could go on.
   void pause();
