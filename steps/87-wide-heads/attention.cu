@@ -480,6 +480,6 @@ EXPORT_STEP({
     .default_batch = 8,
     .launch = [](const Problem &p) { backward(call_for(p)); },
     .workspace_bytes = [](const Problem &p) { return workspace_bytes(call_for(p)); },
-    .head_dims = {256, 192, 136, 160, 200},
+    .head_dims = {192, 136, 160, 200, 256},
     .gradients = true,
 });
