@@ -67,7 +67,7 @@ std::string source_of(const std::string &step) {
       of("68", "backward_ends.h"), of("68", "hopper_backward.h"), of("71", "hopper_attention.h"),
       of("74", "mma_gradients.h"), of("74", "zigzag.h"), of("75", "hopper_attention.h"),
       of("75", "zigzag.h"), of("76", "zigzag.h"), of("80", "hopper_backward.h"),
-      of("80", "visits.h"), of("81", "visits.h");
+      of("80", "visits.h"), of("81", "visits.h"), of("87", "visits.h");
   if (step.starts_with("8")) held.push_back("#include \"steps/69-training/rows.h");
   if (step.starts_with("57")) held.push_back("#include \"steps/69-training/backward.h");
   if (step.starts_with("81"))

@@ -6,8 +6,8 @@
 // Bottleneck  At head dim 256 dK and dV of 64 keys are 256 registers of each thread, and a thread may have 255.
 // Change      A block has 64 keys. One warpgroup computes S, P and dV, the second dP, dS and dK, the third dQ. P goes from the
 //             first to the second, and dS from the second to the third, through shared memory.
-// Prediction  A visit of 64 queries has five products of 512 clocks: 2560. Shared memory has 3884 wavefronts of 128 bytes, so
-//             it is the limit, as in step 66. With the loss of step 68 beside that limit, 15%, a visit takes 4470 clocks.
+// Prediction  A visit of 64 queries has five products of 512 clocks: 2560. Shared memory has 3716 wavefronts of 128 bytes, so
+//             it is the limit, as in step 66. With step 67's loss beside that limit, 15%, a visit takes 4270 clocks.
 #include <algorithm>
 
 #include "common/kernel/softmax.h"
@@ -314,12 +314,14 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
       mbarrier_wait<false>(smem.P_full, n % 2);
       wgmma_wait<0>(dp);
 #pragma unroll
-      for (int e = 0; e < dp.size; e += 4) {
-        const auto P_of = load<2>(smem.P(e / 8, threadIdx.x % 128 * 4 + e % 8 / 2));
-        const auto D_of = load<2>(smem.D[stage](0, e * 2 + lane % 4 * 2));
-        for (int r = 0; r < 2; r++) {
-          const auto P = to_floats<T>(P_of[r]);
-          for (int k = 0; k < 2; k++) dp(e + 2 * r + k) = P[k] * (dp(e + 2 * r + k) - D_of[k]);
+      for (int e = 0; e < dp.size; e += 8) {
+        const auto of_8 = load<4>(smem.P(e / 8, threadIdx.x % 128 * 4));
+        for (int i = 0; i < 8; i += 4) {
+          const auto D_of = load<2>(smem.D[stage](0, (e + i) * 2 + lane % 4 * 2));
+          for (int r = 0; r < 4; r += 2) {
+            const auto P = to_floats<T>(of_8[(i + r) / 2]);
+            for (int k = 0; k < 2; k++) dp(e + i + r + k) = P[k] * (dp(e + i + r + k) - D_of[k]);
+          }
         }
       }
       to_fragments<T>(ds, dp);
