@@ -228,6 +228,11 @@ inline void red_add(const Reference<float> &sum, float x) {
   emulator::reduce(sum.checked(), x, sum.where());
 }
 
+inline void red_add(const Reference<float> &first, const Vector<float, 4> &x) {
+  float *const sums = first.checked(4);
+  for (int i = 0; i < 4; i++) emulator::reduce(sums + i, x[i], first.where());
+}
+
 /// Nothing: on the emulator a launch follows the one before.
 inline void griddepcontrol_launch_dependents() {}
 

@@ -240,6 +240,13 @@ __device__ __forceinline__ void red_add(float &sum, float x) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(&sum), "f"(x) : "memory");
 }
 
+/// The same for 4 numbers that follow each other, from a multiple of 16 bytes on (.v4.f32, sm_90).
+__device__ __forceinline__ void red_add(float &first, const Vector<float, 4> &x) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(&first), "f"(x[0]),
+               "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+
 /// Lets a kernel that is launched beside this one begin, once all blocks have said so or ended (PTX ISA
 /// 'griddepcontrol', .launch_dependents).
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {

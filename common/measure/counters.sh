@@ -102,6 +102,8 @@ problems="
 88 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
 80 --causal --kv-heads 1 --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 96
 80 --window-size 100:20 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
+87 --causal --kv-heads 1 --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 136
+87 --window-size 100:20 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 256
 81 --causal --kv-heads 1 --seqlen-k 517 --softcap 30 --sink-logits --batch 1 --heads 3 --seqlen 333 --head-dim 96
 81 --window-size 100:20 --layout packed --lengths 129,0,301 --alibi --batch 3 --heads 1 --seqlen 301 --head-dim 128
 40 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
