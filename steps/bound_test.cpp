@@ -31,7 +31,8 @@ std::string drawn_command(const std::string &program, const Description &step,
     return words[next_random(state) % words.size()];
   };
   std::vector<std::string> head_dims = {"64", "64", "128"};
-  if (step.head_dims.size() == 1) head_dims = step.head_dims;
+  if (std::count(step.head_dims.begin(), step.head_dims.end(), "64") == 0)
+    head_dims = step.head_dims;
   std::string beyond;  // what becomes of the scores
   for (const std::string option :
        {"--scale 0.4", "--scale 0.01", "--softcap 2", "--softcap 40", "--alibi", "--sink-logits"})
