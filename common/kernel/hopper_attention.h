@@ -31,7 +31,7 @@ struct Piece {
   const void *Q, *K, *V;
   Strides Q_strides, K_strides;  // V has K's, O has Q's
   int batch, heads, kv_heads, rows_q, rows_k;
-  int first_q, first_k;  // the positions of their first rows in the sequence
+  int first_q = 0, first_k = 0;  // the positions of their first rows in the sequence
   bool causal;
   void *O = nullptr;           // [batch, rows_q, heads, d] of T; or null, and then
   float *O_partial = nullptr;  // the same in fp32, and log2 of the sum of 2^score of each row:

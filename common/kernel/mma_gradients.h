@@ -208,4 +208,18 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+/// dK (z = 0) and dV (z = 1) are their sums, rounded: the first `count` elements of each batch element. A thread takes 4.
+template <class T>
+__global__ void __launch_bounds__(threads)
+    round_sums(const float *dK_sum, const float *dV_sum, T *dK, T *dV, int count,
+               std::int64_t batch_stride) {
+  const int i = (blockIdx.x * threads + threadIdx.x) * 4;
+  if (i >= count) return;
+  const std::int64_t b = blockIdx.y * batch_stride;
+  const auto x = load<4>(Matrix<const float>{(blockIdx.z ? dV_sum : dK_sum) + b, 1, count}(0, i));
+  Vector<T, 4> rounded;
+  for (int e = 0; e < 4; e++) rounded[e] = from_float<T>(x[e]);
+  store<4>(Matrix<T>{(blockIdx.z ? dV : dK) + b, 1, count}(0, i), rounded);
+}
+
 }  // namespace mma_gradients

@@ -15,6 +15,8 @@
 
 namespace {
 
+using mma_gradients::threads;  // of a block of any kernel here
+
 /// dK and dV of a part, or of what a hop adds to them, in fp32: [batch, part_rows, kv_heads, d] each.
 struct Sums {
   float *dK, *dV;
@@ -50,9 +52,8 @@ struct Workspace {
   std::size_t bytes() const { return 8 * elements + 40 * elements + 4 * rows * (3 + d); }
 };
 
-constexpr int threads = 256;  // of a block that adds or rounds, with 4 elements each
-
-/// Adds what another GPU has found to dK (z = 0) and dV (z = 1) of the first `count` elements of each batch element.
+/// Adds what another GPU has found to dK (z = 0) and dV (z = 1) of the first `count` elements of each batch element. A
+/// thread adds 4 of them.
 __global__ void __launch_bounds__(threads)
     add(Sums sums, Sums received, int count, std::int64_t batch_stride) {
   const int i = (blockIdx.x * threads + threadIdx.x) * 4;
@@ -66,27 +67,21 @@ __global__ void __launch_bounds__(threads)
   store<4>(to(0, i), x);
 }
 
-/// Rounds the sums of dK and dV.
-template <class T>
-__global__ void __launch_bounds__(threads)
-    round_sums(Sums sums, T *dK, T *dV, int count, std::int64_t batch_stride) {
-  const int i = (blockIdx.x * threads + threadIdx.x) * 4;
-  if (i >= count) return;
-  const std::int64_t b = blockIdx.y * batch_stride;
-  const auto x = load<4>(Matrix<const float>{(blockIdx.z ? sums.dV : sums.dK) + b, 1, count}(0, i));
-  Vector<T, 4> rounded;
-  for (int e = 0; e < 4; e++) rounded[e] = from_float<T>(x[e]);
-  store<4>(Matrix<T>{(blockIdx.z ? dV : dK) + b, 1, count}(0, i), rounded);
-}
-
 template <class T, int d>
 void run(const Problem &p) {
   const Workspace workspace(p);
-  communicators(p);  // they are not made within a group of messages
+  communicators(p);  // made here, not within a group of messages
   const std::vector<Traffic> &traffics = traffic(p);
   const int N = p.gpus;
   const std::vector<int> own = own_gpus(p);
   const auto stream = [&](int gpu) { return static_cast<cudaStream_t>(p.parts[gpu].stream); };
+  // K and V that a GPU computes with in a hop: its own, or what has arrived in one of two buffers.
+  const auto K = [&](int gpu, int hop) {
+    return hop ? workspace.K(p.parts[gpu], hop % 2) : p.parts[gpu].K;
+  };
+  const auto V = [&](int gpu, int hop) {
+    return hop ? workspace.V(p.parts[gpu], hop % 2) : p.parts[gpu].V;
+  };
   const auto elements = [&](int rows) { return rows * p.kv_heads * d; };  // of a batch element
   const auto blocks = [&](int count) {
     return dim3((count / 4 + threads - 1) / threads, p.batch, 2);
@@ -112,17 +107,17 @@ void run(const Problem &p) {
     }
     if (p.link == Link::kNccl) nccl_check(ncclGroupStart(), "ncclGroupStart");
     for (int gpu = 0; gpu < N; gpu++) {
-      const GpuPart &mine = p.parts[gpu];
       if (hop < N && sees(p, gpu, hop)) {
         const Meeting at = meeting(p, gpu, hop);
-        const GpuPart &theirs = p.parts[at.from];
-        for (const auto &[to, from] : {std::pair{workspace.K(mine, hop % 2), theirs.K},
-                                       std::pair{workspace.V(mine, hop % 2), theirs.V}})
-          pass(p, gpu, static_cast<T *>(to), at.from, static_cast<const T *>(from), at.rows_k);
+        const GpuPart &mine = p.parts[gpu], &theirs = p.parts[at.from];
+        pass(p, gpu, static_cast<T *>(workspace.K(mine, hop % 2)), at.from,
+             static_cast<const T *>(theirs.K), at.rows_k);
+        pass(p, gpu, static_cast<T *>(workspace.V(mine, hop % 2)), at.from,
+             static_cast<const T *>(theirs.V), at.rows_k);
       }
       if (comes_home(gpu, hop)) {
         const int from = helper(gpu, hop), rows = meeting(p, from, hop - 2).rows_k;
-        const Sums to = workspace.received(mine, hop),
+        const Sums to = workspace.received(p.parts[gpu], hop),
                    found = workspace.of_hop(p.parts[from], hop - 2);
         pass(p, gpu, to.dK, from, found.dK, rows);
         pass(p, gpu, to.dV, from, found.dV, rows);
@@ -142,37 +137,37 @@ void run(const Problem &p) {
     const Meeting at = meeting(p, gpu, hop);
     const Sums sums = workspace.of_hop(mine, hop);
     // The arrays begin with whole tiles. In the first of them the rows before `first_q` have no weights.
-    const int first = at.first_q / mma_gradients::Br * mma_gradients::Br;
-    const std::size_t skipped = first * p.Q_strides.row;
-    mma_gradients::launch<T, d>({.Q = static_cast<const T *>(mine.Q) + skipped,
-                                 .K = hop ? workspace.K(mine, hop % 2) : mine.K,
-                                 .V = hop ? workspace.V(mine, hop % 2) : mine.V,
-                                 .dO = static_cast<const T *>(mine.dO) + skipped,
+    const int first_row = at.first_q / mma_gradients::Br * mma_gradients::Br;
+    const std::size_t first = first_row * p.Q_strides.row;
+    mma_gradients::launch<T, d>({.Q = static_cast<const T *>(mine.Q) + first,
+                                 .K = K(gpu, hop),
+                                 .V = V(gpu, hop),
+                                 .dO = static_cast<const T *>(mine.dO) + first,
                                  .Q_strides = p.Q_strides,
                                  .K_strides = p.K_strides,
                                  .batch = p.batch,
                                  .heads = p.heads,
                                  .kv_heads = p.kv_heads,
-                                 .rows_q = at.rows_q + at.first_q - first,
+                                 .rows_q = at.rows_q + at.first_q - first_row,
                                  .rows_k = at.rows_k,
                                  .causal = p.causal && hop == 0,
-                                 .lse_log2 = workspace.lse(mine, at.first_q > 0) + first,
-                                 .D = workspace.D(mine) + first,
-                                 .dQ_sum = workspace.dQ(mine) + std::int64_t{first} * d,
+                                 .lse_log2 = workspace.lse(mine, at.first_q > 0) + first_row,
+                                 .D = workspace.D(mine) + first_row,
+                                 .dQ_sum = workspace.dQ(mine) + std::int64_t{first_row} * d,
                                  .all_rows = workspace.all_rows,
                                  .dK = sums.dK,
                                  .dV = sums.dV,
                                  .stream = mine.stream});
   };
 
+  for (const int gpu : own) record(traffics[gpu].begun, stream(gpu));
   for (const int gpu : own) {
     const GpuPart &mine = p.parts[gpu];
     set_device(gpu);
-    record(traffics[gpu].begun, stream(gpu));
     launch_on<void>(stream(gpu), mma_gradients::begin<T, d>,
                     dim3(workspace.all_rows / mma_gradients::num_warps, p.batch * p.heads),
-                    dim3(mma_gradients::threads), mine.O, mine.dO, p.Q_strides, mine.lse,
-                    p.part_rows, rows_of(p, gpu), p.heads, p.chunk_rows, workspace.lse(mine, false),
+                    dim3(threads), mine.O, mine.dO, p.Q_strides, mine.lse, p.part_rows,
+                    rows_of(p, gpu), p.heads, p.chunk_rows, workspace.lse(mine, false),
                     workspace.lse(mine, true), workspace.D(mine), workspace.dQ(mine),
                     workspace.all_rows);
   }
@@ -197,11 +192,12 @@ void run(const Problem &p) {
     if (rows == 0) continue;
     launch_on<void>(stream(gpu), mma_gradients::round_dQ<T, d>,
                     dim3(workspace.all_rows / 16 / mma_gradients::num_warps, p.batch * p.heads),
-                    dim3(mma_gradients::threads), workspace.dQ(mine), mine.dQ, p.Q_strides, rows,
-                    p.heads, workspace.all_rows, 1 / sqrtf(d));
-    launch_on<void>(stream(gpu), round_sums<T>, blocks(elements(rows)), dim3(threads),
-                    workspace.own(mine), static_cast<T *>(mine.dK), static_cast<T *>(mine.dV),
-                    elements(rows), p.K_strides.batch);
+                    dim3(threads), workspace.dQ(mine), mine.dQ, p.Q_strides, rows, p.heads,
+                    workspace.all_rows, 1 / sqrtf(d));
+    launch_on<void>(stream(gpu), mma_gradients::round_sums<T>, blocks(elements(rows)),
+                    dim3(threads), workspace.own(mine).dK, workspace.own(mine).dV,
+                    static_cast<T *>(mine.dK), static_cast<T *>(mine.dV), elements(rows),
+                    p.K_strides.batch);
   }
 }
 

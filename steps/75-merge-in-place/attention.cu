@@ -118,13 +118,14 @@ void run(const Problem &p) {
     }
     if (p.link == Link::kNccl) nccl_check(ncclGroupStart(), "ncclGroupStart");
     for (int gpu = 0; gpu < N; gpu++) {
-      if (!sees(p, gpu, hop)) continue;
-      const Meeting at = meeting(p, gpu, hop);
-      const GpuPart &mine = p.parts[gpu], &theirs = p.parts[at.from];
-      pass(p, gpu, static_cast<T *>(workspace.K(mine, hop % 2)), at.from,
-           static_cast<const T *>(theirs.K), at.rows_k);
-      pass(p, gpu, static_cast<T *>(workspace.V(mine, hop % 2)), at.from,
-           static_cast<const T *>(theirs.V), at.rows_k);
+      if (sees(p, gpu, hop)) {
+        const Meeting at = meeting(p, gpu, hop);
+        const GpuPart &mine = p.parts[gpu], &theirs = p.parts[at.from];
+        pass(p, gpu, static_cast<T *>(workspace.K(mine, hop % 2)), at.from,
+             static_cast<const T *>(theirs.K), at.rows_k);
+        pass(p, gpu, static_cast<T *>(workspace.V(mine, hop % 2)), at.from,
+             static_cast<const T *>(theirs.V), at.rows_k);
+      }
     }
     if (p.link == Link::kNccl) nccl_check(ncclGroupEnd(), "ncclGroupEnd");
     for (const int gpu : own) record(traffics[gpu].arrived[hop], traffics[gpu].stream);
@@ -148,8 +149,6 @@ void run(const Problem &p) {
                                            .kv_heads = p.kv_heads,
                                            .rows_q = at.rows_q,
                                            .rows_k = at.rows_k,
-                                           .first_q = 0,
-                                           .first_k = 0,
                                            .causal = p.causal && hop == 0,
                                            .O = static_cast<T *>(mine.O) + first,
                                            .counter = workspace.counter(mine),
