@@ -45,10 +45,37 @@ struct Workspace {
   std::size_t bytes() const { return 8 * elements + 8 * rows * (d + 1) + sizeof(unsigned); }
 };
 
+/// Whether there is anything to do in a hop.
+inline bool sees(const Problem &p, int gpu, int hop) {
+  const int from = (gpu + p.gpus - hop) % p.gpus;
+  return rows_of(p, gpu) && rows_of(p, from) && (!p.causal || from <= gpu);
+}
+
+/// Queues on the GPUs' second streams that a tensor with K's shape goes from one GPU to another. NCCL's calls must be
+/// in a group.
+template <class T>
+void pass(const Problem &p, int to, T *target, int from, const T *source) {
+  const std::vector<Traffic> &traffics = traffic(p);
+  const std::vector<ncclComm_t> &comms = communicators(p);
+  const std::size_t count = Workspace(p).elements;
+  if (p.link == Link::kCopies) {
+    cuda_check(
+        cudaMemcpyPeerAsync(target, to, source, from, count * sizeof(T), traffics[to].stream),
+        "cudaMemcpyPeerAsync");
+    return;
+  }
+  if (is_own(from))
+    nccl_check(ncclSend(source, count, nccl_type<T>, to, comms[from], traffics[from].stream),
+               "ncclSend");
+  if (is_own(to))
+    nccl_check(ncclRecv(target, count, nccl_type<T>, from, comms[to], traffics[to].stream),
+               "ncclRecv");
+}
+
 template <class T, int d>
 void run(const Problem &p) {
   const Workspace workspace(p);
-  const std::vector<ncclComm_t> &comms = communicators(p);  // not within a group of messages
+  communicators(p);  // made here, not within a group of messages
   const std::vector<Traffic> &traffics = traffic(p);
   const int N = p.gpus;
   const std::vector<int> own = own_gpus(p);
@@ -61,49 +88,35 @@ void run(const Problem &p) {
     return hop ? workspace.V(p.parts[gpu], hop % 2) : p.parts[gpu].V;
   };
 
-  // Queues the transfer of K and V to each GPU for the hop after this one.
-  const auto pass_on = [&](int hop) {
+  // Queues the transfer of K and V to each GPU for a hop, from the GPU before it.
+  const auto send = [&](int hop) {
     for (const int gpu : own) {
       const Traffic &mine = traffics[gpu];
       const int left = (gpu + N - 1) % N, right = (gpu + 1) % N;
-      if (hop == 0) wait(mine.stream, mine.begun);
-      if (hop > 1) wait(mine.stream, mine.computed[hop - 1]);  // it has read this buffer
+      if (hop == 1) wait(mine.stream, mine.begun);
+      if (hop > 2) wait(mine.stream, mine.computed[hop - 2]);  // it has read this buffer
       if (p.link == Link::kNccl) continue;
-      wait(mine.stream, hop ? traffics[left].arrived[hop] : traffics[left].begun);
-      if (hop > 1) wait(mine.stream, traffics[right].arrived[hop]);  // copied from this buffer
+      wait(mine.stream, hop > 1 ? traffics[left].arrived[hop - 1] : traffics[left].begun);
+      if (hop > 2) wait(mine.stream, traffics[right].arrived[hop - 1]);  // copied from this buffer
     }
-    const std::size_t bytes = workspace.elements * sizeof(T);
     if (p.link == Link::kNccl) nccl_check(ncclGroupStart(), "ncclGroupStart");
-    for (const int gpu : own) {
-      const int left = (gpu + N - 1) % N, right = (gpu + 1) % N;
-      const auto pass = [&](const void *mine, const void *lefts, void *to) {
-        const cudaStream_t on = traffics[gpu].stream;
-        if (p.link == Link::kCopies) {
-          cuda_check(cudaMemcpyPeerAsync(to, gpu, lefts, left, bytes, on), "cudaMemcpyPeerAsync");
-          return;
-        }
-        nccl_check(ncclSend(mine, workspace.elements, nccl_type<T>, right, comms[gpu], on),
-                   "ncclSend");
-        nccl_check(ncclRecv(to, workspace.elements, nccl_type<T>, left, comms[gpu], on),
-                   "ncclRecv");
-      };
-      pass(K(gpu, hop), K(left, hop), workspace.K(p.parts[gpu], (hop + 1) % 2));
-      pass(V(gpu, hop), V(left, hop), workspace.V(p.parts[gpu], (hop + 1) % 2));
+    for (int gpu = 0; gpu < N; gpu++) {
+      const GpuPart &mine = p.parts[gpu];
+      const int left = (gpu + N - 1) % N;
+      pass(p, gpu, static_cast<T *>(workspace.K(mine, hop % 2)), left,
+           static_cast<const T *>(K(left, hop - 1)));
+      pass(p, gpu, static_cast<T *>(workspace.V(mine, hop % 2)), left,
+           static_cast<const T *>(V(left, hop - 1)));
     }
     if (p.link == Link::kNccl) nccl_check(ncclGroupEnd(), "ncclGroupEnd");
-    for (const int gpu : own) record(traffics[gpu].arrived[hop + 1], traffics[gpu].stream);
+    for (const int gpu : own) record(traffics[gpu].arrived[hop], traffics[gpu].stream);
   };
 
-  // Whether a GPU sees keys of the part that it has in a hop.
-  const auto sees = [&](int gpu, int hop) {
-    const int from = (gpu + N - hop) % N;
-    return hop < N && rows_of(p, gpu) && rows_of(p, from) && (!p.causal || from <= gpu);
-  };
   const auto compute = [&](int gpu, int hop) {
     const GpuPart &mine = p.parts[gpu];
     const int from = (gpu + N - hop) % N;
     bool last = true;
-    for (int later = hop + 1; later < N; later++) last &= !sees(gpu, later);
+    for (int later = hop + 1; later < N; later++) last &= !sees(p, gpu, later);
     const bool whole = hop == 0 && last;  // O is done, without a merge
     hopper_attention::launch(p.type, d,
                              {.Q = mine.Q,
@@ -138,11 +151,11 @@ void run(const Problem &p) {
 
   for (const int gpu : own) record(traffics[gpu].begun, stream(gpu));
   for (int hop = 0; hop < N; hop++) {
-    if (hop + 1 < N) pass_on(hop);
+    if (hop + 1 < N) send(hop + 1);
     for (const int gpu : own) {
       set_device(gpu);
       if (hop) wait(stream(gpu), traffics[gpu].arrived[hop]);
-      if (sees(gpu, hop)) compute(gpu, hop);
+      if (sees(p, gpu, hop)) compute(gpu, hop);
     }
   }
   if (p.link == Link::kNccl || N == 1) return;

@@ -108,10 +108,13 @@ TEST_CASE(
     "if messages are on the stream of the kernels, none travels while its receiver computes") {
   std::filesystem::create_directories(kFolder);
   std::string source = read_text("steps/71-ring/attention.cu");
-  const std::string own_stream = "const cudaStream_t on = traffics[gpu].stream;";
-  const std::size_t at = source.find(own_stream);
-  REQUIRE(at != std::string::npos);
-  source.replace(at, own_stream.size(), "const cudaStream_t on = stream(gpu);");
+  for (const std::string gpu : {"from", "to"}) {
+    const std::string own_stream = "comms[" + gpu + "], traffics[" + gpu + "].stream";
+    const std::size_t at = source.find(own_stream);
+    REQUIRE(at != std::string::npos);
+    source.replace(at, own_stream.size(),
+                   "comms[" + gpu + "], static_cast<cudaStream_t>(p.parts[" + gpu + "].stream)");
+  }
   std::vector<Copy> copies = {{"71-ring", "one-stream", source}};
   compile_copies(kFolder, copies);
   REQUIRE_MESSAGE(!copies[0].command.empty(), copies[0].complaint);
