@@ -24,6 +24,23 @@ static inline Scores scores_of(const Problem &p) {
   return scores;
 }
 
+/// Changes the scores of the tile j of keys as step 52 does, but asks at run time whether there is a soft cap, and whether
+/// there is a bias. `slope`: ALiBi's, in units of what the function returns. `ahead`: how far the lane's first row stands
+/// from its first column, in the first tile of keys. The arguments are references as mask_tile's are.
+template <int Bc>
+__device__ __forceinline__ void cap_and_bias(Accumulator<Bc> &s, const Scores &scores,
+                                             const float &slope, const int &ahead, const int &j) {
+  if (scores.to_cap >= 0)
+#pragma unroll
+    for (int i = 0; i < s.size; i++) s(i) = tanh_approx(s(i) * scores.to_cap);
+  if (scores.slopes) {
+    const float distance = ahead - j * Bc;
+#pragma unroll
+    for (int i = 0; i < s.size; i++)
+      s(i) = fmaf(-slope, fabsf(distance + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2)), s(i));
+  }
+}
+
 /// Of a sequence without keys O is 0, and the log-sum-exp is that of the sink alone, if there is one. It has no work,
 /// because a tile of keys must have a row. A warp of each block writes them.
 template <class T, int d, bool sinks>

@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
         l[0] = l[1] = lane % 4 == 0;
       }
       ring_release(K, k);
-      // Of the tiles of keys from all_from to before all_to, all 64 rows see all keys.
+      // All 64 rows see all keys of the tiles from all_from on that come before all_to.
       const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
       const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
       // How far the lane's first row stands from its first column: in the first tile of keys.

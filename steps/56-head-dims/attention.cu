@@ -203,15 +203,7 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
       // How far the lane's first row stands from its first column: in the first tile of keys.
       const int ahead = at.position + warpgroup * 64 + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
       const auto change_scores = [&](int j) {  // of the tile j of keys
-        if (changes && scores.to_cap >= 0)
-#pragma unroll
-          for (int i = 0; i < s.size; i++) s(i) = tanh_approx(s(i) * scores.to_cap);
-        if (changes && scores.slopes) {
-          const float distance = ahead - j * Bc;
-#pragma unroll
-          for (int i = 0; i < s.size; i++)
-            s(i) = fmaf(-slope, fabsf(distance + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2)), s(i));
-        }
+        if (changes) cap_and_bias(s, scores, slope, ahead, j);
       };
       const auto mask_keys = [&](int j) {  // after change_scores: a soft cap would show them again
         if (j < all_to && j >= all_from) return;

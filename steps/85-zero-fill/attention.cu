@@ -3,12 +3,12 @@
 // Needs       sm_90a: TMA, wgmma
 // Takes       --causal, --type, --seqlen-k, --kv-heads, --layout, --lengths, --window, --window-size, --garbage,
 //             --scale, --softcap, --alibi, --sink-logits
-// Before      step 52: head dims 64 and 128.
+// Before      step 53: head dims 64 and 128.
 // Bottleneck  Other head dims: 72 or 80 in vision, 96 in Phi-3. A caller would copy Q, K and V into rows of 128 columns,
 //             and pay for all of them.
 // Change      A kernel for 96 columns with tiles of its own. A head dim between uses the next kernel: TMA fills the
 //             columns that the tensor does not have with zeros, and does not store them. One kernel for all functions
-//             of a score, which it asks for at run time. Step 53's list.
+//             of a score, which it asks for at run time.
 // Prediction  A tile of 96 columns needs 6 clocks of the tensor cores for a key, per warpgroup, where 128 columns need 8: 0.75
 //             of head dim 128's clocks at 96. 72, 80 and 88 take the clocks of 96, because a zero is multiplied like
 //             any other number.
@@ -185,15 +185,7 @@ __global__ void __launch_bounds__(Tiles<d>::threads, 1)   // blocks per SM
       // How far the lane's first row stands from its first column: in the first tile of keys.
       const int ahead = at.position + warpgroup * 64 + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
       const auto change_scores = [&](int j) {  // of the tile j of keys
-        if (changes && scores.to_cap >= 0)
-#pragma unroll
-          for (int i = 0; i < s.size; i++) s(i) = tanh_approx(s(i) * scores.to_cap);
-        if (changes && scores.slopes) {
-          const float distance = ahead - j * Bc;
-#pragma unroll
-          for (int i = 0; i < s.size; i++)
-            s(i) = fmaf(-slope, fabsf(distance + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2)), s(i));
-        }
+        if (changes) cap_and_bias(s, scores, slope, ahead, j);
       };
       const auto mask_keys = [&](int j) {  // after change_scores: a soft cap would show them again
         if (j < all_to && j >= all_from) return;
