@@ -4,16 +4,18 @@
 
 #include "common/kernel/kernel.h"
 
+namespace {  // of each object of its own: the emulator and a GPU have one each
+
 /// Returns how many tiles of `rows` rows of Q the whole problem has. The heads that share a head of K and V have
 /// their rows in the same tiles.
-static inline std::int64_t row_tiles(const Problem &p, int rows) {
+inline std::int64_t row_tiles(const Problem &p, int rows) {
   const std::int64_t rows_of_group = std::int64_t{p.seqlen_q} * (p.heads / p.kv_heads);
   return std::int64_t{p.batch} * p.kv_heads * ((rows_of_group + rows - 1) / rows);
 }
 
 /// Returns the number of splits of each of `tiles` tiles of rows: the fewest whose waves are as full as those
 /// of any number, within 5%. A wave is as many blocks as the GPU runs at once.
-static inline int fewest_splits(std::int64_t tiles, int wave, int most) {
+inline int fewest_splits(std::int64_t tiles, int wave, int most) {
   const auto filled = [=](int splits) {
     const std::int64_t blocks = tiles * splits;
     return float(blocks) / ((blocks + wave - 1) / wave * wave);
@@ -24,3 +26,5 @@ static inline int fewest_splits(std::int64_t tiles, int wave, int most) {
   while (filled(fewest) * 1.05f < best) fewest++;
   return fewest;
 }
+
+}  // namespace

@@ -44,9 +44,9 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   const int q_start = of_batch(p.cu_seqlens_q, p, b, 0);
   // Row r of the group's heads is query r / group of its head r % group.
   const int group = p.heads / p.kv_heads, rows_there = min(rows, seqlen_q * group - first_row);
-  const auto row_of = [=]<class T>(T *tensor, const Strides &strides, int row) {
+  const auto row_of = [=]<class E>(E *tensor, const Strides &strides, int row) {
     const int head = kv_h * group + (first_row + row) % group;
-    return head_of<T, d>(tensor, strides, b, head, q_start + (first_row + row) / group, 1);
+    return head_of<E, d>(tensor, strides, b, head, q_start + (first_row + row) / group, 1);
   };
   const auto keys_seen = [=](int row) {  // how many keys, from key 0 on, a row of the tile sees
     return p.causal ? (first_row + row) / group + 1 + seqlen_k - seqlen_q : seqlen_k;
@@ -162,9 +162,10 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   }
 }
 
-/// Tiles of Q's rows in the whole problem.
-std::int64_t row_tiles(const Problem &p) {
-  const int rows_of_group = p.seqlen_q * (p.heads / p.kv_heads);
+/// Returns how many tiles of `rows` rows of Q the whole problem has. The heads that share a head of K and V have
+/// their rows in the same tiles.
+inline std::int64_t row_tiles(const Problem &p, int rows) {
+  const std::int64_t rows_of_group = std::int64_t{p.seqlen_q} * (p.heads / p.kv_heads);
   return std::int64_t{p.batch} * p.kv_heads * ((rows_of_group + rows - 1) / rows);
 }
 
@@ -179,7 +180,7 @@ int wave() {
 
 /// Returns the number of splits of each of `tiles` tiles of rows: the fewest whose waves are as full as those
 /// of any number, within 5%. A wave is as many blocks as the GPU runs at once.
-int fewest_splits(std::int64_t tiles, int wave, int most) {
+inline int fewest_splits(std::int64_t tiles, int wave, int most) {
   const auto filled = [=](int splits) {
     const std::int64_t blocks = tiles * splits;
     return float(blocks) / ((blocks + wave - 1) / wave * wave);
@@ -193,7 +194,7 @@ int fewest_splits(std::int64_t tiles, int wave, int most) {
 
 int num_splits(const Problem &p) {
   const int blocks = p.head_dim == 64 ? wave<64>() : wave<128>();
-  return p.splits ? p.splits : fewest_splits(row_tiles(p), blocks, p.seqlen_k / (8 * keys));
+  return p.splits ? p.splits : fewest_splits(row_tiles(p, rows), blocks, p.seqlen_k / (8 * keys));
 }
 
 /// Launches blocks of 8 warps, or of half as many where two share an SM and until one fits this GPU: at head
@@ -203,7 +204,7 @@ void run(const Problem &p, bool share_SMs) {
   using Storage = SharedStorage<d, num_warps>;
   if constexpr (sizeof(Storage) > kSharedMemoryOfAll)
     if (share_SMs || !fits_a_block<Storage>()) return run<d, num_warps / 2>(p, false);
-  const int splits = num_splits(p), of_head = row_tiles(p) / (p.kv_heads * p.batch);
+  const int splits = num_splits(p), of_head = row_tiles(p, rows) / (p.kv_heads * p.batch);
   launch<Storage>(attention<d, num_warps>, dim3(of_head * splits, p.kv_heads, p.batch),
                   dim3(num_warps * 32), p, splits, log2_e / sqrtf(d));
 }
@@ -217,12 +218,12 @@ EXPORT_STEP({
         [](const Problem &p) {
           // At head dim 128 a block of 8 warps has an SM for itself. If not all run at once, two of
           // 4 warps share it: one reads while the other begins or ends.
-          const bool share_SMs = row_tiles(p) * num_splits(p) > wave<128>();
+          const bool share_SMs = row_tiles(p, rows) * num_splits(p) > wave<128>();
           p.head_dim == 64 ? run<64>(p, false) : run<128>(p, share_SMs);
         },
     .workspace_bytes =
         [](const Problem &p) {
-          return sizeof(float) * row_tiles(p) * (num_splits(p) * rows + 1) * (p.head_dim + 4);
+          return sizeof(float) * row_tiles(p, rows) * (num_splits(p) * rows + 1) * (p.head_dim + 4);
         },
     .decodes = true,
 });

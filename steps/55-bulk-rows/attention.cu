@@ -19,11 +19,11 @@ namespace {
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
 constexpr int keys = 16, stages = 3;  // a warp's tile of K and V, and how many of them it has
 
-/// Rows of d elements of 2 bytes, each 16 bytes longer than it must be: 8 consecutive rows have a column in
+/// A tile's rows of d elements of 2 bytes, each 16 bytes longer than it must be: 8 consecutive rows have a column in
 /// all banks, and a row's bytes follow each other, as a bulk copy writes them.
-template <int d>
+template <int rows, int d>
 struct Padded {
-  static constexpr int size = keys * (d + 8);
+  static constexpr int size = rows * (d + 8);
   __device__ static constexpr int offset(int row, int col) { return row * (d + 8) + col; }
 };
 
@@ -32,7 +32,7 @@ struct SharedStorage {
   struct {
     union {
       struct {
-        Tile<T, keys, d, Padded<d>> K, V;
+        Tile<T, keys, d, Padded<keys, d>> K, V;
       } stage[stages];
       Tile<float, rows, d + 8> part;  // of O; columns d and d + 1 are m and l
     };
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
 
   cp_async_commit();
   cp_async_wait<0>();
-  __syncthreads();  // all threads' copies of Q have arrived
+  __syncthreads();  // Q is there for all warps
   const int lane_row = lane % 16, lane_col = lane / 16 * 8;
   const int lane_key = lane % 8 + lane / 16 * 8, lane_key_col = lane / 8 % 2 * 8;
   FragmentA q[d / 16];
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
       }
     }
   }
-  __syncwarp();  // all lanes have read the last V, over which the part is stored
+  __syncwarp();  // the last V has been read by all lanes; the part lies over it
   for (int r = 0; r < 2; r++) {
     auto &part = smem.warp[warp].part;
     const int row = lane / 4 + 8 * r;
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
       store<2>(part(row, col + lane % 4 * 2),
                Vector<float, 2>{o[col / 8][2 * r], o[col / 8][2 * r + 1]});
   }
-  __syncthreads();  // all warps have stored their parts
+  __syncthreads();  // the parts of all warps are there
   // The workspace of the tile: a part for each split, and the number of those that are missing.
   const std::int64_t tile = (b * p.kv_heads + kv_h) * (gridDim.x / splits) + blockIdx.x / splits;
   float *const workspace = static_cast<float *>(p.workspace) + tile * (splits * rows + 1) * (d + 4);

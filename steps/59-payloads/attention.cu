@@ -19,7 +19,7 @@
 namespace {
 
 constexpr int rows = 16;  // of Q in a tile: the queries of the heads that share a head of K and V
-constexpr int keys = 16, stages = 3;  // of K and V: in a warp's tile, and the tiles that it has
+constexpr int keys = 16, stages = 3;  // a warp's tile of K and V, and how many of them it has
 constexpr int num_warps = 8, threads = num_warps * 32;
 constexpr int overhead = 4;  // what an item costs besides its tiles, in tiles: a guess
 constexpr int fan_in = 16;   // parts that one block sums
@@ -113,13 +113,14 @@ __global__ void __launch_bounds__(threads) attention(Problem p, float scale_log2
   };
   load_Q();
 
-  // The warps take the block's tiles in turn. Lane i copies row i of the tile: lanes 0 to 15 copy K's rows, lanes 16
-  // to 31 V's. A lane looks its row up while the tile before is being copied.
+  // The warps take the block's tiles in turn.
   const auto first_tile = [&](const Walk &of) {
     return of.begin() + ((warp - of.count) & (num_warps - 1));
   };
   Walk ahead = walk;
   int next = first_tile(ahead);  // the tile to load
+  // Lane i copies row i of the tile: lanes 0 to 15 copy K's rows, lanes 16 to 31 V's. A lane looks its row up while
+  // the tile before is being copied, because the page table is in global memory, too.
   Matrix<const T> source{};
   const auto find_next = [&] {
     while (!ahead.ended(p) && next >= ahead.end()) {
@@ -190,7 +191,7 @@ __global__ void __launch_bounds__(threads) attention(Problem p, float scale_log2
         }
       }
     }
-    __syncwarp();  // all lanes have read the last V, over which the part is stored
+    __syncwarp();  // the last V has been read by all lanes; the part lies over it
     walk.next(p, items);
     // Warp w's part lies in the stage that it has read last: the warps took walk.count tiles in turn.
     const auto part_of = [&](int w) -> auto & {

@@ -49,9 +49,9 @@ __global__ void __launch_bounds__(threads)
   const int q_start = of_batch(p.cu_seqlens_q, p, b, 0);
   // Row r of the group's heads is query r / group of its head r % group.
   const int group = p.heads / p.kv_heads, rows_there = min(rows, seqlen_q * group - first_row);
-  const auto row_of = [=]<class T>(T *tensor, const Strides &strides, int row) {
+  const auto row_of = [=]<class E>(E *tensor, const Strides &strides, int row) {
     const int head = kv_h * group + (first_row + row) % group;
-    return head_of<T, d>(tensor, strides, b, head, q_start + (first_row + row) / group, 1);
+    return head_of<E, d>(tensor, strides, b, head, q_start + (first_row + row) / group, 1);
   };
   const auto keys_seen = [=](int row) {  // how many of this GPU's keys a row of the tile sees
     const int seen = (first_row + row) / group + 1 + all_k - seqlen_q - first_k;
