@@ -73,6 +73,7 @@ std::string source_of(const std::string &step) {
   if (step.starts_with("8"))
     for (const char *const header : {"69-training/rows.h", "88-strides-and-lengths/around.h"})
       held.push_back(std::string("#include \"steps/") + header);
+  if (step.starts_with("69")) held.push_back("#include \"steps/69-training/rows.h");
   if (step.starts_with("57")) held.push_back("#include \"steps/69-training/backward.h");
   if (step.starts_with("81"))
     for (const char *const header : {"69-training/sinks.h", "80-backward-for-models/"})

@@ -208,10 +208,12 @@ int rows_in_workspace(const Problem &p) {
 /// Returns a grid of x: the heads of K and V of a section, y: tiles of keys, z: sections. With a causal mask a section
 /// is as many heads as have 32 MB of Q, dO and dQ's sums, which stay in L2 until all tiles of keys have visited them.
 /// Without one all blocks take as long, and a section is one head.
-dim3 grid_of(const Problem &p) {
+template <int Bc>
+dim3 grid_of(const Problem &p, bool causal) {
   const int kv_heads = p.batch * p.kv_heads, group = p.heads / p.kv_heads;
-  const std::int64_t bytes = std::int64_t{group} * p.seqlen_q * p.head_dim * (2 + 2 + 4);
-  const int most = p.causal ? std::clamp<std::int64_t>((32 << 20) / bytes, 1, kv_heads) : 1;
+  const std::int64_t bytes =
+      std::int64_t{group} * std::max(1, p.seqlen_q) * p.head_dim * (2 + 2 + 4);
+  const int most = causal ? std::clamp<std::int64_t>((32 << 20) / bytes, 1, kv_heads) : 1;
   const int sections = (kv_heads + most - 1) / most;
   return dim3((kv_heads + sections - 1) / sections, (p.seqlen_k + Bc - 1) / Bc, sections);
 }
@@ -225,8 +227,8 @@ void run(const Problem &p) {
   float *const D = lse_log2 + std::int64_t{heads} * rows;
   const float scale = 1 / sqrtf(d);
   launch<void>(begin<T, d>, dim3(rows / num_warps, heads), block, p, lse_log2, D, dQ_sum, rows);
-  launch<SharedStorage<T, d>>(gradients<T, d>, grid_of(p), block, p, lse_log2, D, dQ_sum, rows,
-                              scale);
+  launch<SharedStorage<T, d>>(gradients<T, d>, grid_of<Bc>(p, p.causal), block, p, lse_log2, D,
+                              dQ_sum, rows, scale);
   launch<void>(round_dQ<T, d>, dim3(rows / 16 / num_warps, heads), block, p, dQ_sum, rows, scale);
 }
 

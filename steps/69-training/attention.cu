@@ -25,19 +25,6 @@ namespace {
 
 constexpr int whole_tiles = 128;  // the workspace has such a multiple of rows for a sequence
 
-/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Rows and columns that do not exist become
-/// zeros.
-template <class T, int Rows, int d>
-__device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
-                          int first_row) {
-  const int row = threadIdx.x / (d / 8), col = threadIdx.x % (d / 8) * 8;
-  const auto part = matrix.from(first_row + row, col);
-  const int rows = part.cols > 0 ? part.rows : 0;
-#pragma unroll
-  for (int i = 0; i < Rows; i += threads / (d / 8))
-    cp_async_16_or_zeros(tile(row + i, col), part(i, 0), i < rows);
-}
-
 /// What the keys need of each query, and dQ's sums begin at 0. A warp takes one row. A query that does not exist, or
 /// sees no key, gets an infinite log-sum-exp: its weights are 0 then.
 template <class T, int d>
@@ -116,10 +103,12 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
     if (visit.row == plan.end) visit.row = plan.first_row, visit.head++;
     Rows of = smem.queries(0, 0);
     of.head = visit.head;
-    load_tile(smem.Q[stage], matrix_of<const T>(problem.Q, problem.Q_strides, of, problem.head_dim),
-              visit.row);
-    load_tile(smem.dO[stage],
-              matrix_of<const T>(problem.dO, problem.dO_strides, of, problem.head_dim), visit.row);
+    load_tile<threads>(smem.Q[stage],
+                       matrix_of<const T>(problem.Q, problem.Q_strides, of, problem.head_dim),
+                       visit.row);
+    load_tile<threads>(smem.dO[stage],
+                       matrix_of<const T>(problem.dO, problem.dO_strides, of, problem.head_dim),
+                       visit.row);
     if (threadIdx.x < Br / 4) {
       const std::int64_t row =
           smem.first_in_workspace(0, 0) + std::int64_t{visit.head} * rows + visit.row;
@@ -132,16 +121,18 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
       smem.visit[t % 4](0, 0) = {visit.head, visit.row, plan.lowest + visit.row,
                                  plan.highest + visit.row};
   };
-  load_tile(smem.K, matrix_of<const T>(problem.K, problem.K_strides, keys, problem.head_dim),
-            first_key);
-  load_tile(smem.V, matrix_of<const T>(problem.V, problem.V_strides, keys, problem.head_dim),
-            first_key);
+  load_tile<threads>(
+      smem.K, matrix_of<const T>(problem.K, problem.K_strides, keys, problem.head_dim), first_key);
+  load_tile<threads>(
+      smem.V, matrix_of<const T>(problem.V, problem.V_strides, keys, problem.head_dim), first_key);
   if (visits > 0) load_queries(0, 0);
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();  // K, V, and the first Q, dO, lse and D are there for all warps
 
-  // In each 16 keys and 8 queries a lane has two keys, `key_row` and 8 further, and two queries, `query` and `query` + 1.
+  // Warps 0 to 3 keep dV of 32 keys each, and compute S^T and P^T. Warps 4 to 7 keep dK of the same keys,
+  // and compute dP^T and dS^T. In each 16 keys and 8 queries a lane has two keys, `key_row` and 8 further,
+  // and two queries, `query` and `query` + 1.
   const bool keeps_dV = warp < 4;
   const int warp_key = warp % 4 * 32, key_row = threadIdx.x / 32 % 4 * 32 + lane / 4;
   const int query = lane % 4 * 2;

@@ -1,8 +1,22 @@
 // SPDX-License-Identifier: MIT
-// Where a head's rows lie: each tensor has its own strides, and each number on the device is clamped.
+// Where a head's rows lie, and their copies: each tensor has its own strides, and each number on the device is clamped.
 #pragma once
 
+#include "common/kernel/swizzle.h"
 #include "steps/69-training/backward.h"
+
+/// Starts the copies of Rows x d elements, 16 bytes per thread and iteration. Rows and columns that do not exist become
+/// zeros.
+template <int threads, class T, int Rows, int d>
+__device__ void load_tile(SharedTile<Rows, d, T> &tile, const StridedMatrix<const T> &matrix,
+                          int first_row) {
+  const int row = threadIdx.x / (d / 8), col = threadIdx.x % (d / 8) * 8;
+  const auto part = matrix.from(first_row + row, col);
+  const int rows = part.cols > 0 ? part.rows : 0;
+#pragma unroll
+  for (int i = 0; i < Rows; i += threads / (d / 8))
+    cp_async_16_or_zeros(tile(row + i, col), part(i, 0), i < rows);
+}
 
 /// The rows of one head of a sequence: `rows` of them, from row `start` of the tensor on. All lie inside the tensor,
 /// whatever the arrays on the device hold.

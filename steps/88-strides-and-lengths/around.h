@@ -91,11 +91,11 @@ struct SharedStorage {
   Tile<int, 1, 4> number;  // the block's
 };
 
-/// Initialises the barriers, and returns the block's number. Blocks are numbered in the order in which they begin, so those
-/// before this one have begun.
+/// Initialises the barriers, and returns the block's number.
 template <class T, int d>
 __device__ __forceinline__ int begin_block(SharedStorage<T, d> &smem, unsigned *counters) {
   if (threadIdx.x == 0) {
+    // Blocks are numbered in the order in which they begin, so those before this one have begun.
     const unsigned left = atomic_dec(Matrix<unsigned>{counters, 1, 1}(0, 0), gridDim.x - 1);
     smem.number(0, 0) = left == 0 ? 0 : gridDim.x - left;
     init_copies(smem);
