@@ -24,7 +24,7 @@ struct Unchanged {
 };
 
 /// The operands of a block: K and V, and two stages of the rest.
-template <class T, int d>
+template <class T, int d, int Br = mma_gradients::Br, int Bc = mma_gradients::Bc>
 struct Operands {
   SharedTile<Bc, d, T> K, V;
   SharedTile<Br, d, T> Q[2], dO[2];
@@ -32,39 +32,41 @@ struct Operands {
   Tile<float, 1, Br> lse[2], D[2];
 };
 
-/// Visits tiles of queries with the 128 keys of a block. Warps 0 to 3 keep dV of 32 keys each in `sum`, and compute S^T and
-/// P^T. Warps 4 to 7 keep dK of the same keys, and compute dP^T and dS^T. All add to dQ. `smem` has K and V and the
+/// Visits tiles of queries with the Bc keys of a block. Warps 0 to 3 keep dV of Bc / 4 keys each in `sum`, and compute S^T
+/// and P^T. Warps 4 to 7 keep dK of the same keys, and compute dP^T and dS^T. All add to dQ. `smem` has K and V and the
 /// first visit's Q, dO, lse and D. Of visit t, load_queries(stage, t) starts these copies, hide(x, t) makes the scores of
 /// keys that a query does not see -infinity, and row_of(t) is the first row in dQ's sums. lse is in base 2. It and D are
 /// loaded for `part` times 8 queries at once, before P or dS of these is stored. changes_of(t) is what becomes of the
 /// scores: cap(x) before they are hidden, minus_lse() with what is added to a score, and weight(P, score), of which dS is
 /// computed: P times the derivative of what cap() does.
-template <class T, int part = 1, int d, class Load, class Hide, class Row,
-          class Changes = Unchanged>
-__device__ __forceinline__ void add_visits(FragmentC (&sum)[m_tiles][d / 8], Operands<T, d> &smem,
-                                           int warp, int visits, float scale_log2, float *dQ_sum,
+template <class T, int part = 1, int m_tiles, int d, int Br, int Bc, class Load, class Hide,
+          class Row, class Changes = Unchanged>
+__device__ __forceinline__ void add_visits(FragmentC (&sum)[m_tiles][d / 8],
+                                           Operands<T, d, Br, Bc> &smem, int warp, int visits,
+                                           float scale_log2, float *dQ_sum,
                                            const Load &load_queries, const Hide &hide,
                                            const Row &row_of, const Changes &changes_of = {}) {
+  static_assert(Bc == num_warps / 2 * m_tiles * 16);
   const int lane = threadIdx.x % 32;
   const bool keeps_dV = warp < 4;
   // In each 16 keys and 8 queries a lane has two keys, `key_row` and 8 further, and two queries, `query` and `query` + 1.
-  const int warp_key = warp % 4 * 32, key_row = threadIdx.x / 32 % 4 * 32 + lane / 4;
+  const int warp_key = warp % 4 * (Bc / 4), key_row = threadIdx.x / 32 % 4 * (Bc / 4) + lane / 4;
   const int query = lane % 4 * 2;
-  // Adds dS K of visit t: each warp has 32 of its 64 queries and a quarter of the columns.
+  // Adds dS K of visit t: each warp has half of its queries and a quarter of the columns.
   const auto add_to_dQ = [&](int t) {
     auto &dS = smem.P_dS[t % 2];
-    constexpr int cols = d / 4;
-    const int warp_row = warp / 4 * 32, warp_col = warp % 4 * cols;
-    FragmentC dq[2][cols / 8] = {};
+    constexpr int cols = d / 4, query_tiles = Br / 32;
+    const int warp_row = warp / 4 * (Br / 2), warp_col = warp % 4 * cols;
+    FragmentC dq[query_tiles][cols / 8] = {};
 #pragma unroll 4  // unrolled further, it takes more registers than there are
     for (int key = 0; key < Bc; key += 16) {
-      FragmentA ds[2];
-      for (int mt = 0; mt < 2; mt++)
+      FragmentA ds[query_tiles];
+      for (int mt = 0; mt < query_tiles; mt++)
         ds[mt] = ldmatrix_x4_trans(
             dS(key + lane % 8 + lane / 16 * 8, warp_row + mt * 16 + lane / 8 % 2 * 8));
       for (int n = 0; n < cols / 8; n += 2) {
         const auto k = ldmatrix_x4_trans(smem.K(key + lane % 16, warp_col + n * 8 + lane / 16 * 8));
-        for (int mt = 0; mt < 2; mt++) {
+        for (int mt = 0; mt < query_tiles; mt++) {
           mma<T>(dq[mt][n], ds[mt], {k[0], k[1]});
           mma<T>(dq[mt][n + 1], ds[mt], {k[2], k[3]});
         }
@@ -72,7 +74,7 @@ __device__ __forceinline__ void add_visits(FragmentC (&sum)[m_tiles][d / 8], Ope
     }
     const std::int64_t row = row_of(t) + warp_row;
 #pragma unroll
-    for (int mt = 0; mt < 2; mt++) {
+    for (int mt = 0; mt < query_tiles; mt++) {
       const Matrix<float> sums = sums_of<d>(dQ_sum, row + mt * 16, warp_col);
       for (int n = 0; n < cols / 8; n++)
         for (int e = 0; e < 4; e++) red_add(sums(n * 4 + e, lane), dq[mt][n][e]);

@@ -39,14 +39,15 @@ __device__ __forceinline__ auto plan_of(const Problem &problem, const Rows &quer
   return found;
 }
 
-/// Makes the scores of keys that a query does not see -infinity, or `hidden`. The warp has 32 keys, and `keys_end` keys exist from the
-/// block's first on.
+/// Makes the scores of keys that a query does not see -infinity, or `hidden`. `keys_end` keys exist from the block's first
+/// on.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void hide_scores(FragmentC (&x)[m_tiles][n_tiles], int warp_key,
                                             int key_row, int query, const Visit &visit,
                                             int keys_end, float hidden = -INFINITY) {
-  constexpr int Br = n_tiles * 8;
-  if (warp_key + 32 > keys_end || warp_key + 31 > visit.to || warp_key - (Br - 1) < visit.from) {
+  constexpr int Br = n_tiles * 8, keys = m_tiles * 16;
+  if (warp_key + keys > keys_end || warp_key + keys - 1 > visit.to ||
+      warp_key - (Br - 1) < visit.from) {
 #pragma unroll
     for (int mt = 0; mt < m_tiles; mt++)
       for (int n = 0; n < Br / 8; n++)

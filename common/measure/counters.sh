@@ -92,6 +92,7 @@ problems="
 65 --window-size 100:20 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
 69 --causal --kv-heads 1 --seqlen-k 517 --batch 1 --heads 3 --seqlen 333 --head-dim 96
 69 --window-size 100:20 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 128
+69 --batch 1 --heads 1 --seqlen 259 --head-dim 256
 66 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64
 66 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 67 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 64

@@ -24,6 +24,12 @@ using namespace mma_gradients;
 namespace {
 
 constexpr int whole_tiles = 128;  // the workspace has such a multiple of rows for a sequence
+// Queries and keys of a tile. Above 128 columns a thread has registers for the sums of 16 keys, and a block has 163 KB for
+// 64 keys and two stages of 32 queries.
+template <int d>
+constexpr int tile_queries = d <= 128 ? Br : 32;
+template <int d>
+constexpr int tile_keys = d <= 128 ? Bc : 64;
 
 /// What the keys need of each query, and dQ's sums begin at 0. A warp takes one row. A query that does not exist, or
 /// sees no key, gets an infinite log-sum-exp: its weights are 0 then.
@@ -56,7 +62,7 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <class T, int d>
-struct SharedStorage : Operands<T, d> {
+struct SharedStorage : Operands<T, d, tile_queries<d>, tile_keys<d>> {
   // What is the same for all threads: the loop leaves no registers for it.
   Tile<Rows, 1, 1> queries, keys;
   Tile<Plan, 1, 1> plan;
@@ -64,8 +70,9 @@ struct SharedStorage : Operands<T, d> {
   Tile<std::int64_t, 1, 1> first_in_workspace;
 };
 
-/// dK and dV of 128 keys, and what these keys add to dQ. `changes`: with a soft cap or ALiBi, or both.
-template <class T, int d, bool changes>
+/// dK and dV of a tile of keys, and what these keys add to dQ. `changes`: with a soft cap or ALiBi, or both.
+template <class T, int d, bool changes, int Br = tile_queries<d>, int Bc = tile_keys<d>,
+          int m_tiles = Bc / 64>
 __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per SM
     gradients(const Backward problem, const float *lse_log2,
               const float *D,  // [heads' rows]
@@ -134,7 +141,7 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
   // and compute dP^T and dS^T. In each 16 keys and 8 queries a lane has two keys, `key_row` and 8 further,
   // and two queries, `query` and `query` + 1.
   const bool keeps_dV = warp < 4;
-  const int warp_key = warp % 4 * 32, key_row = threadIdx.x / 32 % 4 * 32 + lane / 4;
+  const int warp_key = warp % 4 * (Bc / 4), key_row = threadIdx.x / 32 % 4 * (Bc / 4) + lane / 4;
   const int query = lane % 4 * 2;
   FragmentC sum[m_tiles][d / 8] = {};
   const auto hide = [&](auto &x, int t) {
@@ -215,8 +222,8 @@ void run(const Backward &p) {
                     dQ_sum, rows);
   if (p.seqlen_k > 0)
     launch_on<SharedStorage<T, d>>(p.stream, gradients<T, d, changes>,
-                                   grid_of<Bc>(p, p.window_right == 0), block, p, lse_log2, D,
-                                   dQ_sum, rows, scale_log2, to_cap);
+                                   grid_of<tile_keys<d>>(p, p.window_right == 0), block, p,
+                                   lse_log2, D, dQ_sum, rows, scale_log2, to_cap);
   if (longest > 0)
     launch_on<void>(p.stream, round_dQ<T, d>, dim3(longest / 16 / num_warps, heads), block, p,
                     dQ_sum, rows);
@@ -230,7 +237,7 @@ void run(const Backward &p) {
 
 template <class T>
 void run(const Backward &p) {
-  p.head_dim <= 64 ? run<T, 64>(p) : run<T, 128>(p);
+  p.head_dim <= 64 ? run<T, 64>(p) : p.head_dim <= 128 ? run<T, 128>(p) : run<T, 256>(p);
 }
 
 void backward(const Backward &call) {
@@ -238,7 +245,7 @@ void backward(const Backward &call) {
   p.type == Type::kBf16 ? run<bf16>(p) : run<half>(p);
 }
 std::size_t workspace_bytes(const Backward &p) {
-  const int columns = p.head_dim <= 64 ? 64 : 128;
+  const int columns = p.head_dim <= 64 ? 64 : p.head_dim <= 128 ? 128 : 256;
   return all_rows_in_workspace<whole_tiles>(p) * (columns + 2) * sizeof(float);
 }
 
@@ -249,7 +256,7 @@ EXPORT_STEP({
     .default_batch = 16,
     .launch = [](const Problem &p) { backward(backward_of(p)); },
     .workspace_bytes = [](const Problem &p) { return workspace_bytes(backward_of(p)); },
-    .head_dims = {64, 128, 96, 32},
+    .head_dims = {64, 128, 96, 32, 256, 160},
     .gradients = true,
     .same_bits = false,
 });
