@@ -259,16 +259,14 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
       __syncwarp();
       if (lane == 0) mbarrier_arrive(smem.dS_empty);
 
-      // In turns a warp adds when all four of each block between the first that visits this tile and this one have added.
+      // In turns: how many warps have added to this tile, of the blocks between the first that visits it and this one.
       auto &&turn = Matrix<unsigned>{sums.counters + 1 + tile, 1, 1}(0, 0);
-      if constexpr (in_turns) {
-        const int first_visitor = max(0, plan.lowest + first_key + q_row) / block_keys;
-        // A counter may skip a value if arrays that nobody checked give two sequences the same rows.
-        if (lane == 0) wait_until_at_least(turn, 4 * (key_tile - first_visitor));
-        __syncwarp();
-      }
+      const int first_visitor = max(0, plan.lowest + first_key + q_row) / block_keys;
+      // A counter may skip a value if arrays that nobody checked give two sequences the same rows.
+      if (in_turns && lane == 0) wait_until_at_least(turn, (key_tile - first_visitor) * 4);
+      if constexpr (in_turns) __syncwarp();
 
-      // dQ = dS K, 64 columns after 64 columns.
+        // dQ = dS K, 64 columns after 64 columns.
 #pragma unroll 1
       for (int c = 0; c < d / chunk; c++) {
         wgmma_fence();
@@ -284,10 +282,8 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
           red_add(sums_of_dQ(0, e * 128 + threadIdx.x % 128 * 4),
                   Vector<float, 4>{dq(e), dq(e + 1), dq(e + 2), dq(e + 3)});
       }
-      if constexpr (in_turns) {
-        __syncwarp();  // all lanes have added
-        if (lane == 0) red_release_add(turn, 1);
-      }
+      if constexpr (in_turns) __syncwarp();  // all lanes have added
+      if (in_turns && lane == 0) red_release_add(turn, 1);
     }
     named_barrier_sync(all_multiplied, 3 * 128);  // K has been read
   }
