@@ -11,7 +11,7 @@
 //             it is the limit, as in step 66. With step 67's loss beside that limit, 15%, a visit takes 3100 clocks.
 #include <algorithm>
 
-#include "steps/80-backward-for-models/block.h"
+#include "steps/80-backward-for-models/launch.h"
 
 namespace {
 
@@ -263,10 +263,12 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
       auto &&turn = Matrix<unsigned>{sums.counters + 1 + tile, 1, 1}(0, 0);
       const int first_visitor = max(0, plan.lowest + first_key + q_row) / block_keys;
       // A counter may skip a value if arrays that nobody checked give two sequences the same rows.
-      if (in_turns && lane == 0) wait_until_at_least(turn, (key_tile - first_visitor) * 4);
-      if constexpr (in_turns) __syncwarp();
+      if constexpr (in_turns) {
+        if (lane == 0) wait_until_at_least(turn, (key_tile - first_visitor) * 4);
+        __syncwarp();
+      }
 
-        // dQ = dS K, 64 columns after 64 columns.
+      // dQ = dS K, 64 columns after 64 columns.
 #pragma unroll 1
       for (int c = 0; c < d / chunk; c++) {
         wgmma_fence();
@@ -282,8 +284,10 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
           red_add(sums_of_dQ(0, e * 128 + threadIdx.x % 128 * 4),
                   Vector<float, 4>{dq(e), dq(e + 1), dq(e + 2), dq(e + 3)});
       }
-      if constexpr (in_turns) __syncwarp();  // all lanes have added
-      if (in_turns && lane == 0) red_release_add(turn, 1);
+      if constexpr (in_turns) {
+        __syncwarp();  // all lanes have added
+        if (lane == 0) red_release_add(turn, 1);
+      }
     }
     named_barrier_sync(all_multiplied, 3 * 128);  // K has been read
   }
