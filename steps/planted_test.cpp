@@ -69,15 +69,16 @@ std::string source_of(const std::string &step) {
       of("71", "hopper_attention.h"), of("74", "mma_gradients.h"), of("74", "zigzag.h"),
       of("75", "hopper_attention.h"), of("75", "zigzag.h"), of("76", "zigzag.h"),
       of("80", "hopper_backward.h"), of("80", "visits.h"), of("81", "visits.h"),
-      of("87", "visits.h"), of("88", "hopper_backward.h");
+      of("87", "visits.h"), of("87", "hopper_backward.h"), of("88", "hopper_backward.h");
   if (step.starts_with("8"))
-    for (const char *const header : {"69-training/rows.h", "88-strides-and-lengths/around.h"})
+    for (const char *const header : {"69-training/rows.h", "88-strides-and-lengths/"})
       held.push_back(std::string("#include \"steps/") + header);
   if (step.starts_with("69")) held.push_back("#include \"steps/69-training/rows.h");
   if (step.starts_with("57")) held.push_back("#include \"steps/69-training/backward.h");
   if (step.starts_with("81"))
     for (const char *const header : {"69-training/sinks.h", "80-backward-for-models/"})
       held.push_back(std::string("#include \"steps/") + header);
+  if (step.starts_with("87")) held.push_back("#include \"steps/80-backward-for-models/launch.h");
   const auto next = [&] {
     std::size_t first = std::string::npos;
     for (const std::string &start : held) first = std::min(first, source.find(start));

@@ -65,7 +65,8 @@ void learn(Knowledge &knowledge, const Knowledge &more) {
 bool covers(const Knowledge &knowledge, unsigned thread, Time time) {
   return std::any_of(knowledge.begin(), knowledge.end(), [=](const Known &known) {
     return known.begin <= time && time < known.end &&
-           (known.thread == Known::kAll || known.thread == thread);
+           (known.thread == Known::kAll || known.thread == Known::kWarp + thread / 32 ||
+            known.thread == thread);
   });
 }
 
@@ -185,9 +186,10 @@ void Clocks::fence(unsigned thread) {
 Knowledge Clocks::to_publish(unsigned thread) const {
   Knowledge all_of_it = known_to_block_;
   learn(all_of_it, foreign_[thread].known);
-  // Of its own block what it knows of every thread, and what it did itself. (What it knows besides, of
-  // its warp, waits for a barrier of the block.)
+  // Of its own block what it knows of every thread, or of every lane of its warp, and what it did itself. (What it
+  // knows besides waits for a barrier of the block.)
   Time all = all_;
+  const Time of_warp = known_in_warp(thread);
   if (!exact_.empty()) {
     const Moment *least_of_warp = row(thread) + 2 * std::size_t{capacity_};
     const Moment least = *std::min_element(least_of_warp, least_of_warp + of_warp_.size());
@@ -197,6 +199,8 @@ Knowledge Clocks::to_publish(unsigned thread) const {
   spans.push_back({span_begin_, now_});
   for (const Span &span : spans) {
     if (span.begin < all) learn(all_of_it, {{span.begin, std::min(span.end, all), Known::kAll}});
+    if (span.begin < of_warp)
+      learn(all_of_it, {{span.begin, std::min(span.end, of_warp), Known::kWarp + thread / 32}});
     learn(all_of_it, {{span.begin, span.end, thread}});
   }
   return all_of_it;

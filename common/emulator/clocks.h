@@ -28,9 +28,10 @@ constexpr int kActorBits = 11;
 /// compared four at a time. 0 is before it.
 using Moment = std::int32_t;
 
-/// What threads of other blocks did from `begin` to before `end`: all of a block's, or one.
+/// What threads of other blocks did from `begin` to before `end`: all of a block's, those of a warp (kWarp + its number),
+/// or one.
 struct Known {
-  static constexpr unsigned kAll = ~0u;
+  static constexpr unsigned kAll = ~0u, kWarp = 1u << 31;
   Time begin, end;
   unsigned thread;
 };

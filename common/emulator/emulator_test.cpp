@@ -670,6 +670,45 @@ TEST_CASE("emulator: wait_until learns what red_release_add publishes, and nothi
   }
 }
 
+TEST_CASE(
+    "emulator: a lane publishes what its warp has done before a __syncwarp, and no other warp's") {
+  const Setup setup;
+  const Global<float> memory(64);
+  const Global<unsigned> counters(1, 0);
+  const Matrix<float> m{memory.data, 1, 64};
+  const Matrix<unsigned> counter{counters.data, 1, 1};
+  struct Order {
+    bool before = true, after = true;  // __syncwarp
+    int other_lane = 5;                // whose store a thread of the other block reads
+    bool exact = false;                // lanes that synchronise in halves make the clocks exact
+  };
+  const auto error_with = [&](const Order &order) {
+    counters.data[0] = 0;
+    return error_of<void>(dim3(2), dim3(64), [&, order] {
+      const int thread = static_cast<int>(threadIdx.x);
+      if (order.exact) __syncwarp(thread % 32 < 16 ? 0xffffu : 0xffff0000u);
+      if (blockIdx.x == 0) {
+        m(0, thread) = 1.0f;
+        if (order.before) __syncwarp();
+        if (thread == 0) red_release_add(counter(0, 0), 1);
+      } else if (thread < 32) {
+        if (thread == 0) wait_until(counter(0, 0), 1);
+        if (order.after) __syncwarp();
+        if (thread == (order.after ? 7 : 0)) read(m(0, order.other_lane));
+        if (!order.after && thread == 7) read(m(0, 0));
+      }
+    });
+  };
+  const std::string other = "no fences and atomics order the two";
+  for (const bool exact : {false, true}) {
+    CAPTURE(exact);
+    CHECK(error_with({.exact = exact}) == "");
+    CHECK(contains(error_with({.before = false, .exact = exact}), other));
+    CHECK(contains(error_with({.after = false, .exact = exact}), other));
+    CHECK(contains(error_with({.other_lane = 40, .exact = exact}), other));
+  }
+}
+
 TEST_CASE("emulator: a wait_until that no block can end is reported, and no other") {
   const Setup setup;
   const Global<unsigned> counters(2, 0);

@@ -7,31 +7,36 @@
 constexpr int consumers = 2;  // warpgroups that compute, with 64 keys each
 constexpr int Bc = consumers * 64;
 constexpr int stages = 2;  // of Q and dO
+// Rows of Q in a tile: what registers and shared memory allow. Step 87 has the head dims above 128.
 template <int d>
-constexpr int Br =
-    d == 64 ? 128 : 80;  // rows of Q in a tile: what registers and shared memory allow
+constexpr int Br = d == 64    ? 128
+                   : d <= 128 ? 80
+                              : 64;
 // The last warpgroup of a block is the producer.
 constexpr int threads = (consumers + 1) * 128;
 // Registers of a thread after setmaxnreg. An SM has 65,536.
 constexpr int consumer_registers = 240, producer_registers = 24;
 static_assert(128 * (consumers * consumer_registers + producer_registers) <= 65536);
 
-/// Where in a tile of dQ's sums an element is. They lie as the accumulators of dQ^T do: 4 elements of each
-/// thread of a warpgroup, then the next 4. A warpgroup has 64 columns of dQ and all queries of the tile; at
-/// head dim 64 it has all columns of half of them.
+/// Where in a tile of dQ's sums an element is. They lie as the accumulators do: 4 elements of each thread of a
+/// warpgroup, then the next 4. Accumulators of dQ^T are 64 columns of dQ and all queries of the tile; at head dim 64
+/// all columns of half of them. Above 128 columns they are of dQ: all queries, and 64 columns after 64.
 template <int d>
 __device__ constexpr int place_in_dQ(int query, int col) {
-  const int warpgroup = d == 64 ? query / (Br<d> / 2) : col / 64;
-  const int row = col % 64, column = d == 64 ? query % (Br<d> / 2) : query;  // of the accumulators
+  const int part = d == 64 ? query / (Br<d> / 2) : col / 64;
+  const int of_query = d == 64 ? query % (Br<d> / 2) : query, of_col = col % 64;
+  const int row = d > 128 ? of_query : of_col, column = d > 128 ? of_col : of_query;
   const int thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
-  return warpgroup * (Br<d> * d / 2) + column / 8 * 512 + thread * 4 + row / 8 % 2 * 2 + column % 2;
+  return part * (Br<d> * (d == 64 ? 32 : 64)) + column / 8 * 512 + thread * 4 + row / 8 % 2 * 2 +
+         column % 2;
 }
 
-/// Writes dK or dV of a warpgroup's 64 keys, times a factor and rounded, to their tile.
-template <class T, int d>
-__device__ __forceinline__ void write_keys(TmaTile<64, d, T> &tile, Accumulator<d> &x,
-                                           float factor) {
-  const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16, col = threadIdx.x % 32 / 16 * 8;
+/// Writes dK or dV of a warpgroup's 64 keys, times a factor and rounded, to their tile, from a column on.
+template <class T, int d, int columns>
+__device__ __forceinline__ void write_keys(TmaTile<64, d, T> &tile, Accumulator<columns> &x,
+                                           float factor, int first_col = 0) {
+  const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16;
+  const int col = first_col + threadIdx.x % 32 / 16 * 8;
 #pragma unroll
   for (int e = 0; e < x.size; e += 8)
     stmatrix_x4(tile(row, e * 2 + col), {cvt_rn_x2<T>(x(e) * factor, x(e + 1) * factor),

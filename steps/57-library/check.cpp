@@ -20,7 +20,7 @@ constexpr int kMostQueries = kMostBlocks * 128;  // a block of the kernel for pr
 // The kernel that stores keys numbers its blocks of 128 threads with an int, and a key has up to 32 threads.
 constexpr int kMostKeys = 1 << 27;
 // Of the backward pass: a block has 128 keys, and its workspace has room behind each packed sequence.
-constexpr int kMostHeadDimBackward = 128, kMostKeysBackward = kMostBlocks * 128;
+constexpr int kMostKeysBackward = kMostBlocks * 128;
 constexpr int kMostPackedBackward = 1 << 30;
 
 std::string number(std::int64_t value) {
@@ -351,9 +351,6 @@ void check_sizes(const attention_problem &p, const attention_gradients &g) {
            static_cast<std::int64_t>(g.struct_bytes),
            "must be " + number(sizeof g) + ", as this library's header has it");
   const std::string where = " in attention_backward";
-  if (p.head_dim > kMostHeadDimBackward)
-    refuse(ATTENTION_HEAD_DIM, "head_dim", p.head_dim,
-           "must be " + number(kMostHeadDimBackward) + " or less" + where);
   if (head_dim_of_v(p) != p.head_dim)
     refuse(ATTENTION_BACKWARD, "head_dim_v", p.head_dim_v,
            "must be 0 or head_dim " + number(p.head_dim) + where);
@@ -371,6 +368,12 @@ void check_sizes(const attention_problem &p, const attention_gradients &g) {
                                                  {"V_new.data", p.V_new.data}};
   for (const auto &[name, is] : nulls)
     if (is) refuse(ATTENTION_BACKWARD, name, "must be NULL" + where);
+  if (p.head_dim > 128) {
+    const std::string wide = " above head_dim 128" + where;
+    if (p.softcap != 0) refuse(ATTENTION_BACKWARD, "softcap", "must be 0" + wide);
+    if (p.alibi_slopes) refuse(ATTENTION_BACKWARD, "alibi_slopes", "must be NULL" + wide);
+    if (p.sink_logits) refuse(ATTENTION_BACKWARD, "sink_logits", "must be NULL" + wide);
+  }
   if (g.d_sink_logits && !p.sink_logits)
     refuse(ATTENTION_BACKWARD, "d_sink_logits", "must be NULL without sink_logits");
 }

@@ -5,8 +5,8 @@
 Each test function gets as many cases of its grid as --cases says, drawn from the seed. What the library does not
 have is left out, and counted: dropout, and in Hopper's tests chunks, qv, fp8 and merging; and deterministic gradients
 where the GPU is not Hopper. Gradients are the library's where attention_backward takes the call, on Hopper the
-deterministic ones, too. The tests ask for others in the same cases: those of more than 128 columns. These are the
-textbook's formula's in fp32, and say nothing of the library. A V of more than 256 columns is the formula's,
+deterministic ones, and those of more than 128 columns without a soft cap and ALiBi, too. The tests ask for others in the
+same cases. These are the textbook's formula's in fp32, and say nothing of the library. A V of more than 256 columns is the formula's,
 too, because a case has it beside what is tested. --emulator runs on the CPU, with a library built for the emulator.
 """
 
@@ -124,7 +124,8 @@ def run(q, k, v, *, scale, causal, window, softcap, slopes=None, arrays={}, k_ne
     by_library += 1
     columns = -(-max(q.shape[-1], v.shape[-1]) // 8) * 8
     others = (k_new, rope, arrays.get("page_table"), arrays.get("cache_index"))
-    is_taken = columns <= 128 and all(x is None for x in others)
+    is_wide = has_hoppers_kernels() and not softcap and slopes is None
+    is_taken = (columns <= 128 or is_wide) and all(x is None for x in others)
     if trains(q, k, v) and is_taken and (not deterministic or has_hoppers_kernels()):
         gradients_by_library += 1
         deterministic_by_library += bool(deterministic)
@@ -296,8 +297,6 @@ def why_left_out(test, parameters):
         return "qv"
     if test.endswith("_deterministic") and not has_hoppers_kernels():
         return "a deterministic backward pass, which is Hopper's alone"
-    if test.endswith("_deterministic") and parameters.get("d", 0) > 128:
-        return "a deterministic backward pass of more than 128 columns"
     if "race_condition" in test and not torch.cuda.is_available():
         return "70 GB of memory"
     return "merging of results, and entry points of their C++" if re.search("combine|bw_compat", test) else None

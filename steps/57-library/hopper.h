@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which calls the kernels of steps 53, 54, 56 and 81 take, and such a call as the Problem that they take.
+// Which calls the kernels of steps 53, 54, 56, 81 and 87 take, and such a call as the Problem that they take.
 #pragma once
 
 #include "steps/57-library/call.h"
@@ -48,7 +48,7 @@ inline Strides strides_for_map(const Problem &p, const Mapped &tensor, bool pack
                  step(tensor.heads, tensor.strides.head), step(tensor.rows, tensor.strides.row)};
 }
 
-/// The most tiles of Q that steps 53, 54 and 56 number, and of keys that step 81 does.
+/// The most tiles of Q that steps 53, 54 and 56 number, and of keys that steps 81 and 87 do.
 constexpr std::int64_t most_hopper_tiles = 1 << 30;
 
 /// Whether they take calls of this kind at all. Up to 16 queries are new tokens (decodes). Up to 32 columns the kernels
@@ -69,9 +69,10 @@ inline bool hopper_takes(const Call &p, const Hopper &hopper) {
          has_map(mapped_keys(p, p.K, p.K_strides)) && has_map(mapped_keys(p, p.V, p.V_strides));
 }
 
-/// Whether the kernel of step 81 takes the backward pass.
+/// Whether the kernel of step 81, or above head dim 128 of step 87, takes the backward pass.
 inline bool hopper_takes(const Backward &p) {
-  if (std::int64_t{p.batch} * p.kv_heads * ((p.seqlen_k + 127) / 128) > most_hopper_tiles)
+  const int keys = p.head_dim > 128 ? 64 : 128;  // of a tile
+  if (std::int64_t{p.batch} * p.kv_heads * ((p.seqlen_k + keys - 1) / keys) > most_hopper_tiles)
     return false;
   return has_map(mapped_queries(p, p.Q, p.Q_strides)) &&
          has_map(mapped_queries(p, p.dO, p.dO_strides)) &&

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Step 81's kernel for the library, as its chapter has it. It is compiled for sm_90a alone.
+// Step 81's kernel for the library, as its chapter has it, and step 87's above head dim 128. They are compiled for sm_90a
+// alone, so each is an object of its own.
 #include "common/kernel/kernel.h"
 
 #undef EXPORT_STEP
@@ -7,6 +8,6 @@
 #include "steps/81-score-gradients/attention.cu"
 
 const BackwardKernels HOPPER_BACKWARD = {
-    [](const Backward &p) { backward(p); },
-    [](const Backward &p) { return workspace_bytes(p); },
+    [](const Backward &p) { p.head_dim > 128 ? HOPPER_WIDE_BACKWARD(p) : backward(p); },
+    [](const Backward &p) { return workspace_bytes(p); },  // of both
 };

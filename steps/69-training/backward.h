@@ -16,12 +16,16 @@ struct BackwardKernels {
 #ifdef __CUDACC__
 #define BACKWARD gpu_backward
 #define HOPPER_BACKWARD gpu_hopper_backward
+#define HOPPER_WIDE_BACKWARD gpu_hopper_wide_backward
 #else
 #define BACKWARD cpu_backward
 #define HOPPER_BACKWARD cpu_hopper_backward
+#define HOPPER_WIDE_BACKWARD cpu_hopper_wide_backward
 #endif
 extern const BackwardKernels BACKWARD;
-extern const BackwardKernels HOPPER_BACKWARD [[gnu::weak]];  // step 81's, for sm_90a alone
+extern const BackwardKernels HOPPER_BACKWARD
+    [[gnu::weak]];                            // steps 81's and 87's, for sm_90a alone
+void HOPPER_WIDE_BACKWARD(const Backward &);  // step 87's
 
 /// The call that a program's problem is: dO and dQ lie as O does, dK as K and dV as V.
 static inline Backward backward_of(const Problem &problem, bool deterministic = false) {

@@ -11,7 +11,7 @@
 #include <algorithm>
 
 #include "common/kernel/visits.h"
-#include "steps/88-strides-and-lengths/around.h"
+#include "steps/88-strides-and-lengths/storage.h"
 
 namespace {
 

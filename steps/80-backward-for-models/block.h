@@ -1,33 +1,13 @@
 // SPDX-License-Identifier: MIT
-// What step 80 has in its kernel, for the steps after it: a block's keys, the producer, and the stores of dK and dV.
+// What step 80 has in its kernel, for step 81: the producer, and the stores of dK and dV.
 #pragma once
 
-#include "common/kernel/visits.h"
-#include "steps/88-strides-and-lengths/around.h"
+#include "steps/80-backward-for-models/launch.h"
+#include "steps/88-strides-and-lengths/storage.h"
 
 namespace {
 
-/// The keys of a block.
-struct Keys {
-  Rows rows;  // of the head and sequence
-  int tile, first, here;
-};
-
-/// Returns the keys of the block with this number.
-__device__ __forceinline__ Keys keys_of_block(const Backward &problem, int number, int key_tiles,
-                                              int heads_at_once) {
-  // The blocks of `heads_at_once` heads of K follow each other: the first keys of each head, then the next.
-  const int kv_heads = gridDim.x / key_tiles;
-  const int first_head = number / (heads_at_once * key_tiles) * heads_at_once;
-  const int some = min(heads_at_once, kv_heads - first_head);
-  const int place = number - first_head * key_tiles, kv_head = first_head + place % some;
-  const int key_tile = place / some, first_key = key_tile * Bc, b = kv_head / problem.kv_heads;
-  const Rows keys = keys_of(problem, b, kv_head % problem.kv_heads);
-  const int keys_here = min(keys.rows - first_key, Bc);
-  return {keys, key_tile, first_key, keys_here};
-}
-
-/// Loads the block's K and V, then Q and dO of each visit, with the numbers of their queries. One thread calls this.
+/// Loads the block's K and V, then what the visits need. One thread calls this.
 template <class T, int d, class Next>
 __device__ __forceinline__ void load_tiles(SharedStorage<T, d> &smem, const SequenceMap &map_Q,
                                            const SequenceMap &map_dO, const SequenceMap &map_K,
@@ -36,7 +16,7 @@ __device__ __forceinline__ void load_tiles(SharedStorage<T, d> &smem, const Sequ
                                            int visits, int last_row, const Next &next) {
   const auto &[keys, key_tile, first_key, keys_here] = own;
   const int b = keys.b;
-  const SequenceRows of_q = {queries.start, queries.rows}, of_k = {keys.start, keys.rows};
+  const SequenceRows of_k = {keys.start, keys.rows};
   mbarrier_arrive_expect_tx(smem.KV_full, sizeof(smem.K) + sizeof(smem.V));
   for (int i = 0; i < consumers; i++) {
     // TMA wants a row of the sequence. A warpgroup without one gets the other's keys, and hides them.
@@ -44,19 +24,7 @@ __device__ __forceinline__ void load_tiles(SharedStorage<T, d> &smem, const Sequ
     tma_load(smem.K[i], map_K, of_k, row, keys.head, b, smem.KV_full);
     tma_load(smem.V[i], map_V, of_k, row, keys.head, b, smem.KV_full);
   }
-  for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
-    const int stage = n % stages, parity = n / stages % 2;
-    const std::int64_t row = row_0 + std::int64_t{h} * sums.rows + q_row;
-    mbarrier_wait(smem.empty[stage], parity ^ 1);  // new stages count as empty
-    const auto load = [&](auto &tile, const SequenceMap &map, auto &numbers, const float *all,
-                          Mbarrier &full) {
-      mbarrier_arrive_expect_tx(full, sizeof tile + sizeof numbers);
-      tma_load(tile, map, of_q, q_row, queries.head + h, b, full);
-      bulk_load<Br<d>>(numbers(0, 0), Matrix<const float>{all + row, 1, Br<d>}(0, 0), full);
-    };
-    load(smem.Q[stage], map_Q, smem.lse[stage], sums.lse_log2, smem.Q_full[stage]);
-    load(smem.dO[stage], map_dO, smem.D[stage], sums.D, smem.dO_full[stage]);
-  }
+  load_visits<d>(smem, map_Q, map_dO, sums, queries, row_0, visits, last_row, next);
 }
 
 /// Adds visit n's dQ to a tile, when the keys before these have added. One thread of another warp calls this.

@@ -203,28 +203,12 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
 
 template <class T, int d, bool softcap, bool alibi>
 void run(const Backward &p) {
-  const Sums sums = sums_in_workspace<d>(p);
-  const int longest = (p.seqlen_q + Br<d> - 1) / Br<d> * Br<d>;
-  const int heads = p.batch * p.heads, kv_heads = p.batch * p.kv_heads;
-  const int group = p.heads / p.kv_heads;  // heads of Q that share keys
-  const int key_tiles = (p.seqlen_k + Bc - 1) / Bc;
-  // As many heads at once as have 40 MB of Q, dO and dQ's sums, because an H200 has 50 MB of L2. If all blocks take equally
-  // long and none waits for another, one head at a time.
-  const std::int64_t bytes = std::int64_t{group} * longest * d * 8;
-  const bool side_by_side = p.deterministic || p.window_left >= 0 || p.window_right >= 0;
-  const int heads_at_once =
-      side_by_side ? std::clamp<std::int64_t>((40 << 20) / bytes, 1, kv_heads) : 1;
   // With a scale of 0 a masked score would be -inf * 0 = NaN.
   const float scale_log2 = softcap ? p.softcap * log2_e : std::max(p.scale * log2_e, 1e-20f);
   const float to_cap = softcap ? p.scale / p.softcap : 0;
-  launch_on<void>(p.stream, begin<T, d>, dim3(longest / 4, heads), dim3(128), p, sums);
-  launch_on<SharedStorage<T, d>>(
-      p.stream, gradients<T, d, softcap, alibi>, dim3(key_tiles * kv_heads), dim3(threads),
-      map_of_queries<T, d>(p, p.Q, p.Q_strides), map_of_queries<T, d>(p, p.dO, p.dO_strides),
-      map_of_keys<T>(p, p.K, p.K_strides), map_of_keys<T>(p, p.V, p.V_strides),
-      map_of_keys<T>(p, p.dK, p.dK_strides), map_of_keys<T>(p, p.dV, p.dV_strides), p, sums, group,
-      key_tiles, heads_at_once, scale_log2, to_cap);
-  launch_on<void>(p.stream, round_dQ<T, d>, dim3(longest / 8, heads), dim3(d), p, sums);
+  launch_gradients<T, d, SharedStorage<T, d>>(p, gradients<T, d, softcap, alibi>, threads, Bc,
+                                              scale_log2, to_cap);
+  const Sums sums = sums_in_workspace<d>(p);
   add_up_sinks<Br<d>>(p, sums.lse_log2, sums.D, sums.rows);
 }
 

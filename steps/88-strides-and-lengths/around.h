@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What stands around the kernels of steps 88, 80 and 81: the workspace, what comes before and after, and what they have of
-// steps 67 and 68.
+// What stands around the kernels of steps 88, 80, 81 and 87: the workspace, and what comes before and after.
 #pragma once
 
 #include "common/kernel/hopper_backward.h"
@@ -30,7 +29,10 @@ std::size_t workspace_bytes(const Backward &p) {
   return (rows * (d + 2) + rows / Br<d> + 1) * 4;
 }
 inline std::size_t workspace_bytes(const Backward &p) {
-  return p.head_dim <= 64 ? workspace_bytes<64>(p) : workspace_bytes<128>(p);
+  return p.head_dim <= 64    ? workspace_bytes<64>(p)
+         : p.head_dim <= 128 ? workspace_bytes<128>(p)
+         : p.head_dim <= 192 ? workspace_bytes<192>(p)
+                             : workspace_bytes<256>(p);
 }
 
 /// Returns the map of Q or dO; and of K, V, dK or dV.
@@ -51,7 +53,8 @@ SequenceMap map_of_keys(const Backward &p, const void *data, const Strides &stri
 /// query that does not exist, or sees no key, gets an infinite log-sum-exp, so its weights are 0.
 template <class T, int d>
 __global__ void __launch_bounds__(128) begin(const Backward problem, const Sums sums) {
-  constexpr int each = d / 32;  // elements of a lane
+  constexpr int each = d > 128 ? 8 : d / 32;  // elements of a lane; the last ones have none of 192
+  constexpr int of_sums = each < 4 ? each : 4;  // 16 bytes
   const int lane = threadIdx.x % 32, i = blockIdx.x * 4 + threadIdx.x / 32;
   const int b = blockIdx.y / problem.heads, col = lane * each;
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
@@ -72,69 +75,32 @@ __global__ void __launch_bounds__(128) begin(const Backward problem, const Sums 
     }
   }
   for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
-  store(Matrix<float>{sums.dQ + row * d, 1, d}(0, col), Vector<float, each>{});
+  for (int k = lane * of_sums; k < d; k += 32 * of_sums)
+    store(Matrix<float>{sums.dQ + row * d, 1, d}(0, k), Vector<float, of_sums>{});
   if (lane > 0) return;
   Matrix<float>{sums.lse_log2 + row, 1, 1}(0, 0) = lse == -INFINITY ? INFINITY : lse;
   Matrix<float>{sums.D + row, 1, 1}(0, 0) = sum;
   if (i % Br<d> == 0) Matrix<unsigned>{sums.counters + 1 + row / Br<d>, 1, 1}(0, 0) = 0;
 }
 
-template <class T, int d>
-struct SharedStorage {
-  TmaTile<64, d, T> K[consumers], V[consumers];  // at the end dK and dV
-  TmaTile<Br<d>, d, T> Q[stages], dO[stages];
-  TmaTile<Br<d>, Bc, T> dS[2];  // one is written while the other may be read
-  Tile<float, 1, Br<d> * d / consumers> dQ[consumers];
-  Tile<float, 1, Br<d>> lse[stages], D[stages];
-  Mbarrier KV_full, Q_full[stages], dO_full[stages], empty[stages];
-  Mbarrier dQ_full[consumers], dQ_empty[consumers];
-  Tile<int, 1, 4> number;  // the block's
-};
-
-/// Initialises the barriers, and returns the block's number.
-template <class T, int d>
-__device__ __forceinline__ int begin_block(SharedStorage<T, d> &smem, unsigned *counters) {
-  if (threadIdx.x == 0) {
-    // Blocks are numbered in the order in which they begin, so those before this one have begun.
-    const unsigned left = atomic_dec(Matrix<unsigned>{counters, 1, 1}(0, 0), gridDim.x - 1);
-    smem.number(0, 0) = left == 0 ? 0 : gridDim.x - left;
-    init_copies(smem);
-    for (int i = 0; i < consumers; i++) {
-      mbarrier_init(smem.dQ_full[i], 4);  // the warps of a warpgroup
-      mbarrier_init(smem.dQ_empty[i], 1);
-    }
-    mbarrier_fence_init();
-  }
-  __syncthreads();  // the barriers are initialised, and the number is there
-  return uniform(smem.number(0, 0));
+/// Numbers the block. Blocks are numbered in the order in which they begin, so those before this one have begun.
+__device__ __forceinline__ void take_number(Tile<int, 1, 4> &number, unsigned *counters) {
+  const unsigned left = atomic_dec(Matrix<unsigned>{counters, 1, 1}(0, 0), gridDim.x - 1);
+  number(0, 0) = left == 0 ? 0 : gridDim.x - left;
 }
 
-/// Adds visit n's dQ to the sums of a tile: waits until each warpgroup has written its half, and says when it has been read.
-template <class T, int d>
-__device__ __forceinline__ void add_to_dQ(float *dQ_sum, SharedStorage<T, d> &smem,
-                                          std::int64_t tile, int n) {
-  // The engine's additions come after this thread's load, which is the generic proxy's.
-  fence_proxy_async_global();
-  for (int w = 0; w < consumers; w++) {
-    mbarrier_wait(smem.dQ_full[w], n % 2);
-    constexpr int numbers = Br<d> * d / consumers;
-    const std::int64_t part = tile * consumers + w;
-    bulk_red_add<numbers>(Matrix<float>{dQ_sum + part * numbers, 1, numbers}(0, 0),
-                          smem.dQ[w](0, 0));
-    tma_store_commit();
-  }
-  tma_store_wait_read<1>();  // that of the first warpgroup has been read
-  mbarrier_arrive(smem.dQ_empty[0]);
-  tma_store_wait_read<0>();
-  mbarrier_arrive(smem.dQ_empty[1]);
-}
+/// Rows of dQ that a block of round_dQ handles. A warp has 8 rows of 32 columns, so it reads whole sectors, and writes
+/// whole ones. Above head dim 128 a sector holds a row and the one 8 further on, so a warp has 16 rows of 16 columns.
+template <int d>
+constexpr int rounded_rows = d > 128 ? 16 : 8;
 
-/// Multiplies dQ's sums by the scale, rounds and stores them. A thread handles 8 elements of a row, a block 8 rows.
+/// Multiplies dQ's sums by the scale, rounds and stores them. A thread handles 8 elements of a row.
 template <class T, int d>
-__global__ void __launch_bounds__(d) round_dQ(const Backward problem, const Sums sums) {
-  // A warp has 8 rows of 32 columns: it reads whole sectors, and writes whole ones.
-  const int row = blockIdx.x * 8 + threadIdx.x / 4 % 8;
-  const int col = threadIdx.x / 32 * 32 + threadIdx.x % 4 * 8;
+__global__ void __launch_bounds__(d *rounded_rows<d> / 8)
+    round_dQ(const Backward problem, const Sums sums) {
+  constexpr int rows = rounded_rows<d>, in_row = 32 / rows;  // threads of a warp in a row
+  const int row = blockIdx.x * rows + threadIdx.x / in_row % rows;
+  const int col = threadIdx.x / 32 * (in_row * 8) + threadIdx.x % in_row * 8;
   const Rows queries = queries_of(problem, blockIdx.y / problem.heads, blockIdx.y % problem.heads);
   if (row >= queries.rows || col >= problem.head_dim) return;
   const std::int64_t row_0 = first_in_workspace<Br<d>>(problem, queries, sums.rows) +

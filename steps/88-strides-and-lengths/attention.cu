@@ -10,7 +10,7 @@
 //             K, V, Q or dO takes two copies, each of 64 columns.
 #include <algorithm>
 
-#include "steps/88-strides-and-lengths/around.h"
+#include "steps/88-strides-and-lengths/storage.h"
 
 namespace {
 
