@@ -26,7 +26,8 @@ void check_multiple(const std::string &option, int rows, int unit) {
 void check_lengths(const reference::Shape &shape) {
   const std::size_t count = shape.lengths_q.size();
   if (count != static_cast<std::size_t>(shape.batch))
-    throw UsageError("--lengths has " + std::to_string(count) + " of them: must have " +
+    throw UsageError("--lengths has " + std::to_string(count) +
+                     (count == 1 ? " entry" : " entries") + ": must have " +
                      std::to_string(shape.batch) + ", one for each of --batch");
   const auto check = [](const std::string &what, int length, const std::string &option, int most) {
     if (length > most)
@@ -130,6 +131,9 @@ void check_problem(const Options &options, const Step &step) {
     throw UsageError(given("--seqlen-k", shape.seqlen_k) + ": must be " +
                      given("--seqlen", shape.seqlen_q) +
                      " with --layout interleaved, because a row has Q, K and V");
+  if (shape.latent && options.layout == Layout::kInterleaved)
+    throw UsageError(
+        "--layout interleaved cannot be combined with a latent cache, where V is a part of K");
   if (shape.head_dim_v && options.layout == Layout::kInterleaved)
     throw UsageError(given("--head-dim-v", shape.head_dim_v) +
                      " cannot be combined with --layout interleaved, where V's rows are as far "

@@ -167,11 +167,17 @@ TEST_CASE("shape: what does not go together is refused") {
         }) ==
         "--head-dim-v 128 cannot be combined with --layout interleaved, where V's rows are as far "
         "apart as Q's");
+  CHECK(error_after([](Options &o) {
+          o.layout = Layout::kInterleaved;
+          o.shape.latent = true;
+          o.shape.head_dim_v = 512;
+        }) ==
+        "--layout interleaved cannot be combined with a latent cache, where V is a part of K");
   CHECK(error_after([](Options &o) { set_lengths(o, {1}, {1}); }) ==
-        "--lengths has 1 of them: must have 2, one for each of --batch");
+        "--lengths has 1 entry: must have 2, one for each of --batch");
   CHECK(error_after([](Options &o) {
           set_lengths(o, {1, 2, 3}, {1, 2, 3});
-        }) == "--lengths has 3 of them: must have 2, one for each of --batch");
+        }) == "--lengths has 3 entries: must have 2, one for each of --batch");
   CHECK(error_after([](Options &o) {
           set_lengths(o, {1, 65}, {1, 65});
         }) == "--lengths 65: must be at most --seqlen 64");
