@@ -127,13 +127,13 @@ void check_problem(const Options &options, const Step &step) {
   if (shape.heads % shape.kv_heads)
     throw UsageError(given("--kv-heads", shape.kv_heads) + ": must be a divisor of " +
                      given("--heads", shape.heads));
+  if (shape.latent && options.layout == Layout::kInterleaved)
+    throw UsageError(
+        "--layout interleaved cannot be combined with a latent cache, where V is a part of K");
   if (options.layout == Layout::kInterleaved && shape.seqlen_k != shape.seqlen_q)
     throw UsageError(given("--seqlen-k", shape.seqlen_k) + ": must be " +
                      given("--seqlen", shape.seqlen_q) +
                      " with --layout interleaved, because a row has Q, K and V");
-  if (shape.latent && options.layout == Layout::kInterleaved)
-    throw UsageError(
-        "--layout interleaved cannot be combined with a latent cache, where V is a part of K");
   if (shape.head_dim_v && options.layout == Layout::kInterleaved)
     throw UsageError(given("--head-dim-v", shape.head_dim_v) +
                      " cannot be combined with --layout interleaved, where V's rows are as far "
