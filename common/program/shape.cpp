@@ -26,7 +26,8 @@ void check_multiple(const std::string &option, int rows, int unit) {
 void check_lengths(const reference::Shape &shape) {
   const std::size_t count = shape.lengths_q.size();
   if (count != static_cast<std::size_t>(shape.batch))
-    throw UsageError("--lengths has " + std::to_string(count) + " of them: must have " +
+    throw UsageError("--lengths has " + std::to_string(count) +
+                     (count == 1 ? " entry" : " entries") + ": must have " +
                      std::to_string(shape.batch) + ", one for each of --batch");
   const auto check = [](const std::string &what, int length, const std::string &option, int most) {
     if (length > most)
@@ -126,6 +127,9 @@ void check_problem(const Options &options, const Step &step) {
   if (shape.heads % shape.kv_heads)
     throw UsageError(given("--kv-heads", shape.kv_heads) + ": must be a divisor of " +
                      given("--heads", shape.heads));
+  if (shape.latent && options.layout == Layout::kInterleaved)
+    throw UsageError(
+        "--layout interleaved cannot be combined with a latent cache, where V is a part of K");
   if (options.layout == Layout::kInterleaved && shape.seqlen_k != shape.seqlen_q)
     throw UsageError(given("--seqlen-k", shape.seqlen_k) + ": must be " +
                      given("--seqlen", shape.seqlen_q) +

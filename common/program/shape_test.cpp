@@ -76,6 +76,7 @@ TEST_CASE("shape: what is not asked for is the device's default") {
 
 TEST_CASE("shape: latent attention has one head of K, and V in all but 64 of its columns") {
   Step step = kStep;
+  step.tile = 1;
   step.takes = "--latent --kv-heads";
   step.head_dims = {576};
   step.decodes = true;
@@ -91,7 +92,10 @@ TEST_CASE("shape: latent attention has one head of K, and V in all but 64 of its
           2.0 * 576 * options.shape.batch * options.shape.seqlen_k);
     Options interleaved = options;
     interleaved.layout = Layout::kInterleaved;
-    CHECK_THROWS_AS(check_problem(interleaved, step), UsageError);
+    CHECK_THROWS_WITH_AS(
+        check_problem(interleaved, step),
+        "--layout interleaved cannot be combined with a latent cache, where V is a part of K",
+        UsageError);
   }
   Options few;
   few.shape.heads = 6;
@@ -168,10 +172,10 @@ TEST_CASE("shape: what does not go together is refused") {
         "--head-dim-v 128 cannot be combined with --layout interleaved, where V's rows are as far "
         "apart as Q's");
   CHECK(error_after([](Options &o) { set_lengths(o, {1}, {1}); }) ==
-        "--lengths has 1 of them: must have 2, one for each of --batch");
+        "--lengths has 1 entry: must have 2, one for each of --batch");
   CHECK(error_after([](Options &o) {
           set_lengths(o, {1, 2, 3}, {1, 2, 3});
-        }) == "--lengths has 3 of them: must have 2, one for each of --batch");
+        }) == "--lengths has 3 entries: must have 2, one for each of --batch");
   CHECK(error_after([](Options &o) {
           set_lengths(o, {1, 65}, {1, 65});
         }) == "--lengths 65: must be at most --seqlen 64");

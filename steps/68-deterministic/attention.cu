@@ -237,7 +237,8 @@ void run(const Problem &p) {
   auto *const counters = reinterpret_cast<unsigned *>(D + rows);
   const float scale = 1 / sqrtf(d);
   // Q and dO in 16 bits and the sums of so many heads are 40 MB at most. An H200 has 50 MB of L2.
-  const int heads_at_once = std::max(1, (40 << 20) / 8 / (tiles * Br<d> * d));
+  const std::int64_t bytes = std::int64_t{tiles} * Br<d> * d * 8;
+  const int heads_at_once = std::clamp<std::int64_t>((40 << 20) / bytes, 1, heads);
   launch<void>(begin<T, d, Br<d>, unsigned>, dim3(tiles * Br<d> / 4, heads), dim3(128),
                static_cast<const T *>(p.O), static_cast<const T *>(p.dO), p.lse, lse_log2, D,
                dQ_sum, seqlen, tiles, counters);

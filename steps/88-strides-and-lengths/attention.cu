@@ -208,7 +208,8 @@ void run(const Backward &p) {
   const int longest = (p.seqlen_q + Br<d> - 1) / Br<d> * Br<d>;
   const int heads = p.batch * p.heads, key_tiles = (p.seqlen_k + Bc - 1) / Bc;
   // Q and dO in 16 bits and the sums of so many heads are 40 MB at most. An H200 has 50 MB of L2.
-  const int heads_at_once = std::max(1, (40 << 20) / 8 / (longest * d));
+  const std::int64_t bytes = std::int64_t{longest} * d * 8;
+  const int heads_at_once = std::clamp<std::int64_t>((40 << 20) / bytes, 1, heads);
   // With a scale of 0 a masked score would be -inf * 0 = NaN.
   const float scale_log2 = std::max(p.scale * log2_e, 1e-20f);
   launch_on<void>(p.stream, begin<T, d>, dim3(longest / 4, heads), dim3(128), p, sums);
