@@ -203,10 +203,9 @@ struct attention_gradients {
 
 /* Queues the backward pass of a problem: dQ, dK and dV from dO. The problem is that of attention_forward,
  * with the O and the lse that it wrote; they are read here, and lse must be given. The backward pass takes
- * at most 65535 * 128 keys and 2^30 packed queries. It takes no sinks, rope, pages, cache_index, K_new and
- * no head_dim_v but head_dim: they are ATTENTION_BACKWARD. It has no gradient of alibi_slopes. Head dims
- * above 128 need the kernel "hopper" (else ATTENTION_HEAD_DIM), and take no softcap, alibi_slopes and
- * sink_logits: they are ATTENTION_BACKWARD there.
+ * at most 65535 * 128 keys, half of that above head dim 128, and 2^30 packed queries. It takes no sinks,
+ * rope, pages, cache_index, K_new and no head_dim_v but head_dim: they are ATTENTION_BACKWARD. It has no
+ * gradient of alibi_slopes.
  *
  * The workspace may be the one that the calls of this stream share. Its bytes grow as those of the
  * forward pass do; with cu_seqlens_q by batch and total_q, and not by seqlen_q. What is said above
@@ -220,8 +219,9 @@ int attention_backward_workspace_bytes(const struct attention_problem *problem,
  * gradients within the same bound.
  *     "hopper"   on a GPU of compute capability 9.0, by TMA and wgmma. The library must be compiled for
  *                sm_90. Q, dO, K, V, dK and dV need strides that are not 0 (but for a dimension of one),
- *                and less than 2^40 bytes
- *     "mma"      else, by mma.sync, up to head dim 128. It adds to dQ in any order: `deterministic` must be 0
+ *                and less than 2^40 bytes. Above head dim 128 softcap must be 0, and alibi_slopes and
+ *                sink_logits NULL
+ *     "mma"      else, by mma.sync. It adds to dQ in any order: `deterministic` must be 0
  *     "none"     there are no queries, or no keys: the gradients are 0 */
 int attention_backward_kernel(const struct attention_problem *problem,
                               const struct attention_gradients *gradients, char *name,

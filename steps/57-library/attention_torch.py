@@ -151,7 +151,7 @@ def attention(q, k, v, *, k_new=None, v_new=None, return_lse=False, **options):
 def attention_backward(q, k, v, o, lse, dO, deterministic=False, **options):
     """dq, dk, dv and the gradient of sink_logits (None without) of what attention(..., return_lse=True) returned. Rows
     behind a sequence's length are 0. deterministic: with the same bits in every run, on a GPU for which the library has
-    such a kernel. Head dims above 128 need that kernel, too, and take no soft cap, slopes and sinks."""
+    such a kernel, and for head dims above 128 without a soft cap, slopes and sinks."""
     # Copies that fits() makes must live until the call: their memory would be the workspace's otherwise.
     memory, dO, tensors = Memory(), fits(dO), [fits(x) for x in (q, k, v, o)]
     dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in tensors[:3])

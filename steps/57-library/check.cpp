@@ -19,8 +19,9 @@ constexpr int kMostBlocks = 65535;               // of a grid in y and in z
 constexpr int kMostQueries = kMostBlocks * 128;  // a block of the kernel for prompts has 128
 // The kernel that stores keys numbers its blocks of 128 threads with an int, and a key has up to 32 threads.
 constexpr int kMostKeys = 1 << 27;
-// Of the backward pass: a block has 128 keys, and its workspace has room behind each packed sequence.
-constexpr int kMostKeysBackward = kMostBlocks * 128;
+// Of the backward pass: a block has 128 keys, or 64 above head dim 128, and its workspace has room behind each packed
+// sequence.
+constexpr int kMostKeysBackward = kMostBlocks * 128, kMostKeysOfWideHeads = kMostBlocks * 64;
 constexpr int kMostPackedBackward = 1 << 30;
 
 std::string number(std::int64_t value) {
@@ -354,8 +355,9 @@ void check_sizes(const attention_problem &p, const attention_gradients &g) {
   if (head_dim_of_v(p) != p.head_dim)
     refuse(ATTENTION_BACKWARD, "head_dim_v", p.head_dim_v,
            "must be 0 or head_dim " + number(p.head_dim) + where);
-  const std::tuple<const char *, int, int> sizes[] = {{"seqlen_k", p.seqlen_k, kMostKeysBackward},
-                                                      {"total_q", p.total_q, kMostPackedBackward}};
+  const std::tuple<const char *, int, int> sizes[] = {
+      {"seqlen_k", p.seqlen_k, p.head_dim > 128 ? kMostKeysOfWideHeads : kMostKeysBackward},
+      {"total_q", p.total_q, kMostPackedBackward}};
   for (const auto &[name, value, most] : sizes)
     if (value > most)
       refuse(ATTENTION_SIZE, name, value, "must be " + number(most) + " or less" + where);
@@ -368,12 +370,6 @@ void check_sizes(const attention_problem &p, const attention_gradients &g) {
                                                  {"V_new.data", p.V_new.data}};
   for (const auto &[name, is] : nulls)
     if (is) refuse(ATTENTION_BACKWARD, name, "must be NULL" + where);
-  if (p.head_dim > 128) {
-    const std::string wide = " above head_dim 128" + where;
-    if (p.softcap != 0) refuse(ATTENTION_BACKWARD, "softcap", "must be 0" + wide);
-    if (p.alibi_slopes) refuse(ATTENTION_BACKWARD, "alibi_slopes", "must be NULL" + wide);
-    if (p.sink_logits) refuse(ATTENTION_BACKWARD, "sink_logits", "must be NULL" + wide);
-  }
   if (g.d_sink_logits && !p.sink_logits)
     refuse(ATTENTION_BACKWARD, "d_sink_logits", "must be NULL without sink_logits");
 }

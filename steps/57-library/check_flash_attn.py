@@ -5,9 +5,9 @@
 Each test function gets as many cases of its grid as --cases says, drawn from the seed. What the library does not
 have is left out, and counted: dropout, and in Hopper's tests chunks, qv, fp8 and merging; and deterministic gradients
 where the GPU is not Hopper. Gradients are the library's where attention_backward takes the call, on Hopper the
-deterministic ones, and those of more than 128 columns without a soft cap and ALiBi, too. The tests ask for others in the
-same cases. These are the textbook's formula's in fp32, and say nothing of the library. A V of more than 256 columns is the formula's,
-too, because a case has it beside what is tested. --emulator runs on the CPU, with a library built for the emulator.
+deterministic ones, too. The tests ask for others in the same cases: those of a cache. These are the textbook's formula's in
+fp32, and say nothing of the library. A V of more than 256 columns is the formula's, too, because a case has it beside what
+is tested. --emulator runs on the CPU, with a library built for the emulator.
 """
 
 import argparse
@@ -124,9 +124,8 @@ def run(q, k, v, *, scale, causal, window, softcap, slopes=None, arrays={}, k_ne
     by_library += 1
     columns = -(-max(q.shape[-1], v.shape[-1]) // 8) * 8
     others = (k_new, rope, arrays.get("page_table"), arrays.get("cache_index"))
-    is_wide = has_hoppers_kernels() and not softcap and slopes is None
-    is_taken = (columns <= 128 or is_wide) and all(x is None for x in others)
-    if trains(q, k, v) and is_taken and (not deterministic or has_hoppers_kernels()):
+    same_bits = has_hoppers_kernels() and (columns <= 128 or (not softcap and slopes is None))
+    if trains(q, k, v) and all(x is None for x in others) and (not deterministic or same_bits):
         gradients_by_library += 1
         deterministic_by_library += bool(deterministic)
         out, lse = trainable_attention(*(padded(x, columns) for x in (q, k, v)), scale=scale, causal=causal,

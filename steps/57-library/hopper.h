@@ -71,7 +71,9 @@ inline bool hopper_takes(const Call &p, const Hopper &hopper) {
 
 /// Whether the kernel of step 81, or above head dim 128 of step 87, takes the backward pass.
 inline bool hopper_takes(const Backward &p) {
-  const int keys = p.head_dim > 128 ? 64 : 128;  // of a tile
+  const bool wide = p.head_dim > 128;
+  if (wide && (p.softcap > 0 || p.slopes || p.sink_logits)) return false;
+  const int keys = wide ? 64 : 128;  // of a tile
   if (std::int64_t{p.batch} * p.kv_heads * ((p.seqlen_k + keys - 1) / keys) > most_hopper_tiles)
     return false;
   return has_map(mapped_queries(p, p.Q, p.Q_strides)) &&

@@ -285,28 +285,8 @@ const BackwardKernels *hopper_backward_for(const attention_problem &p) {
 bool is_for_hopper(const attention_problem &p, const attention_gradients &g) {
   return hopper_backward_for(p) && hopper_takes(backward_of(p, g));
 }
-/// Throws Failure above head dim 128, where the kernels of mma.sync end.
-[[noreturn]] void refuse_head_dim(const attention_problem &p) {
-  throw Failure(ATTENTION_HEAD_DIM, "head_dim " + std::to_string(p.head_dim) +
-                                        ": must be 128 or less in attention_backward without the "
-                                        "kernel \"hopper\"");
-}
 const char *backward_kernel(const attention_problem &p, const attention_gradients &g) {
-  if (has_no_scores(p)) return "none";
-  if (is_for_hopper(p, g)) return "hopper";
-  if (p.head_dim > 128) refuse_head_dim(p);
-  return "mma";
-}
-
-/// Without scores the kernels of mma.sync write the zeros, 128 columns at a time.
-void write_zeros(Backward call) {
-  const int columns = call.head_dim;
-  for (int first = 0; first < columns; first += 128) {
-    call.head_dim = std::min(columns - first, 128);
-    launch(call, BACKWARD);
-    for (void **of : {&call.dQ, &call.dK, &call.dV})
-      if (*of) *of = static_cast<char *>(*of) + 128 * 2;  // bytes of each
-  }
+  return has_no_scores(p) ? "none" : is_for_hopper(p, g) ? "hopper" : "mma";
 }
 
 std::size_t workspace_bytes(const attention_problem &p) {
@@ -317,7 +297,6 @@ std::size_t workspace_bytes(const attention_problem &p, const attention_gradient
   check_sizes(p, g);
   const Backward call = backward_of(p, g);
   const BackwardKernels *const hopper = hopper_backward_for(p);
-  if (p.head_dim > 128 && !hopper) refuse_head_dim(p);
   // Which kernel runs depends on pointers and strides, too, and these may be unknown here.
   return BACKEND.counters_bytes +
          std::max(BACKWARD.workspace_bytes(call), hopper ? hopper->workspace_bytes(call) : 0);
@@ -359,10 +338,8 @@ int attention_backward(const attention_problem *problem, const attention_gradien
       throw Failure(ATTENTION_BACKWARD,
                     "deterministic " + std::to_string(g.deterministic) +
                         ": must be 0 for a problem whose attention_backward_kernel is \"mma\"");
-    if (kernel == "none")
-      write_zeros(backward_of(p, g));
-    else
-      launch(backward_of(p, g), kernel == "hopper" ? *hopper_backward_for(p) : BACKWARD);
+    // Without scores the kernels of mma.sync write the zeros.
+    launch(backward_of(p, g), kernel == "hopper" ? *hopper_backward_for(p) : BACKWARD);
   });
 }
 

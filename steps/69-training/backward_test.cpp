@@ -133,7 +133,7 @@ class Call {
       p.window_left = draw_.one_in(4) ? ATTENTION_NO_LIMIT : draw_.from(0, 80);
       p.window_right = draw_.one_in(4) ? ATTENTION_NO_LIMIT : draw_.from(0, 20);
     }
-    p.mma_only = p.head_dim <= 128 && draw_.one_in(3);
+    p.mma_only = draw_.one_in(3);
     gradients.deterministic = !p.mma_only && draw_.one_in(2);
     type_ = p.type == ATTENTION_BF16 ? Type::kBf16 : Type::kFp16;
   }
@@ -161,7 +161,7 @@ class Call {
 
   void draw_scores() {
     attention_problem &p = problem;
-    if (p.head_dim > 128) return;
+    if (p.head_dim > 128 && gradients.deterministic) return;  // no kernel has both
     if (draw_.one_in(3)) p.softcap = 0.5f * static_cast<float>(draw_.from(1, 40));
     if (draw_.one_in(3)) {
       p.alibi_stride = draw_.one_in(2) ? 0 : p.heads + draw_.from(0, 2);
@@ -378,8 +378,8 @@ struct Plain {
     p.lengths_k = {lengths, known.data()};
     REQUIRE(LIBRARY(attention_backward_workspace_bytes)(&p, &g, &p.workspace_bytes) ==
             ATTENTION_OK);
-    p.workspace = workspace = allocate<char>(p.workspace_bytes, 65536);
-    std::memset(workspace, 0, p.workspace_bytes);
+    p.workspace = workspace = allocate<char>(2 * p.workspace_bytes, 65536);  // also for widen()
+    std::memset(workspace, 0, 2 * p.workspace_bytes);
   }
   Plain(const Plain &) = delete;
   ~Plain() {
@@ -414,21 +414,14 @@ const std::vector<Mistake> kMistakes = {
      "gradients->struct_bytes 8: must be " + std::to_string(sizeof(G)) +
          ", as this library's header has it",
      [](L &, P &, G &g) { g.struct_bytes = 8; }},
-    {ATTENTION_HEAD_DIM,
-     "head_dim 136: must be 128 or less in attention_backward without the kernel \"hopper\"",
-     [](L &, P &p, G &) { p.head_dim = 136, p.mma_only = 1; }},
     {ATTENTION_HEAD_DIM, "head_dim 264: must be a multiple of 8 from 8 to 256",
      [](L &, P &p, G &) { p.head_dim = 264; }},
-    {ATTENTION_BACKWARD, "softcap: must be 0 above head_dim 128 in attention_backward",
-     [](L &, P &p, G &) { p.head_dim = 136, p.softcap = 2; }},
-    {ATTENTION_BACKWARD, "alibi_slopes: must be NULL above head_dim 128 in attention_backward",
-     [](L &l, P &p, G &) { p.head_dim = 192, p.alibi_slopes = l.numbers; }},
-    {ATTENTION_BACKWARD, "sink_logits: must be NULL above head_dim 128 in attention_backward",
-     [](L &l, P &p, G &) { p.head_dim = 256, p.sink_logits = l.numbers; }},
     {ATTENTION_BACKWARD, "head_dim_v 128: must be 0 or head_dim 64 in attention_backward",
      [](L &, P &p, G &) { p.head_dim_v = 128; }},
     {ATTENTION_SIZE, "seqlen_k 8388481: must be 8388480 or less in attention_backward",
      [](L &, P &p, G &) { p.seqlen_k = 8388481; }},
+    {ATTENTION_SIZE, "seqlen_k 4194241: must be 4194240 or less in attention_backward",
+     [](L &, P &p, G &) { p.head_dim = 136, p.seqlen_k = 4194241; }},
     {ATTENTION_SIZE, "total_q 1073741825: must be 1073741824 or less in attention_backward",
      [](L &l, P &p, G &) { p.cu_seqlens_q.device = l.lengths, p.total_q = (1 << 30) + 1; }},
     {ATTENTION_BACKWARD, "sinks 1: must be 0 in attention_backward",
@@ -507,9 +500,12 @@ TEST_CASE("backward: calls that nobody chose have the reference's gradients") {
     const std::uint64_t seed = next_random(state);
     CAPTURE(seed);
     Call call(seed);
-    CHECK(kernel_of(call.problem, call.gradients) == (!call.has_scores()      ? "none"
-                                                      : call.problem.mma_only ? "mma"
-                                                                              : "hopper"));
+    const P &p = call.problem;
+    const bool functions = p.softcap > 0 || p.alibi_slopes || p.sink_logits;
+    CHECK(kernel_of(p, call.gradients) == (!call.has_scores() ? "none"
+                                           : p.mma_only || (p.head_dim > 128 && functions)
+                                               ? "mma"
+                                               : "hopper"));
     const int status = backward(call.problem, call.gradients);
     CHECK_MESSAGE(status == ATTENTION_OK, message());
     if (status == ATTENTION_OK) CHECK(call.complaint() == "");
@@ -523,6 +519,15 @@ struct Case {
   std::function<void(Plain &, attention_problem &, attention_gradients &)> make;
   bool runs = true;  // false: there is no such memory
 };
+
+/// One head of 160 columns, in the memory of two of 64.
+void widen(P &p, G &g) {
+  p.head_dim = 160, p.heads = p.kv_heads = 1;
+  p.seqlen_q = std::min(p.seqlen_q, 16), p.seqlen_k = std::min(p.seqlen_k, 16);
+  p.lengths_q = p.lengths_k = {}, p.workspace_bytes *= 2;
+  for (attention_tensor *tensor : {&p.Q, &p.K, &p.V, &p.O, &g.dO, &g.dQ, &g.dK, &g.dV})
+    tensor->row_stride = 160;
+}
 
 const std::vector<Case> kCases = {
     {"hopper", "a plain problem", [](L &, P &, G &) {}},
@@ -547,6 +552,10 @@ const std::vector<Case> kCases = {
        p.softcap = 0.5f, p.alibi_slopes = p.sink_logits = l.numbers;
        g.d_sink_logits = l.numbers + Plain::kHeads;
      }},
+    {"hopper", "head dim 160", [](L &, P &p, G &g) { widen(p, g); }},
+    {"mma", "head dim 160 with a soft cap", [](L &, P &p, G &g) { widen(p, g), p.softcap = 0.5f; }},
+    {"mma", "head dim 160 with ALiBi and sinks",
+     [](L &l, P &p, G &g) { widen(p, g), p.alibi_slopes = p.sink_logits = l.numbers; }},
     {"hopper", "strides of 2^39 bytes",
      [](L &, P &p, G &g) { p.batch = 2, g.dV.batch_stride = std::int64_t{1} << 38; }, false},
     {"mma", "strides of 2^40 bytes",
@@ -563,10 +572,6 @@ TEST_CASE("backward: which kernel a problem gets, and that both have one answer"
   char name[32];
   CHECK(LIBRARY(attention_backward_kernel)(nullptr, nullptr, name, sizeof name) ==
         ATTENTION_NULL_POINTER);
-  Plain wide;  // strides that no map has, and more columns than the other kernel has
-  wide.problem.head_dim = 136, wide.problem.K.head_stride = 0;
-  CHECK(LIBRARY(attention_backward_kernel)(&wide.problem, &wide.gradients, name, sizeof name) ==
-        ATTENTION_HEAD_DIM);
   for (const Case &one : kCases) {
     CAPTURE(one.what);
     Plain plain;
@@ -618,13 +623,9 @@ TEST_CASE("backward: without queries dK and dV are 0, and without keys dQ is") {
           }
           p.cu_seqlens_q = {plain.lengths, nullptr}, p.total_q = queries * Plain::kRows;
           p.cu_seqlens_k = {plain.lengths + 2, nullptr}, p.total_k = keys * Plain::kRows;
-        } else if (wide) {  // one head of 160 columns has the memory of both
-          p.head_dim = 160, p.heads = p.kv_heads = 1, p.seqlen_q = queries * 16,
-          p.seqlen_k = keys * 16;
-          for (attention_tensor *tensor : {&p.Q, &p.K, &p.V, &p.O, &g.dO, &g.dQ, &g.dK, &g.dV})
-            tensor->row_stride = 160;
         } else {
           p.seqlen_q = queries * Plain::kRows, p.seqlen_k = keys * Plain::kRows;
+          if (wide) widen(p, g);
         }
         if (!queries) p.Q = p.O = g.dO = g.dQ = {}, p.lse = nullptr;
         if (!keys) p.K = p.V = g.dK = g.dV = {};
