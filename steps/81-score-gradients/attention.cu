@@ -14,6 +14,7 @@
 
 #include "steps/69-training/sinks.h"
 #include "steps/80-backward-for-models/block.h"
+#include "steps/80-backward-for-models/launch.h"
 
 namespace {
 
