@@ -468,7 +468,21 @@ bool survives_garbage(Device &device, const Placement &placement, Problem proble
   fill(problem.lengths_k, batch);
   fill(problem.cu_seqlens_q, batch + 1);
   fill(problem.cu_seqlens_k, batch + 1);
-  fill(problem.page_table, placement.K.page_table.size());
+  if (problem.K_new) {
+    // The step writes K and V, so these launches have their own. Two entries that name one page would write the same
+    // rows, so there is one that clamps to the first page, and one that clamps to the last.
+    const auto own = [&](const Tensor &tensor, std::size_t elements) {
+      return upload(device, poisoned(elements)) + tensor.first;
+    };
+    problem.K = own(placement.K, placement.K_elements);
+    problem.V = own(placement.V, placement.V_elements);
+    std::vector<int> pages(placement.K.page_table.size());
+    std::iota(pages.begin(), pages.end(), 0);
+    if (!pages.empty()) pages.front() = INT_MIN, pages.back() = INT_MAX;
+    problem.page_table = upload(device, pages);
+  } else {
+    fill(problem.page_table, placement.K.page_table.size());
+  }
   problem.O = device.allocate(placement.O_elements * sizeof(std::uint16_t));
   if (problem.lse)  // its rows are those of the garbage
     problem.lse = static_cast<float *>(

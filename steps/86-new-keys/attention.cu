@@ -4,14 +4,14 @@
 // Takes       --causal, --type, --seqlen-k, --kv-heads, --layout, --lengths, --page-size, --append, --window, --window-size,
 //             --garbage, --scale, --softcap, --alibi, --sink-logits
 // Before      step 54: the cache must have all keys. A model's new ones come beside it, and a kernel stores them first.
-// Bottleneck  That kernel reads and writes each new key, and no product runs beside it.
-// Change      Nobody waits for a new key in the cache: boxes of new keys come from where the caller has them, by maps of
-//             their own, and two idle warps of each block store them in the pages meanwhile. In one tile the cache ends
-//             inside a box. Its rows are gathered from both by cp.async, so boxes have 16 rows at most.
-// Prediction  4096 new keys and queries on a cache of 8192, 4 x 16 heads of 128, causal, in pages of 16. A kernel before
-//             moves 268 MB: 63 us, 3.3% of the clocks. Here the bytes move beside products. The border is 8 copies of a
-//             lane and a wait, 1,500 clocks for each tile of Q. That is 0.8% of its 80 tiles of keys at 2,316 clocks, if
-//             the ring hides nothing of it. Without new keys: the clocks of step 54, and one vote more for each tile.
+// Bottleneck  That kernel reads and writes each new key, and no product runs meanwhile.
+// Change      No block waits for a new key in the cache. Boxes of new keys come from where the caller has them, by maps of
+//             their own, and two idle warps of each block store them in the cache meanwhile. Where the cache ends inside a
+//             box, a warp gathers this box by cp.async from both. Boxes have 16 rows at most then, one for a lane.
+// Prediction  4096 queries and new keys on a cache of 8192, 4 x 16 heads of 128, causal, pages of 16. A kernel before moves
+//             268 MB in 63 us, 3.3% of the clocks. Here the bytes move beside products. A box is gathered once for each
+//             tile of Q: a look-up, 16 copies and a wait, 1,500 clocks. That is 0.8% of its 81 tiles of keys at 2,316
+//             clocks, if the ring hides nothing of it. Without new keys the clocks are step 54's.
 #include <algorithm>
 
 #include "common/kernel/consumers.h"
@@ -76,7 +76,6 @@ __device__ __forceinline__ void store_new_rows(const Problem &p, const Pages &pa
     const int row = i % p.seqlen_new, any_head = i / p.seqlen_new;
     const int b = any_head / p.kv_heads, head = any_head % p.kv_heads;
     const int keys = Rows(p, b * p.heads).k.count, key = first_new_key(p, keys) + row;
-    if (key >= keys) continue;
     const auto to_K = K.cached(pages, b, head, key), to_V = V.cached(pages, b, head, key);
     const auto new_K = load<8>(K.new_row(b, head, row)(0, col));
     const auto new_V = load<8>(V.new_row(b, head, row)(0, col));
@@ -129,17 +128,19 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
       for (int j = work.to - 1;; j--) {
         mbarrier_wait(ring.empty[at.stage], at.parity ^ 1);
         const int old = first_new - j * Bc;  // rows of the tile that the cache has
-        if (copies &&
-            to_row >= old)  // a box behind the last key brings the first new ones, which are masked
+        // A box behind the last key brings the first new ones, which are masked and finite.
+        if (copies && to_row >= old)
           tma_load_rows(ring.tile[at.stage], to_row, of.map_new, {0, problem.seqlen_new},
                         to_row - old < problem.seqlen_new ? to_row - old : 0, keys.head,
                         keys.sequence, ring.full[at.stage]);
         else if (copies && to_row + pages.box_rows <= old)
           tma_load_rows(ring.tile[at.stage], to_row, of.map, {keys.first, its_keys}, its_row,
                         keys.head, pages.clamped(page), ring.full[at.stage]);
-        const bool gathers = old > 0 && old < Bc && old % pages.box_rows > 0;
+        const bool gathers = old < Bc && old % pages.box_rows > 0;  // the cache ends inside a box
         if (gathers) gather(ring.tile[at.stage], of, problem, pages, keys, first_new);
-        __syncwarp();  // all lanes' copies are complete or on their way, and no lane is a phase behind
+        // All lanes' copies are complete or on their way, no lane is a phase behind, and all have read their work:
+        // Q's stage, where it is, is emptied after a V is full.
+        __syncwarp();
         if (lane == 0)
           mbarrier_arrive_expect_tx(ring.full[at.stage],
                                     (Bc - (gathers ? pages.box_rows : 0)) * d * sizeof(T));
@@ -187,7 +188,6 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
         const Work at = read_work(smem.work, q.stage);
         if (at.to == 0) break;
         q.next();
-        __syncwarp();  // all lanes have read it before a V can be full: Q's stage is emptied after that
         load_tiles(smem.V, v, V, at);
       }
     } else {
