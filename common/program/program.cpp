@@ -140,7 +140,7 @@ void check_fits(const Problem &problem, const Options &options, const Device &de
                  (element * (shape.latent ? 0 : of_K + of_new) + sizeof(std::uint16_t) * of_Q) *
                      problem.head_dim_v;
   if (problem.rope != Rope::kNone)  // cosines and sines
-    bytes += static_cast<double>(problem.seqlen_k) * problem.head_dim * sizeof(float);
+    bytes += static_cast<double>(problem.seqlen_k) * problem.rope_dim * sizeof(float);
   const Step &step = device.step();
   if (step.writes_lse || step.gradients)
     bytes += sizeof(float) * static_cast<double>(problem.batch) * problem.heads * problem.seqlen_q;
@@ -181,6 +181,7 @@ Problem pose(const Options &options, const Step &step) {
   problem.page_size = options.page_size;
   problem.seqlen_new = shape.seqlen_new;
   problem.rope = shape.rope;
+  problem.rope_dim = shape.turned_columns();
   problem.splits = options.splits;
   problem.gpus = options.gpus;
   if (problem.gpus) cut_into_parts(problem, step.two_ends);
