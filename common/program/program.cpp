@@ -464,19 +464,22 @@ bool survives_garbage(Device &device, const Placement &placement, Problem proble
     array = upload(device, values);
   };
   const auto batch = static_cast<std::size_t>(problem.batch);
-  // Two packed sequences would write the same rows, so one alone has rows then.
+  // Two packed sequences would write the same rows, so one alone has rows then. A step that turns K copies it.
+  const bool turns = problem.rope != Rope::kNone;
   fill(problem.lengths_q, batch, problem.cu_seqlens_q);
-  fill(problem.lengths_k, batch);
+  fill(problem.lengths_k, batch, problem.cu_seqlens_k && turns);
   fill(problem.cu_seqlens_q, batch + 1);
   fill(problem.cu_seqlens_k, batch + 1);
-  if (problem.K_new) {
-    // The step writes K and V, so these launches have their own. Two entries that name one page would write the same
-    // rows, so there is one that clamps to the first page, and one that clamps to the last.
+  if (problem.K_new) {  // the step writes K and V, so these launches have their own
     const auto own = [&](const Tensor &tensor, std::size_t elements) {
       return upload(device, poisoned(elements)) + tensor.first;
     };
     problem.K = own(placement.K, placement.K_elements);
     problem.V = own(placement.V, placement.V_elements);
+  }
+  if (problem.K_new || turns) {
+    // Two entries that name one page would write the same rows, so there is one that clamps to the first page, and one
+    // that clamps to the last.
     std::vector<int> pages(placement.K.page_table.size());
     std::iota(pages.begin(), pages.end(), 0);
     if (!pages.empty()) pages.front() = INT_MIN, pages.back() = INT_MAX;
