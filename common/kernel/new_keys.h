@@ -27,8 +27,8 @@ __device__ __forceinline__ int first_new_key(const Problem &p, int keys) {
   return p.seqlen_new ? max(keys - p.seqlen_new, 0) : 1 << 30;
 }
 
-/// Copies the box in which the cache ends, by a warp: lane i row i, an old one or a new one. A box of a map would begin at a
-/// multiple of 8 rows of the tile, and the new ones need not.
+/// Copies the box in which the cache ends, by a warp: lane i row i, an old one or a new one. A box of a map would begin
+/// at a multiple of 8 rows of the tile, and the new ones need not.
 template <class T, int d>
 __device__ __forceinline__ void gather(TmaTile<Bc, d, T> &tile, const CacheAndNew<T, d> &of,
                                        const Problem &p, const Pages &pages, const HeadRows &keys,
@@ -48,8 +48,8 @@ __device__ __forceinline__ void gather(TmaTile<Bc, d, T> &tile, const CacheAndNe
   fence_proxy_async();  // wgmma reads what ordinary copies wrote
 }
 
-/// Stores the new rows in the cache, by `warps` warps. A lane has 16 bytes of a key and of its value. No block waits for this:
-/// each has the new rows from where they are.
+/// Stores the new rows in the cache, by `warps` warps. A lane has 16 bytes of a key and of its value. No block waits for
+/// this: each has the new rows from where they are.
 template <class T, int d>
 __device__ __forceinline__ void store_new_rows(const Problem &p, const Pages &pages,
                                                const CacheAndNew<T, d> &K,

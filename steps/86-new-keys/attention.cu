@@ -1,17 +1,17 @@
 // Step 86: new keys. A launch attends to keys that the cache lacks, and stores them in it.
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
-// Takes       --causal, --type, --seqlen-k, --kv-heads, --layout, --lengths, --page-size, --append, --window, --window-size,
-//             --garbage, --scale, --softcap, --alibi, --sink-logits
+// Takes       --causal, --type, --seqlen-k, --kv-heads, --layout, --lengths, --page-size, --append, --window,
+//             --window-size, --garbage, --scale, --softcap, --alibi, --sink-logits
 // Before      step 54: the cache must have all keys. A model's new ones come beside it, and a kernel stores them first.
 // Bottleneck  That kernel reads and writes each new key, and no product runs meanwhile.
-// Change      No block waits for a new key in the cache. Boxes of new keys come from where the caller has them, by maps of
-//             their own, and two idle warps of each block store them in the cache meanwhile. Where the cache ends inside a
-//             box, a warp gathers this box by cp.async from both. Boxes have 16 rows at most then, one for a lane.
-// Prediction  4096 queries and new keys on a cache of 8192, 4 x 16 heads of 128, causal, pages of 16. A kernel before moves
-//             268 MB in 63 us, 3.3% of the clocks. Here the bytes move beside products. A box is gathered once for each
-//             tile of Q: a look-up, 16 copies and a wait, 1,500 clocks. That is 0.8% of its 81 tiles of keys at 2,316
-//             clocks, if the ring hides nothing of it. Without new keys the clocks are step 54's.
+// Change      No block waits for a new key in the cache. Boxes of new keys come from where the caller has them, by maps
+//             of their own, and two idle warps of each block store them in the cache meanwhile. Where the cache ends
+//             inside a box, a warp gathers this box by cp.async from both. Boxes have 16 rows at most then.
+// Prediction  4096 queries and new keys on a cache of 8192, 4 x 16 heads of 128, causal, pages of 16. A kernel before
+//             moves 268 MB in 63 us, 3.3% of the clocks. Here the bytes move beside products. A box is gathered once
+//             for each tile of Q: a look-up, 16 copies and a wait, 1,500 clocks. That is 0.8% of its 81 tiles of keys
+//             at 2,316 clocks, if the ring hides nothing of it. Without new keys the clocks are step 54's.
 #include <algorithm>
 
 #include "common/kernel/consumers.h"
@@ -43,8 +43,8 @@ __device__ __forceinline__ int first_new_key(const Problem &p, int keys) {
   return p.seqlen_new ? max(keys - p.seqlen_new, 0) : 1 << 30;
 }
 
-/// Copies the box in which the cache ends, by a warp: lane i row i, an old one or a new one. A box of a map would begin at a
-/// multiple of 8 rows of the tile, and the new ones need not.
+/// Copies the box in which the cache ends, by a warp: lane i row i, an old one or a new one. A box of a map would begin
+/// at a multiple of 8 rows of the tile, and the new ones need not.
 template <class T, int d>
 __device__ __forceinline__ void gather(TmaTile<Bc, d, T> &tile, const CacheAndNew<T, d> &of,
                                        const Problem &p, const Pages &pages, const HeadRows &keys,
@@ -64,8 +64,8 @@ __device__ __forceinline__ void gather(TmaTile<Bc, d, T> &tile, const CacheAndNe
   fence_proxy_async();  // wgmma reads what ordinary copies wrote
 }
 
-/// Stores the new rows in the cache, by `warps` warps. A lane has 16 bytes of a key and of its value. No block waits for this:
-/// each has the new rows from where they are.
+/// Stores the new rows in the cache, by `warps` warps. A lane has 16 bytes of a key and of its value. No block waits for
+/// this: each has the new rows from where they are.
 template <class T, int d>
 __device__ __forceinline__ void store_new_rows(const Problem &p, const Pages &pages,
                                                const CacheAndNew<T, d> &K,

@@ -1,15 +1,15 @@
 // Step 89: rotation. Queries and new keys turn by their positions, in a small kernel before the attention.
 // SPDX-License-Identifier: MIT
 // Needs       sm_90a: TMA, wgmma
-// Takes       --causal, --type, --seqlen-k, --kv-heads, --layout, --lengths, --page-size, --append, --rope, --rope-dim,
-//             --window, --window-size, --garbage, --scale, --softcap, --alibi, --sink-logits
+// Takes       --causal, --type, --seqlen-k, --kv-heads, --layout, --lengths, --page-size, --append, --rope,
+//             --rope-dim, --window, --window-size, --garbage, --scale, --softcap, --alibi, --sink-logits
 // Before      step 86: queries and new keys must be turned already, by the caller.
-// Bottleneck  Nothing changes a row between TMA and wgmma. A block that did would read, turn, write and fence rows in shared
-//             memory, and each tile of Q would turn the new keys again.
-// Change      A kernel turns queries and new keys into the workspace. The attention has these copies for Q and K_new, and
-//             stores turned keys in the cache. In a problem without new keys all keys are turned.
-// Prediction  4096 queries and new keys on a cache of 8192, 4 x 16 heads of 128, causal: 268 MB are read and written, 63 us,
-//             3.3% of step 86's 2.87 million clocks; 1.9% with 8 query heads for each head of K.
+// Bottleneck  Nothing changes a row between TMA and wgmma. A block that did would read, turn, write and fence rows in
+//             shared memory, and each tile of Q would turn the new keys again.
+// Change      A kernel turns queries and new keys into the workspace. The attention has these copies for Q and K_new,
+//             and stores turned keys in the cache. In a problem without new keys all keys are turned.
+// Prediction  4096 queries and new keys on a cache of 8192, 4 x 16 heads of 128, causal: 268 MB are read and written,
+//             63 us, 3.3% of step 86's 2.87 million clocks; 1.9% with 8 query heads for each head of K.
 #include <algorithm>
 
 #include "common/kernel/consumers.h"
