@@ -97,11 +97,11 @@ double keys_read(const Shape &shape) {
 Rotation rotation_of(const Shape &shape) {
   Rotation rotation;
   if (shape.rope == Rope::kNone) return rotation;
-  const auto pairs = static_cast<std::size_t>(shape.head_dim / 2);
+  const auto pairs = static_cast<std::size_t>(shape.turned_columns() / 2);
   rotation.cos.resize(shape.seqlen_k * pairs);
   rotation.sin.resize(shape.seqlen_k * pairs);
   parallel_for(pairs, [&](std::size_t c) {
-    const double angle = std::pow(10000, -2 * static_cast<double>(c) / shape.head_dim);
+    const double angle = std::pow(10000, -2 * static_cast<double>(c) / shape.turned_columns());
     for (int t = 0; t < shape.seqlen_k; t++) {
       rotation.cos[t * pairs + c] = static_cast<float>(std::cos(t * angle));
       rotation.sin[t * pairs + c] = static_cast<float>(std::sin(t * angle));
@@ -111,12 +111,13 @@ Rotation rotation_of(const Shape &shape) {
 }
 
 Pair pair_of(const Shape &shape, int c) {
-  return shape.rope == Rope::kHalves ? Pair{c, c + shape.head_dim / 2} : Pair{2 * c, 2 * c + 1};
+  return shape.rope == Rope::kHalves ? Pair{c, c + shape.turned_columns() / 2}
+                                     : Pair{2 * c, 2 * c + 1};
 }
 
 void rotate(const Inputs &inputs, int position, double *row) {
   if (inputs.shape.rope == Rope::kNone) return;
-  const int pairs = inputs.shape.head_dim / 2;
+  const int pairs = inputs.shape.turned_columns() / 2;
   const std::size_t first = static_cast<std::size_t>(position) * pairs;
   for (int c = 0; c < pairs; c++) {
     const double cos = inputs.rotation.cos[first + c], sin = inputs.rotation.sin[first + c];

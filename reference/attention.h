@@ -63,6 +63,7 @@ struct Shape {
   // What each element of the batch uses of seqlen_q and seqlen_k; empty: all.
   std::vector<int> lengths_q = {}, lengths_k = {};
   Rope rope = Rope::kNone;
+  int rope_dim = 0;  // so many columns turn, the first ones; 0: all
   // So many keys of each sequence, the last, come beside a cache that has the others. Those of a
   // cache are rotated already.
   int seqlen_new = 0;
@@ -70,6 +71,7 @@ struct Shape {
   int length_q(int element) const { return lengths_q.empty() ? seqlen_q : lengths_q[element]; }
   int length_k(int element) const { return lengths_k.empty() ? seqlen_k : lengths_k[element]; }
   int columns_of_v() const { return head_dim_v ? head_dim_v : head_dim; }
+  int turned_columns() const { return rope == Rope::kNone ? 0 : rope_dim ? rope_dim : head_dim; }
   double softmax_scale() const {
     return scale ? double{*scale} : 1 / std::sqrt(static_cast<double>(head_dim));
   }

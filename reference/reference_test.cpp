@@ -415,6 +415,21 @@ TEST_CASE("reference: rotation turns each pair by its own angle, of cosines and 
   }
 }
 
+TEST_CASE("reference: of a row whose first columns turn, the others stay as they are") {
+  Shape shape = plain(1, 4, 6);
+  shape.rope_dim = 4;
+  for (const Rope rope : {Rope::kHalves, Rope::kNeighbours}) {
+    shape.rope = rope;
+    Inputs inputs{shape, Type::kFp16, {}, {}, {}, reference::rotation_of(shape)};
+    std::vector<double> row = {1, 0, 0, 3, 5, 7}, first = {1, 0, 0, 3};
+    rotate(inputs, 3, row.data());
+    inputs.shape.head_dim = 4, inputs.shape.rope_dim = 0;
+    rotate(inputs, 3, first.data());
+    first.insert(first.end(), {5, 7});
+    CHECK(row == first);
+  }
+}
+
 TEST_CASE("reference: rotated scores depend on the distance of query and key alone") {
   // As many sequences as there are keys before the query, all with the same query and key.
   Shape shape = plain(1, 64, 8);

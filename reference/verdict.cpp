@@ -25,7 +25,7 @@ double nearest(Type type, double value) {
 /// By how much each element of a row that is rotated in fp32 may be off.
 std::vector<double> fp32_errors(const Shape &shape, const double *row) {
   std::vector<double> errors(shape.head_dim);
-  for (int c = 0; c < shape.head_dim / 2; c++) {
+  for (int c = 0; c < shape.turned_columns() / 2; c++) {
     const Pair pair = pair_of(shape, c);
     errors[pair.x] = errors[pair.y] = 0x1p-23 * (std::abs(row[pair.x]) + std::abs(row[pair.y]));
   }
@@ -53,7 +53,7 @@ struct RowOfElements {
 std::vector<double> rotation_errors(const Inputs &inputs, const double *row) {
   const Rounding rounding = rounding_of(inputs.type);
   std::vector<double> h = fp32_errors(inputs.shape, row);
-  for (int c = 0; c < inputs.shape.head_dim; c++)
+  for (int c = 0; c < inputs.shape.turned_columns(); c++)
     h[c] += std::max(rounding.u * std::abs(row[c]), rounding.f);
   return h;
 }

@@ -69,7 +69,8 @@ std::string source_of(const std::string &step) {
       of("71", "hopper_attention.h"), of("74", "mma_gradients.h"), of("74", "zigzag.h"),
       of("75", "hopper_attention.h"), of("75", "zigzag.h"), of("76", "zigzag.h"),
       of("80", "hopper_backward.h"), of("80", "visits.h"), of("81", "visits.h"),
-      of("87", "visits.h"), of("87", "hopper_backward.h"), of("88", "hopper_backward.h");
+      of("87", "visits.h"), of("87", "hopper_backward.h"), of("88", "hopper_backward.h"),
+      of("86", "key_pages.h");
   if (step.starts_with("8"))
     for (const char *const header : {"69-training/rows.h", "88-strides-and-lengths/"})
       held.push_back(std::string("#include \"steps/") + header);
@@ -340,6 +341,7 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
   // Only where a lane of one warp is the slow thread: in one of many blocks.
   also("41", "--heads 4 --seqlen 640 --causal");
   also("54", "--page-size 16 --batch 16 --heads 4 --sms 64 --seqlen 1 --seqlen-k 700");
+  also("86", "--append 3 --page-size 16 --seqlen 3 --seqlen-k 150");  // a box that a warp gathers
   also("83", "--batch 16 --heads 4 --kv-heads 4 --seqlen 1 --seqlen-k 192");
   also("84", "--batch 16 --heads 4 --kv-heads 4 --seqlen 1 --seqlen-k 192");
   // A merge that is not the last.

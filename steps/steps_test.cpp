@@ -128,7 +128,9 @@ std::vector<std::string> runs_with(const std::string &option) {
         "--garbage --layout packed --batch 3 --lengths 1:130,5:5,20:0 --seqlen 20 --seqlen-k 130",
         "--garbage --page-size 16 --seqlen 1 --seqlen-k 150",
         "--garbage --page-size 7 --layout bnhd --batch 3 --lengths 1:130,5:5,20:0 --seqlen 20 "
-        "--seqlen-k 130 --heads 6 --kv-heads 2 --causal"}}};
+        "--seqlen-k 130 --heads 6 --kv-heads 2 --causal",
+        "--garbage --append 7 --page-size 16 --batch 2 --lengths 9:70,1:60 --seqlen 9 --seqlen-k "
+        "70"}}};
   const auto found = all.find(option);
   return found == all.end() ? std::vector<std::string>{} : found->second;
 }

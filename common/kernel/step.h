@@ -116,7 +116,8 @@ struct Problem {
   // at position j, query i at i + seqlen_k - seqlen_q (of its sequence's lengths). In a cache that
   // K_new is added to, the keys are rotated already.
   Rope rope;
-  const float *rope_cos, *rope_sin;  // [seqlen_k or more, head_dim / 2], null without
+  int rope_dim;                      // columns that turn, the first ones: a multiple of 2
+  const float *rope_cos, *rope_sin;  // [seqlen_k or more, rope_dim / 2], null without
   int splits;                        // how many blocks share a sequence's keys; 0: the step decides
   // Where several GPUs share the sequence: it is cut into gpus * chunks chunks of chunk_rows rows, and GPU g has
   // chunk g of all four tensors. If a GPU has two chunks (Step::two_ends), the second is the g-th from the end. Q, K,

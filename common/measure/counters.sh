@@ -76,6 +76,10 @@ problems="
 53 --batch 1 --heads 3 --seqlen 259 --head-dim 128
 54 --causal --kv-heads 1 --seqlen-k 517 --page-size 24 --batch 2 --heads 2 --seqlen 333 --head-dim 64
 54 --seqlen-k 517 --page-size 256 --batch 1 --heads 3 --seqlen 259 --head-dim 128
+86 --causal --kv-heads 1 --seqlen-k 517 --page-size 24 --append 333 --batch 2 --heads 2 --seqlen 333 --head-dim 64
+86 --seqlen-k 517 --page-size 256 --append 100 --batch 1 --heads 3 --seqlen 259 --head-dim 128
+89 --causal --kv-heads 1 --seqlen-k 517 --page-size 24 --append 333 --rope halves --rope-dim 32 --batch 2 --heads 2 --seqlen 333 --head-dim 64
+89 --rope neighbours --batch 1 --heads 3 --seqlen 259 --head-dim 128
 55 --kv-heads 2 --seqlen-k 1000 --splits 4 --batch 1 --heads 16 --seqlen 1 --head-dim 128
 55 --kv-heads 2 --seqlen-k 517 --page-size 24 --batch 2 --heads 8 --seqlen 1 --head-dim 64
 58 --kv-heads 1 --seqlen-k 1000 --batch 1 --heads 128 --seqlen 1 --head-dim 576

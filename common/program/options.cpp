@@ -334,6 +334,9 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
                     "rotary embedding of Q and K; a pair is an element of each half of a\n"
                     "row, or two neighbours",
                     1)),
+      beyond(size("rope-dim", shape.rope_dim, 256,
+                  "with --rope: the first N columns turn, a multiple of 16; default: all"),
+             "0"),
       beyond({"splits", "N|auto", "share the keys among N blocks; default: the step decides",
               read_splits, [&to] { return std::to_string(to.splits); }, true},
              "0"),
@@ -402,6 +405,8 @@ void check_together(const Options &options) {
                             "counters`"));
   if (!counting.empty() && options.check_only)
     throw UsageError(counting + " cannot be combined with --check-only, which does not count");
+  if (options.shape.rope_dim && options.shape.rope == Rope::kNone)
+    throw UsageError("--rope-dim " + std::to_string(options.shape.rope_dim) + " needs --rope");
   if (options.shape.sinks && !options.shape.window)
     throw UsageError("--sinks " + std::to_string(options.shape.sinks) +
                      " needs --window: without one a query sees the first keys anyway");

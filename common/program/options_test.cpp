@@ -25,7 +25,7 @@ const Step kTakesAll = {.name = "23-strides",
                         .needs = "sm_80",
                         .takes =
                             "--causal --seqlen-k --kv-heads --window --type --layout "
-                            "--page-size --lengths --sinks --append --rope --splits "
+                            "--page-size --lengths --sinks --append --rope --rope-dim --splits "
                             "--window-size --scale --softcap --alibi --sink-logits --garbage "
                             "--head-dim-v",
                         .tile = 1,
@@ -99,14 +99,14 @@ TEST_CASE("options: without arguments nothing is set but the seed") {
 
 TEST_CASE("options: every option, in both ways of writing it") {
   const std::vector<std::pair<std::string, std::string>> all = {
-      {"--device", "cpu"},        {"--batch", "2"},       {"--heads", "3"},
-      {"--seqlen", "512"},        {"--head-dim", "80"},   {"--inputs", "one-hot"},
-      {"--seed", "99"},           {"--csv", "a.csv"},     {"--trace-csv", "c.csv"},
-      {"--profile-csv", "b.csv"}, {"--seqlen-k", "100"},  {"--kv-heads", "1"},
-      {"--window", "17"},         {"--type", "bf16"},     {"--layout", "bnhd"},
-      {"--page-size", "16"},      {"--lengths", "5,6:7"}, {"--sinks", "4"},
-      {"--append", "2"},          {"--rope", "halves"},   {"--splits", "3"},
-      {"--events-csv", "d.csv"}};
+      {"--device", "cpu"},        {"--batch", "2"},         {"--heads", "3"},
+      {"--seqlen", "512"},        {"--head-dim", "80"},     {"--inputs", "one-hot"},
+      {"--seed", "99"},           {"--csv", "a.csv"},       {"--trace-csv", "c.csv"},
+      {"--profile-csv", "b.csv"}, {"--seqlen-k", "100"},    {"--kv-heads", "1"},
+      {"--window", "17"},         {"--type", "bf16"},       {"--layout", "bnhd"},
+      {"--page-size", "16"},      {"--lengths", "5,6:7"},   {"--sinks", "4"},
+      {"--append", "2"},          {"--rope", "halves"},     {"--rope-dim", "32"},
+      {"--splits", "3"},          {"--events-csv", "d.csv"}};
   std::vector<std::string> two_words = {"--profile", "--causal", "--garbage"},
                            one_word = {"--causal", "--garbage", "--profile"};
   for (const auto &[option, value] : all) {
@@ -138,6 +138,7 @@ TEST_CASE("options: every option, in both ways of writing it") {
     CHECK(options.shape.sinks == 4);
     CHECK(options.shape.seqlen_new == 2);
     CHECK(options.shape.rope == Rope::kHalves);
+    CHECK(options.shape.rope_dim == 32);
     CHECK(options.splits == 3);
     CHECK(options.garbage);
     CHECK(options.shape.lengths_q == std::vector<int>{5, 6});
@@ -150,7 +151,8 @@ TEST_CASE("options: what a step does not take is refused, with the steps that do
   CHECK(error_of({"--causal"}) == "--causal" + not_taken + "steps 20 and 23 accept it");
   for (const std::string option :
        {"--seqlen-k", "--kv-heads", "--window", "--type", "--layout", "--page-size", "--lengths",
-        "--sinks", "--append", "--rope", "--splits", "--window-size", "--scale", "--softcap"}) {
+        "--sinks", "--append", "--rope", "--rope-dim", "--splits", "--window-size", "--scale",
+        "--softcap"}) {
     CHECK(error_of({option, "1"}) == option + not_taken + "step 23 accepts it");
     CHECK(error_of({option + "=nonsense"}) == option + not_taken + "step 23 accepts it");
     CHECK(!contains(error_of({option, "1"}, kTakesAll), "accept"));
@@ -238,6 +240,8 @@ TEST_CASE("options: what means nothing without another is refused") {
   CHECK(error_of({"--sinks", "4"}, kTakesAll) ==
         "--sinks 4 needs --window: without one a query sees the first keys anyway");
   CHECK(error_of({"--sinks", "4", "--window", "5"}, kTakesAll) == "");
+  CHECK(error_of({"--rope-dim", "16"}, kTakesAll) == "--rope-dim 16 needs --rope");
+  CHECK(error_of({"--rope-dim", "16", "--rope", "halves"}, kTakesAll) == "");
   CHECK(error_of({"--layout", "packed"}, kTakesAll) ==
         "--layout packed needs --lengths, which says where a sequence ends");
   CHECK(error_of({"--layout", "packed", "--lengths", "5"}, kTakesAll) == "");
@@ -344,7 +348,8 @@ TEST_CASE("options: a number out of range, or none, is refused with the range") 
   const std::vector<std::pair<std::string, std::int64_t>> sizes = {
       {"--batch", 65535},       {"--heads", 65535},         {"--kv-heads", 65535},
       {"--seqlen", 1073741824}, {"--seqlen-k", 1073741824}, {"--page-size", 1073741824},
-      {"--append", 1073741824}, {"--window", 2147483647},   {"--sinks", 2147483647}};
+      {"--append", 1073741824}, {"--window", 2147483647},   {"--sinks", 2147483647},
+      {"--rope-dim", 256}};
   for (const auto &[option, most] : sizes)
     for (const std::string &value :
          {std::to_string(most + 1), std::string("0"), std::string("-1"), std::string("+1"),
@@ -415,10 +420,11 @@ TEST_CASE("options: a word that is not on the list is refused with the list") {
 
 TEST_CASE("options: a value that is missing") {
   for (const std::string option :
-       {"--device",   "--batch",    "--heads",       "--seqlen",    "--head-dim",   "--iters",
-        "--inputs",   "--csv",      "--profile-csv", "--trace-csv", "--blocks-csv", "--seed",
-        "--seqlen-k", "--kv-heads", "--window",      "--type",      "--layout",     "--page-size",
-        "--lengths",  "--sinks",    "--append",      "--rope",      "--splits",     "--events-csv"})
+       {"--device",     "--batch",  "--heads",     "--seqlen",      "--head-dim",
+        "--iters",      "--inputs", "--csv",       "--profile-csv", "--trace-csv",
+        "--blocks-csv", "--seed",   "--seqlen-k",  "--kv-heads",    "--window",
+        "--type",       "--layout", "--page-size", "--lengths",     "--sinks",
+        "--append",     "--rope",   "--rope-dim",  "--splits",      "--events-csv"})
     for (const std::string next : {"", "--causal"}) {
       std::vector<std::string> words = {"--check-only", option};
       if (!next.empty()) words.push_back(next);
@@ -523,6 +529,7 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
       "--sinks N",
       "--append N",
       "--rope halves|neighbours\n",
+      "--rope-dim N",
       "--splits N|auto",
       "--window-size LEFT:RIGHT\n",
       "--scale X",

@@ -86,6 +86,8 @@ const std::vector<std::string> kProblems = {
     // rotation
     "--seqlen 40 --rope halves",
     "--seqlen 40 --rope neighbours --causal",
+    "--seqlen 40 --rope halves --rope-dim 16 --head-dim 80",
+    "--seqlen 3 --seqlen-k 40 --append 7 --rope neighbours --rope-dim 48 --head-dim 64",
     "--seqlen 40 --rope halves --head-dim 80 --inputs one-hot",
     "--seqlen 40 --rope neighbours --type bf16 --inputs equal-keys --heads 4 --kv-heads 2",
     "--seqlen 3 --seqlen-k 70 --rope halves --type bf16 --causal --window 20 --sinks 3",
@@ -222,6 +224,8 @@ const std::vector<Plant> kPlants = {
      "--seqlen 20 --rope halves"},
     {"a new key's position off by one", "rotated(p, K_new, j, c)", "rotated(p, K_new, j - 1, c)",
      "--seqlen 1 --seqlen-k 20 --rope halves --append 1"},
+    {"all columns rotated", "if (c >= p.rope_dim) return own;",
+     "if (p.rope == Rope::kNone) return own;", "--seqlen 20 --rope neighbours --rope-dim 16"},
     {"a new key not rotated", "rotated(p, K_new, j, c)", "value_of(K_new(0, c), p.type)",
      "--seqlen 1 --seqlen-k 20 --rope halves --append 1"},
     {"keys of the cache rotated again", "p.K_new ? value_of", "false ? value_of",

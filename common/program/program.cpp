@@ -140,7 +140,7 @@ void check_fits(const Problem &problem, const Options &options, const Device &de
                  (element * (shape.latent ? 0 : of_K + of_new) + sizeof(std::uint16_t) * of_Q) *
                      problem.head_dim_v;
   if (problem.rope != Rope::kNone)  // cosines and sines
-    bytes += static_cast<double>(problem.seqlen_k) * problem.head_dim * sizeof(float);
+    bytes += static_cast<double>(problem.seqlen_k) * problem.rope_dim * sizeof(float);
   const Step &step = device.step();
   if (step.writes_lse || step.gradients)
     bytes += sizeof(float) * static_cast<double>(problem.batch) * problem.heads * problem.seqlen_q;
@@ -181,6 +181,7 @@ Problem pose(const Options &options, const Step &step) {
   problem.page_size = options.page_size;
   problem.seqlen_new = shape.seqlen_new;
   problem.rope = shape.rope;
+  problem.rope_dim = shape.turned_columns();
   problem.splits = options.splits;
   problem.gpus = options.gpus;
   if (problem.gpus) cut_into_parts(problem, step.two_ends);
@@ -463,12 +464,29 @@ bool survives_garbage(Device &device, const Placement &placement, Problem proble
     array = upload(device, values);
   };
   const auto batch = static_cast<std::size_t>(problem.batch);
-  // Two packed sequences would write the same rows, so one alone has rows then.
+  // Two packed sequences would write the same rows, so one alone has rows then. A step that turns K copies it.
+  const bool turns = problem.rope != Rope::kNone;
   fill(problem.lengths_q, batch, problem.cu_seqlens_q);
-  fill(problem.lengths_k, batch);
+  fill(problem.lengths_k, batch, problem.cu_seqlens_k && turns);
   fill(problem.cu_seqlens_q, batch + 1);
   fill(problem.cu_seqlens_k, batch + 1);
-  fill(problem.page_table, placement.K.page_table.size());
+  if (problem.K_new) {  // the step writes K and V, so these launches have their own
+    const auto own = [&](const Tensor &tensor, std::size_t elements) {
+      return upload(device, poisoned(elements)) + tensor.first;
+    };
+    problem.K = own(placement.K, placement.K_elements);
+    problem.V = own(placement.V, placement.V_elements);
+  }
+  if (problem.K_new || turns) {
+    // Two entries that name one page would write the same rows, so there is one that clamps to the first page, and one
+    // that clamps to the last.
+    std::vector<int> pages(placement.K.page_table.size());
+    std::iota(pages.begin(), pages.end(), 0);
+    if (!pages.empty()) pages.front() = INT_MIN, pages.back() = INT_MAX;
+    problem.page_table = upload(device, pages);
+  } else {
+    fill(problem.page_table, placement.K.page_table.size());
+  }
   problem.O = device.allocate(placement.O_elements * sizeof(std::uint16_t));
   if (problem.lse)  // its rows are those of the garbage
     problem.lse = static_cast<float *>(

@@ -314,8 +314,9 @@ TEST_CASE("shape: how a problem differs from the plain one") {
   options.shape.sinks = 2;
   options.shape.seqlen_new = 3;
   options.shape.rope = Rope::kNeighbours;
+  options.shape.rope_dim = 16;
   options.splits = 5;
-  CHECK(departures_of(options) == "window=7 sinks=2 append=3 rope=neighbours splits=5");
+  CHECK(departures_of(options) == "window=7 sinks=2 append=3 rope=neighbours rope-dim=16 splits=5");
   options = small();
   options.shape.window_left = 7;
   options.shape.scale = 0.05f;

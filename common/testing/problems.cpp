@@ -46,7 +46,9 @@ std::string draw_problem(const Description &program, int longest, int most_heads
   if (coin("--alibi")) text += " --alibi";
   if (coin("--sink-logits")) text += " --sink-logits";
   if (coin("--type")) text += " --type " + program.types.back();
+  const int head_dim = std::stoi(text.substr(text.find("--head-dim ") + 11));
   if (rope) text += one_to(2) == 1 ? " --rope halves" : " --rope neighbours";
+  if (rope && coin("--rope-dim")) text += option("rope-dim", 16 * one_to(head_dim / 16));
   const bool lengths = coin("--lengths"), packed = strided && !interleaved && lengths;
   if (strided)
     text += interleaved ? " --layout interleaved" : packed ? " --layout packed" : " --layout bnhd";
@@ -65,7 +67,6 @@ std::string draw_problem(const Description &program, int longest, int most_heads
   if (coin("--link")) text += " --link copies";
   if (coin("--leave-sms")) text += option("leave-sms", one_to(20) - 1);
   // One of Hopper's kernels, for 192 columns, has V in 128 of them, too.
-  const int head_dim = std::stoi(text.substr(text.find("--head-dim ") + 11));
   const bool hopper = program.needs == "sm_90a";
   if (!interleaved && !hopper && coin("--head-dim-v"))
     text += " --head-dim-v " + program.head_dims[one_to(head_dims) - 1];

@@ -5,7 +5,7 @@
 //
 // Needs       sm_75
 // Takes       --causal, --seqlen-k, --kv-heads, --window, --type, --layout, --page-size, --lengths,
-//             --sinks, --append, --rope, --window-size, --scale, --softcap, --alibi, --sink-logits
+//             --sinks, --append, --rope, --rope-dim, --window-size, --scale, --softcap, --alibi, --sink-logits
 #include <cstring>
 
 #include "common/kernel/kernel.h"
@@ -47,8 +47,8 @@ __device__ Matrix<T> row_of(T *first, std::int64_t offset, int d) {
 /// Element c of the row at a position, rotated where the problem says so.
 __device__ float rotated(const Problem &p, const Matrix<const half> &row, int position, int c) {
   const float own = value_of(row(0, c), p.type);
-  if (p.rope == Rope::kNone) return own;
-  const int pairs = p.head_dim / 2;
+  if (c >= p.rope_dim) return own;
+  const int pairs = p.rope_dim / 2;
   const bool halves = p.rope == Rope::kHalves;
   const int pair = halves ? c % pairs : c / 2;
   const bool is_first = halves ? c < pairs : c % 2 == 0;
