@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// dK (z = 0) and dV (z = 1) are their sums, rounded: the first `count` elements of each batch element. A thread takes 4.
+/// dK (z = 0) and dV (z = 1) are their sums, rounded: the first `count` elements of each batch element. A thread has 4.
 template <class T>
 __global__ void __launch_bounds__(threads)
     round_sums(const float *dK_sum, const float *dV_sum, T *dK, T *dV, int count,

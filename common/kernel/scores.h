@@ -24,9 +24,9 @@ static inline Scores scores_of(const Problem &p) {
   return scores;
 }
 
-/// Changes the scores of the tile j of keys as step 52 does, but asks at run time whether there is a soft cap, and whether
-/// there is a bias. `slope`: ALiBi's, in units of what the function returns. `ahead`: how far the lane's first row stands
-/// from its first column, in the first tile of keys. The arguments are references as mask_tile's are.
+/// Changes the scores of the tile j of keys as step 52 does, but asks at run time for a cap and for a bias. `slope`
+/// is ALiBi's, in units of what the function returns. `ahead` is how far the lane's first row stands from its first
+/// column, in the first tile of keys. The arguments are references as mask_tile's are.
 template <int Bc>
 __device__ __forceinline__ void cap_and_bias(Accumulator<Bc> &s, const Scores &scores,
                                              const float &slope, const int &ahead, const int &j) {
