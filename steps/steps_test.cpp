@@ -86,6 +86,9 @@ std::vector<std::string> runs_with(const std::string &option) {
         "--rope neighbours --inputs equal-keys", "--rope halves --seqlen 3 --seqlen-k 130",
         "--rope neighbours --seqlen 1 --seqlen-k 65 --append 1",
         "--rope halves --batch 3 --lengths 1,0,150 --causal"}},
+      {"--rope-dim",
+       {"--rope halves --rope-dim 16", "--rope neighbours --rope-dim 48 --causal",
+        "--rope halves --rope-dim 32 --seqlen 3 --seqlen-k 70 --append 3"}},
       {"--window-size",
        {"--window-size 64:0", "--window-size 0:0", "--window-size 100:30", "--window-size -1:70",
         "--window-size 130:-1 --causal", "--window-size 2147483647:2147483647",
@@ -170,9 +173,9 @@ bool takes_all(const Description &step, const std::string &text) {
 /// Whether an option changes the scores alone, and no address: one sequence shows what it does, and one head unless
 /// each head has a number of its own, or is rotated.
 bool of_scores(const std::string &option) {
-  static const std::set<std::string> all = {"--alibi",       "--causal",     "--rope",    "--scale",
-                                            "--sink-logits", "--sinks",      "--softcap", "--type",
-                                            "--window",      "--window-size"};
+  static const std::set<std::string> all = {
+      "--alibi", "--causal",  "--rope", "--rope-dim", "--scale",      "--sink-logits",
+      "--sinks", "--softcap", "--type", "--window",   "--window-size"};
   return all.contains(option);
 }
 

@@ -64,8 +64,8 @@ __device__ __forceinline__ void gather(TmaTile<Bc, d, T> &tile, const CacheAndNe
   fence_proxy_async();  // wgmma reads what ordinary copies wrote
 }
 
-/// Stores the new rows in the cache, by `warps` warps. A lane has 16 bytes of a key and of its value. No block waits for
-/// this: each has the new rows from where they are.
+/// Stores the new rows in the cache, by `warps` warps. A lane has 16 bytes of a key and of its value. No block waits
+/// for this: each has the new rows from where they are.
 template <class T, int d>
 __device__ __forceinline__ void store_new_rows(const Problem &p, const Pages &pages,
                                                const CacheAndNew<T, d> &K,
