@@ -270,21 +270,26 @@ void Accesses::wait_until(unsigned *address, unsigned value, const Where &where,
   }
 }
 
-void Accesses::reduce(float *address, float value, const Where &where, const void *caller) {
-  if (reinterpret_cast<std::uintptr_t>(address) % sizeof *address)
-    scheduler_.fail(misaligned("4-byte reduction", 4), where);
+void Accesses::reduce(float *first, std::span<const float> values, const Where &where,
+                      const void *caller) {
+  const int bytes = static_cast<int>(values.size_bytes());
+  if (reinterpret_cast<std::uintptr_t>(first) % bytes)
+    scheduler_.fail(misaligned(bytes == 4 ? "4-byte reduction" : "16-byte reduction", bytes),
+                    where);
   const unsigned thread = scheduler_.running();
   const SiteId site = site_of(where);
-  Access access{clocks_, thread, site, true, sizeof *address, address};
-  access.reduction = true;
-  const bool last = is_last(access);
-  check_order(access, where);
-  access_global(access, where);
-  events_.slice(thread, "global reduction", site, sizeof *address);
+  events_.slice(thread, "global reduction", site, bytes);
   if (settings.profile)
-    requests_.add(thread, Kind::kGlobalReduction, sizeof *address,
-                  reinterpret_cast<std::uintptr_t>(address), site, caller);
-  add(address, value, thread, last);
+    requests_.add(thread, Kind::kGlobalReduction, bytes, reinterpret_cast<std::uintptr_t>(first),
+                  site, caller);
+  for (std::size_t i = 0; i < values.size(); i++) {
+    Access access{clocks_, thread, site, true, sizeof *first, first + i};
+    access.reduction = true;
+    const bool last = is_last(access);
+    check_order(access, where);
+    access_global(access, where);
+    add(first + i, values[i], thread, last);
+  }
 }
 
 void Accesses::check_order(const Access &reduction, const Where &where) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -60,7 +61,7 @@ class Accesses {
                   const Where &where);
   void release(unsigned *address, unsigned x, const Where &where);
   void wait_until(unsigned *address, unsigned value, const Where &where, bool or_more);
-  void reduce(float *address, float value, const Where &where, const void *caller);
+  void reduce(float *first, std::span<const float> values, const Where &where, const void *caller);
 
   /// Whether a reduction comes after all others there so far: its thread knows of the last.
   bool is_last(const Access &reduction) const;

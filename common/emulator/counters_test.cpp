@@ -563,7 +563,7 @@ TEST_CASE("counters: two accesses on one line are two requests of that line") {
 
 TEST_CASE("counters: vectors and fp16 are counted with the bytes they move") {
   const Global memory(1024);
-  int lines[4];
+  int lines[5];
   const Profile profile = profile_of(dim3(1), dim3(32), [&] {
     const Matrix<float> m{memory.data, 32, 32};
     const int lane = lane_id();
@@ -572,7 +572,9 @@ TEST_CASE("counters: vectors and fp16 are counted with the bytes they move") {
     lines[1] = __LINE__, (void)load<2>(m(lane / 16, lane % 16 * 2));
     lines[2] = __LINE__, store(shared().h(lane / 4, lane % 4 * 8), Vector<half, 8>{});
     lines[3] = __LINE__, shared().h(31, lane) = half{};
+    lines[4] = __LINE__, red_add(m(4 + lane / 8, lane % 8 * 4), Vector<float, 4>{});
   });
+  CHECK(counts_at(profile, lines[4]) == "global reduction requests 1, global reduction sectors 16");
   CHECK(counts_at(profile, lines[0]) == global_stores(1, 16));
   CHECK(counts_at(profile, lines[1]) == global_loads(1, 8));
   CHECK(counts_at(profile, lines[2]) == shared_stores(1, 4, 4));

@@ -677,12 +677,12 @@ TEST_CASE(
   const Global<unsigned> counters(1, 0);
   const Matrix<float> m{memory.data, 1, 64};
   const Matrix<unsigned> counter{counters.data, 1, 1};
-  struct Order {
+  struct Publishing {
     bool before = true, after = true;  // __syncwarp
     int other_lane = 5;                // whose store a thread of the other block reads
     bool exact = false;                // lanes that synchronise in halves make the clocks exact
   };
-  const auto error_with = [&](const Order &order) {
+  const auto error_with = [&](const Publishing &order) {
     counters.data[0] = 0;
     return error_of<void>(dim3(2), dim3(64), [&, order] {
       const int thread = static_cast<int>(threadIdx.x);

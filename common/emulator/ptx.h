@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <span>
 
 #include "common/kernel/view.h"
 
@@ -225,12 +226,11 @@ inline float tanh_approx(float x) {
 }
 
 inline void red_add(const Reference<float> &sum, float x) {
-  emulator::reduce(sum.checked(), x, sum.where());
+  emulator::reduce(sum.checked(), std::span(&x, 1), sum.where());
 }
 
 inline void red_add(const Reference<float> &first, const Vector<float, 4> &x) {
-  float *const sums = first.checked(4);
-  for (int i = 0; i < 4; i++) emulator::reduce(sums + i, x[i], first.where());
+  emulator::reduce(first.checked(4), std::span(&x[0], 4), first.where());
 }
 
 /// Nothing: on the emulator a launch follows the one before.

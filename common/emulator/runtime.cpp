@@ -250,8 +250,8 @@ unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next
   return Block::current->accesses.atomic(address, next, where);
 }
 
-void reduce(float *address, float value, const Where &where) {
-  Block::current->accesses.reduce(address, value, where, __builtin_return_address(0));
+void reduce(float *first, std::span<const float> values, const Where &where) {
+  Block::current->accesses.reduce(first, values, where, __builtin_return_address(0));
 }
 
 void fence() {

@@ -159,10 +159,10 @@ void wait_for_copies(int groups, const Where &where);
 unsigned atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
                 const Where &where);
 
-/// Adds to a number in global memory, at once for all blocks of the launch, in an order of all such
-/// additions to one address that is drawn from the seed. Reductions do not race with each other; with loads
-/// and stores they do.
-void reduce(float *address, float value, const Where &where);
+/// Adds to a number in global memory, or to 4 that follow each other, at once for all blocks of the launch, in an order
+/// of all such additions to one address that is drawn from the seed. Reductions do not race with each other; with loads
+/// and stores they do. They are one request.
+void reduce(float *first, std::span<const float> values, const Where &where);
 
 /// __threadfence.
 void fence();

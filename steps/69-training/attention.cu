@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(threads, 1)  // threads per block, blocks per 
   cp_async_wait<0>();
   __syncthreads();  // K, V, and the first Q, dO, lse and D are there for all warps
 
-  // Warps 0 to 3 keep dV of 32 keys each, and compute S^T and P^T. Warps 4 to 7 keep dK of the same keys,
+  // Warps 0 to 3 keep dV of Bc / 4 keys each, and compute S^T and P^T. Warps 4 to 7 keep dK of the same keys,
   // and compute dP^T and dS^T. In each 16 keys and 8 queries a lane has two keys, `key_row` and 8 further,
   // and two queries, `query` and `query` + 1.
   const bool keeps_dV = warp < 4;

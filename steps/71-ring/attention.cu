@@ -51,7 +51,7 @@ inline bool sees(const Problem &p, int gpu, int hop) {
   return rows_of(p, gpu) && rows_of(p, from) && (!p.causal || from <= gpu);
 }
 
-/// Queues on the GPUs' second streams that a tensor with K's shape goes from one GPU to another. NCCL's calls must be
+/// Queues the transfer of a tensor with K's shape from one GPU to another, on their second streams. NCCL's calls must be
 /// in a group.
 template <class T>
 void pass(const Problem &p, int to, T *target, int from, const T *source) {

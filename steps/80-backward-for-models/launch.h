@@ -9,11 +9,11 @@ namespace {
 
 /// The keys of a block.
 struct Keys {
-  Rows rows;  // of the head and sequence
-  int tile, first, here;
+  Rows rows;              // of the head and sequence
+  int tile, first, here;  // the tile's number, its first key, and how many of its keys there are
 };
 
-/// Returns the keys of the block with this number, `most` of them if there are as many.
+/// Returns the keys of the block with this number: `most` keys, or fewer at the end of the sequence.
 template <int most = Bc>
 __device__ __forceinline__ Keys keys_of_block(const Backward &problem, int number, int key_tiles,
                                               int heads_at_once) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ Keys keys_of_block(const Backward &problem, int numbe
   return {keys, key_tile, first_key, keys_here};
 }
 
-/// Loads Q and dO of each visit, with the numbers of their queries. One thread calls this.
+/// Loads Q and dO of each visit, with the log-sum-exp and D of their queries. One thread calls this.
 template <int d, class Storage, class Next>
 __device__ __forceinline__ void load_visits(Storage &smem, const SequenceMap &map_Q,
                                             const SequenceMap &map_dO, const Sums &sums,
@@ -53,7 +53,8 @@ __device__ __forceinline__ void load_visits(Storage &smem, const SequenceMap &ma
   }
 }
 
-/// Launches all kernels of a step. `gradients` has `block_threads`, and `block_keys` keys; `last` are its last arguments.
+/// Launches all kernels of a step. A block of `gradients` has `block_threads` threads and `block_keys` keys. `last` are the
+/// kernel's last arguments.
 template <class T, int d, class Storage, class... Parameters, class... Last>
 void launch_gradients(const Backward &p, void (*gradients)(Parameters...), int block_threads,
                       int block_keys, Last... last) {

@@ -53,7 +53,8 @@ SequenceMap map_of_keys(const Backward &p, const void *data, const Strides &stri
 /// query that does not exist, or sees no key, gets an infinite log-sum-exp, so its weights are 0.
 template <class T, int d>
 __global__ void __launch_bounds__(128) begin(const Backward problem, const Sums sums) {
-  constexpr int each = d > 128 ? 8 : d / 32;  // elements of a lane; the last ones have none of 192
+  constexpr int each =
+      d > 128 ? 8 : d / 32;  // elements of a lane; of 192 the last 8 lanes have none
   constexpr int of_sums = each < 4 ? each : 4;  // 16 bytes
   const int lane = threadIdx.x % 32, i = blockIdx.x * 4 + threadIdx.x / 32;
   const int b = blockIdx.y / problem.heads, col = lane * each;
