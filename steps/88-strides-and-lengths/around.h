@@ -91,7 +91,7 @@ __device__ __forceinline__ void take_number(Tile<int, 1, 4> &number, unsigned *c
 }
 
 /// Rows of dQ that a block of round_dQ handles. A warp has 8 rows of 32 columns, so it reads whole sectors, and writes
-/// whole ones. Above head dim 128 a sector holds a row and the one 8 further on, so a warp has 16 rows of 16 columns.
+/// whole ones. Above head dim 128 a sector has 4 columns of a row and of the one 8 further on: 16 rows of 16 columns.
 template <int d>
 constexpr int rounded_rows = d > 128 ? 16 : 8;
 
