@@ -162,11 +162,11 @@ __global__ void __launch_bounds__(threads) attention(Problem p, int splits, floa
   }
 }
 
-/// Returns how many tiles of `rows` rows of Q the whole problem has. The heads that share a head of K and V have
+/// Returns how many tiles of `of_rows` rows of Q the whole problem has. The heads that share a head of K and V have
 /// their rows in the same tiles.
-inline std::int64_t row_tiles(const Problem &p, int rows) {
+inline std::int64_t row_tiles(const Problem &p, int of_rows) {
   const std::int64_t rows_of_group = std::int64_t{p.seqlen_q} * (p.heads / p.kv_heads);
-  return std::int64_t{p.batch} * p.kv_heads * ((rows_of_group + rows - 1) / rows);
+  return std::int64_t{p.batch} * p.kv_heads * ((rows_of_group + of_rows - 1) / of_rows);
 }
 
 /// How many blocks the GPU runs at once: of 8 warps, or of half as many until one fits it.
