@@ -5,9 +5,8 @@
 // Before      step 67: blocks add to a tile of dQ in the order in which they come, and each order rounds differently.
 // Bottleneck  A fixed order: whoever adds waits for those before.
 // Change      A number per tile of dQ says whose turn it is. The thread that adds waits for its turn, adds, waits until
-//             the addition is performed, and says so to the next. All blocks visit the queries from the last to the first,
-//             so each comes to a tile just behind the block before. Blocks draw their numbers, and take turns among as many
-//             heads as L2 holds.
+//             the addition is performed, and signals. All blocks visit the queries from the last to the first, so each
+//             comes to a tile just behind the block before. Blocks draw numbers, and share as many heads as L2 holds.
 // Prediction  An addition follows the one before by some 2500 clocks, and a tile takes 4382. The next block of a head
 //             begins 13,700 clocks after the one before, 7000 with a mask, so nobody waits but at the start: 33 blocks
 //             of a head begin at once, and the last waits 80,000 clocks. At 4 x 16 heads of 8192 these are 0.6% of the
