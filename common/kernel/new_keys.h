@@ -22,7 +22,7 @@ struct CacheAndNew {
   }
 };
 
-/// Returns the first key that the cache lacks, of a sequence of so many.
+/// Returns the first key that the cache lacks, of a sequence with `keys` keys.
 __device__ __forceinline__ int first_new_key(const Problem &p, int keys) {
   return p.seqlen_new ? max(keys - p.seqlen_new, 0) : 1 << 30;
 }
