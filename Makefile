@@ -271,8 +271,8 @@ DOCUMENTS := README.md plots/README.md $(wildcard common/emulator/*.md steps/*.m
 QUOTED := $(sort $(shell sed -nE 's|^ *<!-- output: \./(step-[-a-z0-9]+) .*|\1|p' $(DOCUMENTS)))
 build/host/bin/docs: $(call objects,$(PAGES) common/pages/main.cpp) $(TESTING) $(EMULATOR) $(REFERENCE) $(OPTIONS)
 	$(call says,$@) $(call link,$(CXX) -pthread $^)
-# For a GPU `make test` builds step 15, step 30 and what was built for it before, and the others for the emulator
-# alone: it runs nothing else, and nvcc would take most of its time.
+# For a GPU the tests need step 15, step 30 and what was built for it before; the others are built for the emulator
+# alone: nothing here runs them on a GPU, and nvcc would take most of the time. `make check-gpu` needs all.
 BUILT_BEFORE := $(notdir $(wildcard $(BUILD)/bin/step-*))
 FOR_TEST := $(if $(FOR_GPU),$(filter step-15 step-30 $(BUILT_BEFORE),$(PROGRAMS)),$(PROGRAMS))
 FOR_EMULATOR := $(filter-out $(FOR_TEST),$(NUMBERS:%=step-%))
@@ -287,7 +287,7 @@ tests some-tests:
 # Options of doctest, or a test's name.
 chosen_tests = $(if $(filter -%,$(TESTS)),$(TESTS),$(if $(TESTS),$(call quoted,$(TESTS))))
 test: some-tests ; @CXX="$(CXX)" TESTS_SOME=1 build/host/bin/tests $(chosen_tests)
-test-all: tests ; @CXX="$(CXX)" build/host/bin/tests $(chosen_tests)
+test-all: some-tests ; @CXX="$(CXX)" build/host/bin/tests $(chosen_tests)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
 	$(call says,$@) $(call link,$(NVCC) -Xcompiler -pthread $^)
 # What racecheck can follow of steps 39 to 42.

@@ -161,7 +161,8 @@ const std::vector<std::string> kHopperBarriers = {
     "wgmma_fence(",       "wgmma_commit(",        "wgmma_wait<",
     "fence_proxy_async(", "named_barrier_sync(",  "named_barrier_arrive(",
     "tma_store_commit(",  "tma_store_wait_read<", "ring_release(",
-    "cluster_sync(",      "mbarrier_arrive_at(",  "griddepcontrol_wait("};
+    "cluster_sync(",      "mbarrier_arrive_at(",  "griddepcontrol_wait(",
+    "mbarrier_wait<"};
 
 /// Whether a step is for Hopper alone: of Part IV, or built on it.
 bool of_hopper(const std::string &step) {

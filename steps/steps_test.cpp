@@ -69,6 +69,7 @@ std::vector<std::string> runs_with(const std::string &option) {
       {"--page-size",
        {"--page-size 16", "--page-size 24 --causal", "--page-size 256",
         "--page-size 64 --seqlen 1 --seqlen-k 130 --heads 4 --kv-heads 2",
+        "--page-size 16 --seqlen 70 --seqlen-k 600",  // stages that are filled again, by many boxes
         "--page-size 16 --seqlen 1 --seqlen-k 128", "--page-size 8 --seqlen 1 --seqlen-k 120",
         "--page-size 16 --layout packed --batch 3 --lengths 1:130,5:5,20:0 --seqlen 20 "
         "--seqlen-k 130"}},
@@ -79,12 +80,20 @@ std::vector<std::string> runs_with(const std::string &option) {
       {"--append",
        {"--seqlen 1 --seqlen-k 65 --append 1", "--seqlen 5 --seqlen-k 130 --append 5 --causal",
         "--seqlen 3 --seqlen-k 70 --append 70", "--batch 3 --lengths 1:1,1:64,1:65 --append 1",
+        // A sequence without queries, a window that hides new keys, and rows of 128 that are gathered.
+        "--batch 3 --lengths 0:60,7:133,3:40 --seqlen 7 --seqlen-k 133 --append 30 --heads 4 "
+        "--kv-heads 2 --page-size 16",
+        "--seqlen 3 --seqlen-k 200 --append 120 --window 5",
+        "--head-dim 128 --seqlen 3 --seqlen-k 135 --append 12 --page-size 8",
         "--seqlen 1 --seqlen-k 65 --append 1 --page-size 16 --heads 4 --kv-heads 2",
         "--seqlen 2 --seqlen-k 65 --append 2 --layout bnhd --heads 4 --kv-heads 1 --causal"}},
       {"--rope",
        {"--rope halves", "--rope neighbours --causal", "--rope halves --inputs one-hot",
         "--rope neighbours --inputs equal-keys", "--rope halves --seqlen 3 --seqlen-k 130",
         "--rope neighbours --seqlen 1 --seqlen-k 65 --append 1",
+        "--rope halves --batch 2 --append 5 --seqlen 5 --seqlen-k 70",
+        "--rope halves --head-dim 128 --batch 3 --lengths 5:60,150:150,2:140 --heads 4 "
+        "--kv-heads 2 --type bf16 --layout packed --page-size 16",
         "--rope halves --batch 3 --lengths 1,0,150 --causal"}},
       {"--rope-dim",
        {"--rope halves --rope-dim 16", "--rope neighbours --rope-dim 48 --causal",
@@ -94,6 +103,8 @@ std::vector<std::string> runs_with(const std::string &option) {
         "--window-size 130:-1 --causal", "--window-size 2147483647:2147483647",
         // One query of a tile sees a key, or all but one do, in tiles of 64, 80 and 128.
         "--window-size 1:0", "--window-size 126:-1", "--window-size 129:0 --seqlen 300",
+        "--window-size 40:10 --batch 3 --heads 4 --kv-heads 2 --lengths 150:90,0:60,100:140 "
+        "--seqlen-k 150",
         "--head-dim 128 --window-size 30:20 --seqlen 300",
         "--head-dim 128 --window-size 78:-1 --seqlen 200"}},
       {"--scale",
@@ -103,7 +114,8 @@ std::vector<std::string> runs_with(const std::string &option) {
        {"--softcap 1", "--softcap 30 --causal", "--softcap 50 --inputs rising",
         "--softcap 0.001 --inputs ends", "--softcap 2 --scale 0 --causal", "--softcap 1000000"}},
       {"--alibi",
-       {"--alibi", "--alibi --causal", "--alibi --heads 3 --inputs equal-keys", "--alibi --scale 0",
+       {"--alibi", "--alibi --causal", "--alibi --seqlen 3 --seqlen-k 200",
+        "--alibi --heads 3 --inputs equal-keys", "--alibi --scale 0",
         "--alibi --softcap 2 --type bf16"}},
       {"--sink-logits",
        {"--sink-logits", "--sink-logits --causal --heads 3", "--sink-logits --inputs rising",

@@ -4,8 +4,8 @@
 # Variable: arch. PTX has the threads of a block (__launch_bounds__) and, in a comment that
 # shared_storage() of common/kernel/kernel.h leaves there, the bytes of shared memory that the launch asks
 # for; ptxas has the rest. Ends with status 1 where ptxas gives up the overlap that Part IV is about: where
-# it serialises wgmma, waits for it of its own accord, or ignores setmaxnreg; or where a kernel of Part IV,
-# of steps 30 and later, spills.
+# it serialises wgmma, waits for it of its own accord, or ignores setmaxnreg; or where for Hopper a kernel of
+# step 30 or a later one spills.
 BEGIN {
   # CUDA C++ Programming Guide, 'Technical Specifications per Compute Capability': resident warps,
   # resident blocks and KB of shared memory of a multiprocessor. All have 65536 registers.
@@ -126,8 +126,8 @@ END {
       sprintf("%.1f", (static[kernel] + dynamic[kernel]) / 1024),
       blocks, blocks == "?" ? "?" : blocks * warps, by, stored[kernel], loaded[kernel],
       stored[kernel] + loaded[kernel] ? "  SPILLS" : ""
-    if (part[1] + 0 >= 30 && stored[kernel] + loaded[kernel])
-      complain(part[1] ": " part[2] " spills, and from step 30 on no kernel may")
+    if (arch >= 90 && part[1] + 0 >= 30 && stored[kernel] + loaded[kernel])
+      complain(part[1] ": " part[2] " spills, and from step 30 on no kernel for Hopper may")
   }
   exit complaints > 0
 }

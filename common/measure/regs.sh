@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # make regs: registers, shared memory, occupancy and spills of every kernel of these steps, for ARCH. An
-# error where ptxas serialises wgmma, or where a step from 30 on spills (regs.awk). CSV=FILE: writes the registers
-# and the instructions of the longest loop, which nvdisasm shows, of each step and head dim. WHOLE=1 compiles the
-# host's part of each step as well, and warnings are errors then: CI needs no other build of these steps.
+# error where ptxas serialises wgmma, or where a step from 30 on spills on Hopper (regs.awk). CSV=FILE: writes the registers
+# and the instructions of the longest loop, which nvdisasm shows, of each step and head dim.
+# WERROR=1: warnings are errors.
 set -euo pipefail
 . common/measure/shell.sh
 need_nvcc
@@ -17,18 +17,8 @@ compile() {
   local arch to=build/regs/$1
   arch=$(header "$(number_of "$1")" archs) arch=${arch%% *}
   local -a nvcc=("$NVCC" -std=c++20 -I. '-DSTEP_NAME=""' '-DSTEP_NEEDS=""' '-DSTEP_TAKES=""')
-  if [ -n "${WHOLE-}" ]; then
-    mkdir "$to"
-    "${nvcc[@]}" -Xcompiler -Wall,-fPIC -Werror all-warnings -Xptxas -v --keep --keep-dir "$to" \
-      -gencode "arch=compute_${arch#sm_},code=$arch" -c "steps/$1/attention.cu" -o "$to.o" >"$to.log" 2>&1 ||
-      { cat "$to.log"; exit 1; }
-    mv "$to/attention.ptx" "$to.ptx"
-    mv "$to"/attention*.cubin "$to.cubin"
-  else
-    "${nvcc[@]}" -arch="compute_${arch#sm_}" -ptx "steps/$1/attention.cu" -o "$to.ptx"
-    "${NVCC%nvcc}ptxas" -v -arch="$arch" "$to.ptx" -o "$to.cubin" >"$to.log" 2>&1 ||
-      { cat "$to.log"; exit 1; }
-  fi
+  "${nvcc[@]}" ${WERROR:+-Werror all-warnings} -arch="compute_${arch#sm_}" -ptx "steps/$1/attention.cu" -o "$to.ptx"
+  "${NVCC%nvcc}ptxas" -v -arch="$arch" "$to.ptx" -o "$to.cubin" >"$to.log" 2>&1 || { cat "$to.log"; exit 1; }
   {
     cat "$to.ptx" "$to.log"
     [ -z "${CSV-}" ] || "$nvdisasm" -c "$to.cubin" | awk -f common/measure/sass.awk

@@ -43,6 +43,13 @@ std::vector<std::string> head_dim_names(const Step &step) {
   return names;
 }
 
+/// The families of inputs that a step takes: the fp32 log-sum-exp of a backward pass cannot hold the scores of `huge`.
+std::vector<std::string> families_of(const Step &step) {
+  std::vector<std::string> families = reference::family_names();
+  if (step.gradients) families.pop_back();
+  return families;
+}
+
 /// The types that a step accepts, the first of them by default: "--type" is all but fp8, "--type
 /// fp8" that alone.
 std::vector<std::string> types_of(const Step &step) {
@@ -245,7 +252,7 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
     const bool is_auto = text == "auto";
     to.splits = is_auto ? 0 : static_cast<int>(number(option, text, 1, kMostBlocks, "auto or "));
   };
-  const std::vector<std::string> &families = reference::family_names();
+  const std::vector<std::string> families = families_of(step);
   Entry inputs = choice("inputs", families, to.inputs, join(families, "|"));
   inputs.value = "FAMILY";  // the words need a line
   std::vector<Entry> table = {
@@ -541,8 +548,6 @@ std::string help_text(const std::string &program, const Step &step) {
 }
 
 std::string describe_text(const Step &step) {
-  std::vector<std::string> families = reference::family_names();
-  if (step.gradients) families.pop_back();  // huge: check_problem says why
   const auto problem = [&](bool gpu) {
     const Options options = with_defaults({}, step, gpu);
     const reference::Shape &shape = options.shape;
@@ -559,7 +564,7 @@ std::string describe_text(const Step &step) {
       {"page-rows", std::to_string(step.page_rows)},
       {"head-dims", join(head_dim_names(step), " ")},
       {"types", join(types_of(step), " ")},
-      {"inputs", join(families, " ")},
+      {"inputs", join(families_of(step), " ")},
       {"writes", step.gradients    ? "dQ dK dV"
                  : step.writes_lse ? "O lse"
                                    : "O"},

@@ -418,6 +418,15 @@ TEST_CASE("options: a word that is not on the list is refused with the list") {
         "--layout thd: must be bhnd, bnhd, interleaved, packed, bnhd-32 or bnhd-128");
 }
 
+TEST_CASE("options: a backward pass takes no huge scores") {
+  Step backward = kTakesAll;
+  backward.gradients = true;
+  CHECK(error_of({"--inputs", "rising"}, backward) == "");
+  CHECK(error_of({"--inputs", "huge"}, backward) ==
+        "--inputs huge: must be normal, rising, one-hot, ends or equal-keys");
+  CHECK(error_of({"--inputs", "huge"}, kTakesAll) == "");
+}
+
 TEST_CASE("options: a value that is missing") {
   for (const std::string option :
        {"--device",     "--batch",  "--heads",     "--seqlen",      "--head-dim",

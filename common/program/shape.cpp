@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/program/report.h"
+
 namespace {
 
 // Columns of a latent cache that follow those that are V's: keys rotated by their positions (DeepSeek-V2,
@@ -64,6 +66,8 @@ void check_append(const Options &options) {
                      "more keys");
   int fewest = shape.seqlen_k;
   for (const int length : shape.lengths_k) fewest = std::min(fewest, length);
+  if (shape.seqlen_new > 0 && fewest == 0)
+    throw UsageError(append + ": each sequence needs as many keys, and one of --lengths has none");
   if (shape.seqlen_new > fewest)
     throw UsageError(append + ": must be at most " + std::to_string(fewest) + ", the keys of " +
                      (shape.lengths_k.empty() ? "a sequence" : "the shortest sequence"));
@@ -108,14 +112,10 @@ Options with_defaults(Options options, const Step &step, bool gpu) {
 
 void check_problem(const Options &options, const Step &step) {
   const reference::Shape &shape = options.shape;
-  if (step.gradients && options.inputs == reference::Family::kHuge)
-    throw UsageError(
-        "--inputs huge: must be another family with a backward pass, because the fp32 log-sum-exp "
-        "cannot hold scores of 10^10");
   if (step.gradients && shape.softmax_scale() > 1)
-    throw UsageError(
-        "--scale: must be 1 or less with a backward pass, because the fp32 log-sum-exp cannot "
-        "hold larger scores");
+    throw UsageError("--scale " + format("%g", shape.softmax_scale()) +
+                     ": must be at most 1 with a backward pass, because the fp32 log-sum-exp "
+                     "cannot hold larger scores");
   if (options.rank >= options.gpus)
     throw UsageError(given("--rank", options.rank) + ": must be less than " +
                      given("--gpus", options.gpus));

@@ -254,6 +254,10 @@ TEST_CASE("shape: keys beside a cache have their rows in it") {
         }) == "--append 4: must be at most 3, the keys of the shortest sequence");
   CHECK(error_after([](Options &o) {
           o.shape.seqlen_new = 1;
+          set_lengths(o, {0, 1}, {0, 1});
+        }) == "--append 1: each sequence needs as many keys, and one of --lengths has none");
+  CHECK(error_after([](Options &o) {
+          o.shape.seqlen_new = 1;
           o.layout = Layout::kInterleaved;
         }) ==
         "--append 1 cannot be combined with --layout interleaved, where Q's rows are among the "
@@ -270,6 +274,19 @@ TEST_CASE("shape: keys beside a cache have their rows in it") {
           packed(o);
           o.page_size = 16;
         }) == "");
+}
+
+TEST_CASE("shape: a backward pass takes scales up to 1") {
+  Step backward = kStep;
+  backward.gradients = true;
+  Options options = small();
+  options.shape.scale = 1;
+  check_problem(with_defaults(options, backward, false), backward);
+  options.shape.scale = 1.5F;
+  CHECK_THROWS_WITH_AS(check_problem(with_defaults(options, backward, false), backward),
+                       "--scale 1.5: must be at most 1 with a backward pass, because the fp32 "
+                       "log-sum-exp cannot hold larger scores",
+                       UsageError);
 }
 
 TEST_CASE("shape: a query that is rotated has a position") {
