@@ -9,7 +9,7 @@ functions() { nm --defined-only "$1" | awk '$2 ~ /[BDTVWu]/ { print $3 }' | sort
 # The same for both, as their mangled names begin: the C++ library, type information, constructors and destructors of
 # the harness's types, arithmetic on plain numbers, and which of a job's processes this one is (processes.h).
 same='^DW\.ref|^_ZT|^_Z[nd]|^_Z(GV)?Z?(NK?)?S|^_Z(GV)?Z?NK?9__gnu_cxx|^_ZN(4Step|10ShapeError|7Problem|9Processes)[CDa]|^(_ZGV9)?processes$|^_Z13fewest_splits'
-headers() { cat -- "$@" | tr ' ' '\n' | grep -E '^(common/kernel|steps)/.*\.h$' | sort -u; }
+headers() { cat -- "$@" | tr ' ' '\n' | sed 's@^\./@@' | grep -E '^(common/kernel|steps)/.*\.h$' | sort -u; }
 compared=0 failed=0
 for emulated in build/host/steps/*/attention.o; do
   step=$(basename "$(dirname "$emulated")")
