@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # make regs: registers, shared memory, occupancy and spills of every kernel of these steps, for ARCH. An
-# error where ptxas serialises wgmma, or where a step from 30 on spills on Hopper (regs.awk). CSV=FILE: writes the registers
-# and the instructions of the longest loop, which nvdisasm shows, of each step and head dim.
-# WERROR=1: warnings are errors.
+# error where ptxas serialises wgmma, or where a step from 30 on spills on Hopper (regs.awk). CSV=FILE: writes the
+# registers and the instructions of the longest loop, which nvdisasm shows, of each step and head dim. WERROR=1:
+# warnings are errors.
 set -euo pipefail
 . common/measure/shell.sh
 need_nvcc
