@@ -24,6 +24,25 @@ static inline Scores scores_of(const Problem &p) {
   return scores;
 }
 
+/// Begins the maximum m and the sum l of a lane's two rows of a head. A sink is a key of no tile: m is its logit, and l
+/// its power, 2^0, in the first of the row's four lanes.
+__device__ __forceinline__ void begin_with_sink(float (&m)[2], float (&l)[2], const Scores &scores,
+                                                const int &head, const int &lane) {
+  m[0] = m[1] = of_head(scores.sink_logits, head) * log2_e;
+  l[0] = l[1] = lane % 4 == 0;
+}
+
+/// Returns ALiBi's slope of a head, in units of what the function returns, which is multiplied by scale_log2.
+__device__ __forceinline__ float slope_of(const Scores &scores, const int &head) {
+  return of_head(scores.slopes, head) * log2_e / scores.scale_log2;
+}
+
+/// Returns how far the lane's first row of a tile of Q stands from its first column, in the first tile of keys.
+__device__ __forceinline__ int rows_ahead(const Work &at, const int &warpgroup, const int &warp,
+                                          const int &lane) {
+  return at.position + warpgroup * 64 + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
+}
+
 /// Changes the scores of the tile j of keys as step 52 does, but asks at run time for a cap and for a bias. `slope`
 /// is ALiBi's, in units of what the function returns. `ahead` is how far the lane's first row stands from its first
 /// column, in the first tile of keys. The arguments are references as mask_tile's are.

@@ -129,20 +129,14 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
         ring_release(V, v);
       }
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
-      float slope =
-          0;  // of ALiBi, in units of what the function returns, which is multiplied by scale_log2
-      if constexpr (alibi) slope = of_head(scores.slopes, at.q.head) * log2_e / scores.scale_log2;
-      if (sinks && scores.sink_logits) {
-        // A key of no tile: m is its logit, and l its power, 2^0, in the first of the row's four lanes.
-        m[0] = m[1] = of_head(scores.sink_logits, at.q.head) * log2_e;
-        l[0] = l[1] = lane % 4 == 0;
-      }
+      float slope = 0;  // of ALiBi
+      if constexpr (alibi) slope = slope_of(scores, at.q.head);
+      if (sinks && scores.sink_logits) begin_with_sink(m, l, scores, at.q.head, lane);
       ring_release(K, k);
       // All 64 rows see all keys of the tiles from all_from on that come before all_to.
       const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
       const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
-      // How far the lane's first row stands from its first column: in the first tile of keys.
-      const int ahead = at.position + warpgroup * 64 + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
+      const int ahead = rows_ahead(at, warpgroup, warp, lane);
       const auto change_scores = [&](int j) {  // of the tile j of keys
         const float distance = ahead - j * Bc;
 #pragma unroll

@@ -188,20 +188,13 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         ring_release(V, v);
       }
       float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
-      if (changes && scores.sink_logits) {
-        // A key of no tile: m is its logit, and l its power, 2^0, in the first of the row's four lanes.
-        m[0] = m[1] = of_head(scores.sink_logits, at.q.head) * log2_e;
-        l[0] = l[1] = lane % 4 == 0;
-      }
+      if (changes && scores.sink_logits) begin_with_sink(m, l, scores, at.q.head, lane);
       ring_release(K, k);
       // All 64 rows see all keys of the tiles from all_from on that come before all_to.
       const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
       const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
-      const float slope = changes && scores.slopes
-                              ? of_head(scores.slopes, at.q.head) * log2_e / scores.scale_log2
-                              : 0;
-      // How far the lane's first row stands from its first column: in the first tile of keys.
-      const int ahead = at.position + warpgroup * 64 + warp % 4 * 16 + lane / 4 - lane % 4 * 2;
+      const float slope = changes && scores.slopes ? slope_of(scores, at.q.head) : 0;
+      const int ahead = rows_ahead(at, warpgroup, warp, lane);
       const auto change_scores = [&](int j) {  // of the tile j of keys
         if (changes) cap_and_bias(s, scores, slope, ahead, j);
       };
