@@ -31,6 +31,13 @@ __device__ constexpr int place_in_dQ(int query, int col) {
          column % 2;
 }
 
+/// Sets sums to 0: products are added to them, and there may be none.
+template <int columns>
+__device__ __forceinline__ void clear(Accumulator<columns> &x) {
+#pragma unroll
+  for (int e = 0; e < x.size; e++) x(e) = 0;
+}
+
 /// Writes dK or dV of a warpgroup's 64 keys, times a factor and rounded, to their tile, from a column on.
 template <class T, int d, int columns>
 __device__ __forceinline__ void write_keys(TmaTile<64, d, T> &tile, Accumulator<columns> &x,

@@ -100,10 +100,7 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
     FragmentA p[Br<d> / 16];
     const int key = warp % 4 * 16 + lane / 4;  // the lane's of the block's, and 8 further on
     const int query = lane % 4 * 2;            // of each 8, and 1 further on
-#pragma unroll
-    for (int e = 0; e < dv_low.size; e++) dv_low(e) = 0;  // if no query sees the keys
-#pragma unroll
-    for (int e = 0; e < dv_high.size; e++) dv_high(e) = 0;
+    clear(dv_low), clear(dv_high);  // if no query sees the keys
     mbarrier_wait<false>(smem.KV_full, 0);
 
     for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
@@ -172,10 +169,7 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
     Accumulator<d - first> dk_high;
     Accumulator<Br<d>> dp;  // transposed: keys x queries
     FragmentA ds[Br<d> / 16];
-#pragma unroll
-    for (int e = 0; e < dk_low.size; e++) dk_low(e) = 0;  // if no query sees the keys
-#pragma unroll
-    for (int e = 0; e < dk_high.size; e++) dk_high(e) = 0;
+    clear(dk_low), clear(dk_high);  // if no query sees the keys
     mbarrier_wait<false>(smem.KV_full, 0);
 
     for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
