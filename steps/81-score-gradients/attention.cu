@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(threads, 1)  // blocks per SM
     const int own_key = warpgroup * 64;                  // of the block's
     const int key = own_key + warp % 4 * 16 + lane / 4;  // the lane's, and 8 further on
     const int query = lane % 4 * 2;                      // of each 8, and 1 further on
-    clear(dk), clear(dv);  // if no query sees the keys
+    clear(dk), clear(dv);                                // if no query sees the keys
     mbarrier_wait<false>(smem.KV_full, 0);
 
     float slope = 0;  // of ALiBi, in base 2

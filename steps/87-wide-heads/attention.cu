@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
     FragmentA p[Br<d> / 16];
     const int key = warp % 4 * 16 + lane / 4;  // the lane's of the block's, and 8 further on
     const int query = lane % 4 * 2;            // of each 8, and 1 further on
-    clear(dv_low), clear(dv_high);  // if no query sees the keys
+    clear(dv_low), clear(dv_high);             // if no query sees the keys
     mbarrier_wait<false>(smem.KV_full, 0);
 
     for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
