@@ -165,19 +165,19 @@ in_rows() {
   done
 }
 
-# emulate FILE STEP OPTIONS: appends what the emulator counts of the whole step and of these lines. Status 2: the
-# step does not take the problem.
+# emulate FILE STEP OPTIONS: appends what the emulator counts of the whole step and of these lines. Beside FILE is what
+# the step prints. Status 2: the step does not take the problem.
 emulate() {
   local status=0
-  rm -f build/profile.csv
-  ./step-"$(number_of "$2")" --device cpu --sms "$sms" $3 --profile-csv build/profile.csv \
-    >build/step.txt 2>&1 </dev/null || status=$?
+  rm -f "$1.profile"
+  ./step-"$(number_of "$2")" --device cpu --sms "$sms" $3 --profile-csv "$1.profile" \
+    >"$1.txt" 2>&1 </dev/null || status=$?
   case $status in
-    0) head -3 build/step.txt ;;
+    0) head -3 "$1.txt" ;;
     2) return 2 ;;
-    *) cat build/step.txt >&2; exit $status ;;
+    *) cat "$1.txt" >&2; exit $status ;;
   esac
-  sed "1d;$names" build/profile.csv | grep -v '\.[a-z]*:[0-9]*,"' >>"build/$1.csv"
+  sed "1d;$names" "$1.profile" | grep -v '\.[a-z]*:[0-9]*,"' >>"$1"
 }
 
 # metrics KIND: those of ncu.awk's table, with commas
@@ -219,7 +219,7 @@ if [ -n "${SHAPES:-}" ]; then
     for step; do
       # What the shape leaves out is the emulator's default, on the GPU, too.
       problem="$(describe "$(number_of "$step")" emulator | sed -E 's/(^| )([a-z])/\1--\2/g; s/=/ /g') $shape"
-      emulate shapes-counters "$step" "$problem" || { tail -1 build/step.txt; continue; }
+      emulate build/shapes-counters.csv "$step" "$problem" || { tail -1 build/shapes-counters.csv.txt; continue; }
       [ -z "$can_measure" ] || measure shapes-counters "$(metrics_counted "$step")" "$step" "$problem"
     done
   done < <(tr ';' '\n' <<<"$SHAPES" | sed -E 's/^ +//; /^$/d')
@@ -229,12 +229,21 @@ if [ -n "${SHAPES:-}" ]; then
   exit ${status:-0}
 fi
 
-begin counted
-for step; do
+# On all cores, a step on each.
+rm -rf build/counting
+mkdir build/counting
+emulate_all() {  # some steps have no problem
+  : >"build/counting/$1"
   while read -r problem; do
-    emulate counted "$step" "$problem" || echo "left out: $step at $problem"
-  done < <(counted "$step")
+    emulate "build/counting/$1" "$1" "$problem" || echo "left out: $1 at $problem"
+  done < <(counted "$1")
+}
+for step; do
+  emulate_all "$step" &
+  [ "$(jobs -rp | wc -l)" -lt "$(getconf _NPROCESSORS_ONLN)" ] || wait -n
 done
+while [ -n "$(jobs -p)" ]; do wait -n; done
+(cd build/counting && cat "$@") >build/counted.csv
 in_rows counted
 mv build/counted.csv "$results/emulator-counters.csv"
 
