@@ -254,7 +254,7 @@ include common/kernel/kernel.mk common/testing/tests.mk steps/57-library/library
 #?
 #? Check
 #?   make test                   what a change breaks most often, in about two minutes on two cores
-#?   make test-all               everything that needs no GPU
+#?   make test-all               all tests that need no GPU
 #?   make check-gpu              every step on the GPU, over the tests' shapes and inputs, sanitized; or STEPS="36 37"
 #?   make check-gpus             Part VII alone, on two GPUs and more
 #?   make check-deadlock         of it that alone: what waits for ever ends with an error
@@ -290,7 +290,7 @@ test: some-tests ; @CXX="$(CXX)" TESTS_SOME=1 build/host/bin/tests $(chosen_test
 test-all: some-tests ; @CXX="$(CXX)" build/host/bin/tests $(chosen_tests)
 $(BUILD)/bin/any-problem: build/host/$(ANY_PROBLEM)/attention.o $(BUILD)/$(ANY_PROBLEM)/attention.o $(PROGRAM_OBJECTS)
 	$(call says,$@) $(call link,$(NVCC) -Xcompiler -pthread $^)
-# What racecheck can follow of steps 39 to 42.
+# What racecheck can follow: variants in which each lane arrives at a barrier.
 FOLLOWED := $(filter %-each-arrives,$(filter-out $(EMULATED_VARIANTS),$(VARIANTS)))
 check-gpu: $(call on_gpu,tests $(BUILD)/bin/any-problem $(FOLLOWED))
 	@ANY_PROBLEM=$(BUILD)/bin/any-problem $(call measure,check-gpu.sh) build/host/bin/tests $(NUMBERS)
@@ -303,12 +303,12 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 
 #?
 #? Measure, into plots/results
-#?   make bench                  times every step and PyTorch's attention on this GPU, in alternating rounds
+#?   make bench                  times Parts I and II and PyTorch's attention on this GPU, in alternating rounds
 #?   make bench-models           times the problems of Part III
 #?   make bench-hopper           times Part IV, and FlashAttention-3 where fa3-fwd is installed
 #?   make bench-decode           times decoding: a query per head and a long cache
 #?   make bench-dims             times step 56 at head dims 64 to 256
-#?   make bench-backward         times Part VI, and the backward passes of PyTorch
+#?   make bench-backward         times Part VI but step 87, and the backward passes of PyTorch
 #?   make bench-gpus             times Part VII on two GPUs and on one, or on GPUS=4
 #?   make bench-training         trains a GPT on a megabyte of text, with PyTorch's attention and with libattention.so
 #?   make training               trains the small GPT of chapter 69 on the emulator, in bf16 and fp16: a minute
@@ -316,8 +316,9 @@ truth: ; @common/measure/truth.sh $(or $(GPU:%=plots/results/%-counters.csv),plo
 #?   make bench-library-backward   times its backward pass: Hopper's kernel, with and without the same bits in every
 #?                               run, that of mma.sync, and PyTorch's
 #?   make variants-15            alternates step 15 and its variants; without a GPU, checks and counts them
-#?   make cycles                 SM clocks, time, clock rate, power of each step and variant; STEPS="05 06" adds these
-#?                               to the file, SHAPES="--batch 4; --causal" the steps side by side at these problems
+#?   make cycles                 SM clocks, time, clock rate, power of each step and variant but Part VII's;
+#?                               STEPS="05 06" adds these to the file, SHAPES="--batch 4; --causal" the steps side by
+#?                               side at these problems
 #?   make sustained              the speed that lasts: each kernel and its peers alone for 3 seconds, with clock rate
 #?                               and power; STEPS= and SHAPES= as above
 #?   make counters               counts on the emulator and, with a GPU and ncu, measures the same
@@ -334,7 +335,7 @@ measure = GPU="$(GPU)" NVCC="$(NVCC)" ARCH="$(firstword $(ARCH))" FOR_GPU="$(FOR
 $(BUILD)/sm_clock.so: $(BUILD)/common/program/sm_clock.o
 	$(call says,$@) $(call link,$(NVCC) -shared $^)
 # Part IV, the steps from 30 on, has results of its own, which begin at step 15; so have Part VI, steps 60 to 69, 80,
-# 81, 87 and 88, and Part VII. (Steps 82 to 85 are Part V's, and have clocks alone.)
+# 81, 87 and 88, and Part VII. (The other steps from 82 on are Part V's, and have clocks alone.)
 OWN_RESULTS := 3% 4% 6% 7% 8%
 bench bench-models: $(call on_gpu,$(filter-out $(OWN_RESULTS:%=step-%),$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter-out $(OWN_RESULTS),$(GPU_STEPS))

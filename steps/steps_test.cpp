@@ -2,7 +2,7 @@
 // Every step gives the right answer: shapes, inputs, orders of threads, and all that it takes.
 //
 // STEPS_DEVICE  cpu (default) or gpu
-// STEPS_ONLY    the number of the one step that is run
+// STEPS_ONLY    how the names of the steps begin that are run, as 5 or 57
 // STEPS_PREFIX  what each command is run under, "compute-sanitizer --tool memcheck"; fewer runs then
 // TESTS_SEED    draws the shapes that nobody chose; default: another each time
 #include <doctest/doctest.h>

@@ -465,10 +465,18 @@ TEST_CASE("cycles and sustained: what is measured") {
              "31-wgmma") ==
         "common/measure/rounds.py cycles --rounds 9 plots/results/x-cycles.csv\n"
         "--batch 4|./step-02 ./step-31\n --head-dim 64|./step-02 ./step-31\n");
-  CHECK(plan("common/measure/sustained.sh 02-loop-inverted 15-early-k 16-late-copies 20-causal") ==
+  // Of Parts I to IV, whatever the parts after them have.
+  CHECK(plan("common/measure/sustained.sh 02-loop-inverted 15-early-k 16-late-copies 20-causal "
+             "41-handover 46-window 64-tiles 89-rotation") ==
         "common/measure/rounds.py sustained --rounds 2 plots/results/x-sustained.csv\n"
-        "--head-dim 128|./step-16|flash-attention-2 cudnn\n--head-dim "
-        "64|./step-16|flash-attention-2 cudnn\n"
+        "--type bf16 --head-dim 128 |./step-46|flash-attention-3-bf16 flash-attn-4 cudnn\n"
+        "--type bf16 --head-dim 64 |./step-46|flash-attention-3-bf16 flash-attn-4 cudnn\n"
+        "--head-dim 128 |./step-41|flash-attention-3-fp8\n"
+        "--type bf16 --head-dim 128 --causal|./step-46|flash-attention-3-bf16 flash-attn-4 cudnn\n"
+        "--type bf16 --head-dim 64 --causal|./step-46|flash-attention-3-bf16 flash-attn-4 cudnn\n"
+        "--head-dim 128 --causal|./step-41|flash-attention-3-fp8\n"
+        "--head-dim 128|./step-16|flash-attention-2 cudnn\n"
+        "--head-dim 64|./step-16|flash-attention-2 cudnn\n"
         "loop|mma mma-zeros\n");
   CHECK(plan("SHAPES='--batch 16; --inputs one-hot' common/measure/sustained.sh 15-early-k") ==
         "common/measure/rounds.py sustained --rounds 2 plots/results/x-sustained.csv\n"

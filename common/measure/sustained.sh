@@ -13,6 +13,7 @@ headlines() {
   local step n plain='' bf16='' fp8='' d mask
   for step; do
     n=$(number_of "$step")
+    [[ $n < 50 ]] || continue
     if [[ $(header "$n" needs) != sm_90* ]]; then
       ! is_plain "$step" || plain=$n
     elif among --causal "$(header "$n" takes)"; then
