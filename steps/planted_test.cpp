@@ -156,13 +156,13 @@ const std::vector<std::string> kBarriers = {"__syncthreads()", "__syncwarp()",
                                             "cp_async_wait<0>()"};
 // keep_loads_apart() is none: what it stands for is a hint to nvcc, and nothing may rely on it.
 const std::vector<std::string> kHopperBarriers = {
-    "__syncthreads(",     "__syncwarp(",          "mbarrier_wait(",
-    "mbarrier_arrive(",   "mbarrier_fence_init(", "mbarrier_arrive_expect_tx(",
-    "wgmma_fence(",       "wgmma_commit(",        "wgmma_wait<",
-    "fence_proxy_async(", "named_barrier_sync(",  "named_barrier_arrive(",
-    "tma_store_commit(",  "tma_store_wait_read<", "ring_release(",
-    "cluster_sync(",      "mbarrier_arrive_at(",  "griddepcontrol_wait(",
-    "mbarrier_wait<"};
+    "__syncthreads(",       "__syncwarp(",          "mbarrier_wait(",
+    "mbarrier_arrive(",     "mbarrier_fence_init(", "mbarrier_arrive_expect_tx(",
+    "wgmma_fence(",         "wgmma_commit(",        "wgmma_wait<",
+    "fence_proxy_async(",   "named_barrier_sync(",  "named_barrier_arrive(",
+    "named_barrier_meet(",  "tma_store_commit(",    "tma_store_wait_read<",
+    "ring_release(",        "cluster_sync(",        "mbarrier_arrive_at(",
+    "griddepcontrol_wait(", "mbarrier_wait<"};
 
 /// Whether a step is for Hopper alone: of Part IV, or built on it.
 bool of_hopper(const std::string &step) {

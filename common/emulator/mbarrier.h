@@ -29,11 +29,15 @@ void mbarrier_wait(Mbarrier &barrier, int parity, Where where = Where::current()
 }
 
 inline void named_barrier_sync(int id, int threads, Where where = Where::current()) {
-  emulator::named_barrier(id, threads, true, where);
+  emulator::named_barrier(id, threads, emulator::Named::kSync, where);
+}
+
+inline void named_barrier_meet(int id, int threads, Where where = Where::current()) {
+  emulator::named_barrier(id, threads, emulator::Named::kMeet, where);
 }
 
 inline void named_barrier_arrive(int id, int threads, Where where = Where::current()) {
-  emulator::named_barrier(id, threads, false, where);
+  emulator::named_barrier(id, threads, emulator::Named::kArrive, where);
 }
 
 template <int Registers>

@@ -451,6 +451,34 @@ TEST_CASE("named barrier: who uses it again knows that the use before has ended"
     }
 }
 
+TEST_CASE("named barrier: threads wait in it at one place, or meet from several") {
+  const Setup setup;
+  enum Use { kOnePlace, kTwo, kOneOfTwoMeets, kMeet, kArriveElsewhere };
+  for (const Use use : {kOnePlace, kTwo, kOneOfTwoMeets, kMeet, kArriveElsewhere})
+    for (int seed = 1; seed <= kSeeds; seed++) {
+      CAPTURE(use);
+      emulator::settings.seed = static_cast<std::uint64_t>(seed);
+      const std::string error = error_of<Shared>(dim3(64), [&] {
+        const bool first = warp_index() == 0;
+        if (use == kOnePlace) named_barrier_sync(1, 64);
+        if (use == kMeet && first) named_barrier_meet(1, 64);
+        if (use == kMeet && !first) named_barrier_meet(1, 64);
+        if (use == kArriveElsewhere && first) named_barrier_sync(1, 64);
+        if (use == kArriveElsewhere && !first) named_barrier_arrive(1, 64);
+        if ((use == kTwo || use == kOneOfTwoMeets) && first)
+          at = __LINE__, named_barrier_sync(1, 64);
+        if (use == kTwo && !first) also_at = __LINE__, named_barrier_sync(1, 64);
+        if (use == kOneOfTwoMeets && !first) also_at = __LINE__, named_barrier_meet(1, 64);
+      });
+      const bool wrong = use == kTwo || use == kOneOfTwoMeets;
+      CHECK(tag == (wrong ? "[barrier] " : ""));
+      if (!wrong) continue;
+      CHECK((error.find("and all must wait at one place") != std::string::npos));
+      CHECK((error.find(file_and(at)) != std::string::npos));
+      CHECK((error.find(file_and(also_at)) != std::string::npos));
+    }
+}
+
 TEST_CASE("mbarrier: a ring's are named by the ring, the part and the stage") {
   const Setup setup;
   struct Storage {

@@ -2,6 +2,7 @@
 #include "common/emulator/named_barriers.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "common/emulator/sites.h"
@@ -19,13 +20,16 @@ void NamedBarriers::begin_block() {
   for (auto &of_block : barriers_) of_block = {};
 }
 
-void NamedBarriers::named_barrier(int id, int threads, bool sync, const Where &where) {
+void NamedBarriers::named_barrier(int id, int threads, Named kind, const Where &where) {
   const unsigned running = scheduler_.running();
+  const bool sync = kind != Named::kArrive;
+  const char *const name = kind == Named::kArrive ? "named_barrier_arrive"
+                           : kind == Named::kSync ? "named_barrier_sync"
+                                                  : "named_barrier_meet";
   const auto fail = [&](const std::string &why) {
-    const char *const name = sync ? "named_barrier_sync(" : "named_barrier_arrive(";
-    scheduler_.fail(
-        {Fault::kBarrier, name + std::to_string(id) + ", " + std::to_string(threads) + "): " + why},
-        where);
+    scheduler_.fail({Fault::kBarrier, std::string(name) + "(" + std::to_string(id) + ", " +
+                                          std::to_string(threads) + "): " + why},
+                    where);
   };
   if (id < 1 || id > 15) fail("barriers 1 to 15 are allowed");
   if (threads < 32 || threads % 32 || threads > static_cast<int>(scheduler_.block_size()))
@@ -43,6 +47,14 @@ void NamedBarriers::named_barrier(int id, int threads, bool sync, const Where &w
         fail("the barrier may still be in use, for " + std::to_string(barrier.threads_before) +
              " threads at " + describe(barrier.where) + ", by " + scheduler_.name_of(one.thread) +
              ": no barrier between them");
+  // PTX ISA, 'barrier', .aligned: all threads execute the same instruction.
+  if (sync && !barrier.waiting.empty() && (barrier.aligned || kind == Named::kSync) &&
+      (barrier.waited_at.line() != where.line() ||
+       std::strcmp(barrier.waited_at.file_name(), where.file_name()) != 0))
+    fail("other threads wait in it at " + describe(barrier.waited_at) +
+         ", and all must wait at one place; named_barrier_meet has several");
+  if (sync && barrier.waiting.empty()) barrier.waited_at = where;
+  barrier.aligned |= kind == Named::kSync;
   barrier.threads = threads;
   barrier.where = where;
   barrier.arrivals.push_back({running, sync, clocks_.now()});
@@ -50,10 +62,10 @@ void NamedBarriers::named_barrier(int id, int threads, bool sync, const Where &w
   if (sync)
     events_.begin_wait();
   else
-    arrival = events_.note(running, "named_barrier_arrive", id, where);
+    arrival = events_.note(running, name, id, where);
   clocks_.release(running, barrier.told);
   if (sync) {
-    scheduler_.wait(*this, "named_barrier_sync", where);
+    scheduler_.wait(*this, name, where);
     waits_at_[running] = id;
     barrier.waiting.push_back(running);
   }
@@ -61,14 +73,14 @@ void NamedBarriers::named_barrier(int id, int threads, bool sync, const Where &w
   if (!last) {
     if (!sync) return scheduler_.pause();
     Fiber::yield();
-    events_.note(running, "named_barrier_sync", id, where, barrier.ended_by);
+    events_.note(running, name, id, where, barrier.ended_by);
     return;
   }
   for (const unsigned thread : barrier.waiting) {
     clocks_.acquire(thread, barrier.told);
     scheduler_.make_ready(thread);
   }
-  if (sync) arrival = events_.note(running, "named_barrier_sync", id, where);
+  if (sync) arrival = events_.note(running, name, id, where);
   NamedBarrier next;
   next.ended_by = arrival;
   next.where = where;

@@ -20,7 +20,7 @@ class NamedBarriers : public Waits {
   void begin_block();
 
   /// See runtime.h.
-  void named_barrier(int id, int threads, bool sync, const Where &where);
+  void named_barrier(int id, int threads, Named kind, const Where &where);
 
   std::string describe_wait(unsigned thread) const override;
 
@@ -34,6 +34,8 @@ class NamedBarriers : public Waits {
     int threads = 0;                        // that it is for, while some have come
     int come = 0;                           // and arrived
     Where where;                            // one of them
+    Where waited_at;                        // the first of those that wait
+    bool aligned = false;                   // and whether one of them asks that all wait there
     std::vector<unsigned> waiting;          // those that came to wait
     std::vector<Arrival> arrivals, before;  // in this phase and in the last one
     int threads_before = 0;                 // that the last one was for

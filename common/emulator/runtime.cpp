@@ -314,9 +314,9 @@ void mbarrier_wait(const void *barrier, int parity, const Where &where) {
   Block::current->mbarriers.wait(barrier, parity, where);
 }
 
-void named_barrier(int id, int threads, bool sync, const Where &where) {
+void named_barrier(int id, int threads, Named kind, const Where &where) {
   count(kNamedBarriers, where);
-  Block::current->named_barriers.named_barrier(id, threads, sync, where);
+  Block::current->named_barriers.named_barrier(id, threads, kind, where);
 }
 
 void set_registers(int registers, bool more, const Where &where) {

@@ -214,8 +214,9 @@ void mbarrier_fence_init();
 void mbarrier_arrive(const void *barrier, int bytes, const Where &where);  // bytes: to expect first
 void mbarrier_wait(const void *barrier, int parity, const Where &where);
 
-/// barrier.sync, or barrier.arrive.
-void named_barrier(int id, int threads, bool sync, const Where &where);
+/// barrier.arrive, barrier.sync.aligned, or barrier.sync without it.
+enum class Named { kArrive, kSync, kMeet };
+void named_barrier(int id, int threads, Named kind, const Where &where);
 
 /// setmaxnreg.
 void set_registers(int registers, bool more, const Where &where);

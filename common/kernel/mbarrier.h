@@ -78,9 +78,14 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier &barrier, int parity) {
 }
 
 /// Arrives at barrier `id` (1 to 15; 0 is __syncthreads), and waits until `threads` threads have
-/// arrived, in whole warps ('barrier.sync').
+/// arrived, in whole warps ('barrier.sync'). `.aligned` promises that all who wait do so by this one instruction.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("barrier.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// The same for warps that come to the barrier by instructions of their own, each warp's threads by one.
+__device__ __forceinline__ void named_barrier_meet(int id, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /// Arrives at barrier `id`, and does not wait ('barrier.arrive').

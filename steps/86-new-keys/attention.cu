@@ -101,7 +101,8 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
 
   if (warpgroup == consumers) {
     setmaxnreg_dec<producer_registers<d>>();
-    griddepcontrol_wait();  // the list is complete, and no launch before this one uses O
+    griddepcontrol_wait();       // the list is complete, and no launch before this one uses O
+    fence_proxy_async_global();  // TMA reads rows that ordinary stores of these launches wrote
     // Lane i copies box i of a tile of keys. A lane without a box looks up the first one's page, too.
     const bool copies = lane * pages.box_rows < Bc;
     const int to_row = copies ? lane * pages.box_rows : 0;

@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
     }
 
     // V's place becomes dV's.
-    named_barrier_sync(all_multiplied, 3 * 128);
+    named_barrier_meet(all_multiplied, 3 * 128);
     write_keys(smem.V, dv_low, 1);
     write_keys(smem.V, dv_high, 1, first);
     fence_proxy_async();
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
     }
 
     // K's place becomes dK's.
-    named_barrier_sync(all_multiplied, 3 * 128);
+    named_barrier_meet(all_multiplied, 3 * 128);
     write_keys(smem.K, dk_low, problem.scale);
     write_keys(smem.K, dk_high, problem.scale, first);
     fence_proxy_async();
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
         if (lane == 0) red_release_add(turn, 1);
       }
     }
-    named_barrier_sync(all_multiplied, 3 * 128);  // K has been read
+    named_barrier_meet(all_multiplied, 3 * 128);  // K has been read
   }
 }
 

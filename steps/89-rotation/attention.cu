@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(turn_threads)
   const Rows rows(p, b * p.heads);
   const int keys = rows.k.count, first_new = p.K_new ? first_new_key(p, keys) : 0;
   if (row >= (is_query ? rows.q.count : head < p.kv_heads ? keys - first_new : 0)) return;
-  const int position = row + (is_query ? max(keys - rows.q.count, 0) : first_new);
+  const int position =
+      min(row + (is_query ? max(keys - rows.q.count, 0) : first_new), p.seqlen_k - 1);
   const auto row_in = [&](const Problem &of) {
     if (is_query)
       return head_of<T, d>(const_cast<void *>(of.Q), of.Q_strides, b, head, rows.q.first + row, 1);
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(threads<d>, 1)          // blocks per SM
   if (warpgroup == consumers) {
     setmaxnreg_dec<producer_registers<d>>();
     griddepcontrol_wait();  // the list and turned rows are complete, and no launch before this one uses O
-    fence_proxy_async_global();  // TMA reads these rows, which ordinary stores wrote
+    fence_proxy_async_global();  // TMA reads rows that ordinary stores of these launches wrote
     // Lane i copies box i of a tile of keys. A lane without a box looks up the first one's page, too.
     const bool copies = lane * pages.box_rows < Bc;
     const int to_row = copies ? lane * pages.box_rows : 0;
