@@ -121,7 +121,7 @@ std::vector<Run> runs_of(const Change &bug) {
 /// One head, if its options do not name more; head dim 64, if the step takes it.
 std::string command(const std::string &program, const Description &step, const Run &run) {
   const bool has_64 = std::count(step.head_dims.begin(), step.head_dims.end(), "64") > 0;
-  return program + " --check-only --device cpu --batch 1 --heads 1 --head-dim " +
+  return program + " --check-only --device cpu --repeatable --batch 1 --heads 1 --head-dim " +
          (has_64 ? "64" : step.head_dims.front()) + " --seqlen " +
          std::to_string(run.tiles * step.tile) + " --seed " + std::to_string(run.seed) + " " +
          run.options;

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
+#include <semaphore>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -28,11 +30,27 @@ std::atomic<bool> abandoned = false;
 // the last change all they have tried to pass a wait_until, and nothing else is left to do in their blocks.
 unsigned working = 0, standing = 0;
 std::uint64_t changes = 1;  // by atomics, and by host threads that leave
-thread_local std::uint64_t stood_since = 0;
+constexpr std::uint64_t kHasLeft = ~std::uint64_t{0};
+std::vector<std::uint64_t> stood_since;  // of each host thread, by `changes`
+thread_local unsigned host_thread = 0;   // the number of this one
 
 void note_change() {
   changes++;
   standing = 0;
+}
+
+// With settings.repeatable host threads take turns. Who has the turn runs alone.
+std::deque<std::binary_semaphore> turns;
+std::uint64_t drawn_turns = 0;
+
+/// Gives the turn to one of the host threads that can go on, drawn from the seed; returns false if there is none.
+bool give_turn() {
+  std::vector<unsigned> able;
+  for (unsigned i = 0; i < stood_since.size(); i++)
+    if (stood_since[i] != kHasLeft && stood_since[i] != changes) able.push_back(i);
+  if (able.empty()) return false;
+  turns[able[next_random(drawn_turns) % able.size()]].release();
+  return true;
 }
 
 /// A number in global memory that reductions of this launch add to.
@@ -64,6 +82,10 @@ Error misaligned(const std::string &what, int bytes) {
 void begin_atomics(unsigned host_threads) {
   working = host_threads;
   note_change();
+  stood_since.assign(host_threads, 0);
+  turns.clear();
+  for (unsigned i = 0; i < host_threads; i++) turns.emplace_back(0);
+  drawn_turns = settings.seed;
   told_by_atomics.clear();
   sites_of_atomics.clear();
   for (Sums &sums : all_sums) sums.by_address.clear();
@@ -74,10 +96,24 @@ const std::map<const unsigned *, SiteId> &atomics_of_launch() {
   return sites_of_atomics;
 }
 
+void enter_atomics(unsigned number) {
+  host_thread = number;
+  if (settings.repeatable && number > 0) turns[number].acquire();
+}
+
+void next_turn() {
+  if (!settings.repeatable) return std::this_thread::yield();
+  if (give_turn()) turns[host_thread].acquire();
+}
+
 void leave_atomics() {
-  const std::lock_guard lock(atomics);
-  working--;
-  note_change();
+  {
+    const std::lock_guard lock(atomics);
+    working--;
+    note_change();
+    stood_since[host_thread] = kHasLeft;
+  }
+  if (settings.repeatable) give_turn();
 }
 
 void abandon_atomics() {
@@ -209,13 +245,13 @@ void Accesses::check_atomic(unsigned *address, const Where &where) {
     if (!site || comes_before(site_of(where), site)) site = site_of(where);
   }
   scheduler_.pause();
+  next_turn();  // of the blocks, too, any may be next
   events_.slice(scheduler_.running(), "atomic", site_of(where), sizeof *address);
 }
 
 unsigned Accesses::atomic(unsigned *address, const std::function<unsigned(unsigned)> &next,
                           const Where &where) {
   check_atomic(address, where);
-  std::this_thread::yield();  // a block that waits for another lets its host thread go on
   const std::lock_guard lock(atomics);
   clocks_.atomic(scheduler_.running(), told_by_atomics[address]);
   const unsigned before = std::exchange(*address, next(*address));
@@ -247,10 +283,10 @@ void Accesses::wait_until(unsigned *address, unsigned value, const Where &where,
       }
       tried_[thread] = changes;
       is_last = scheduler_.is_last_to_try();
-      if (is_last && stood_since != changes &&
+      if (is_last && stood_since[host_thread] != changes &&
           std::all_of(tried_.begin(), tried_.end(),
                       [](const auto &one) { return one.second == changes; })) {
-        stood_since = changes;
+        stood_since[host_thread] = changes;
         standing++;
       }
       if (standing == working && !ended) {
@@ -265,7 +301,7 @@ void Accesses::wait_until(unsigned *address, unsigned value, const Where &where,
                                  (or_more ? " or more" : "") + ": it is " + std::to_string(now) +
                                  ", and all blocks that have begun have ended or wait, too"},
           where);
-    if (is_last) std::this_thread::yield();
+    if (is_last) next_turn();
     scheduler_.try_later();
   }
 }

@@ -31,7 +31,14 @@ void begin_atomics(unsigned host_threads);
 /// The addresses at which the last launch made atomics, and where in the source.
 const std::map<const unsigned *, SiteId> &atomics_of_launch();
 
-/// One of these threads has no block any more.
+/// The calling thread of the host is the one with this number, from 0. With settings.repeatable it waits for its turn.
+void enter_atomics(unsigned number);
+
+/// Here another thread of the host may go on: with settings.repeatable one that is drawn from the seed, this one or
+/// another.
+void next_turn();
+
+/// The calling thread has no block any more.
 void leave_atomics();
 
 /// A block has failed: others may wait for its atomics, and must not for ever. Their next atomics end

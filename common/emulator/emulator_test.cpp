@@ -636,6 +636,9 @@ TEST_CASE("emulator: a fence, an atomic and a fence order two blocks, and nothin
   for (int seed = 1; seed <= kSeeds; seed++) CHECK(last_of_four({}) == "");
 }
 
+/// In place of a number of host threads: they take turns.
+constexpr int kInTurns = 0;
+
 TEST_CASE("emulator: wait_until learns what red_release_add publishes, and nothing less does") {
   const Setup setup;
   const Global<float> memory(4);
@@ -660,8 +663,9 @@ TEST_CASE("emulator: wait_until learns what red_release_add publishes, and nothi
       }
     });
   };
-  for (const int host_threads : {1, 2}) {
+  for (const int host_threads : {1, 2, kInTurns}) {
     emulator::settings.host_threads = host_threads;
+    emulator::settings.repeatable = host_threads == kInTurns;
     const std::string other = "no fences and atomics order the two";
     CHECK(error_with(true, true, false) == "");
     CHECK(contains(error_with(false, true, false), other));
@@ -717,13 +721,14 @@ TEST_CASE("emulator: a wait_until that no block can end is reported, and no othe
   const auto error_with = [&](int host_threads, unsigned blocks, unsigned threads,
                               const std::function<void(unsigned, unsigned)> &kernel) {
     emulator::settings.host_threads = host_threads;
+    emulator::settings.repeatable = host_threads == kInTurns;
     counters.data[0] = counters.data[1] = 0;
     return error_of<void>(dim3(blocks), dim3(threads), [&] { kernel(blockIdx.x, threadIdx.x); });
   };
   const std::string stuck = ": it is 0, and all blocks that have begun have ended or wait, too";
   for (int seed = 1; seed <= kSeeds; seed++) {
     emulator::settings.seed = seed;
-    for (const int host_threads : {1, 2, 3}) {
+    for (const int host_threads : {1, 2, 3, kInTurns}) {
       CAPTURE(host_threads);
       // Each block waits for the one before.
       CHECK(error_with(host_threads, 6, 32, [&](unsigned block, unsigned thread) {
@@ -776,6 +781,7 @@ TEST_CASE("emulator: a wait_until that no block can end is reported, and no othe
     };
     CHECK(contains(error_with(1, 2, 1, later), "block (0,0,0) thread (0,0,0): waits for ever"));
     CHECK(error_with(2, 2, 1, later) == "");
+    CHECK(error_with(kInTurns, 2, 1, later) == "");
   }
 }
 
@@ -914,6 +920,41 @@ TEST_CASE("emulator: blocks that are there together can wait for each other") {
   // The others would wait for it for ever; they end with it.
   CHECK(contains(meet(20, true), "block (19,0,0) thread (0,0,0): row or column out of bounds"));
   CHECK(meet(257, false) == "launch refused: 257 blocks at once; at most 256 are allowed");
+}
+
+TEST_CASE(
+    "emulator: with turns the same seed gives the blocks the same order, and each order is drawn") {
+  const Setup setup;
+  emulator::settings.repeatable = true;
+  const Global<unsigned> counters(1);
+  const Matrix<unsigned> counter{counters.data, 1, 1};
+  const auto order = [&](std::uint64_t seed, bool together) {
+    emulator::settings.seed = seed;
+    counters.data[0] = 0;
+    std::string came;  // who has the turn runs alone
+    const Kernel kernel = [&] {
+      for (int i = 0; i < 2; i++) {
+        atomic_dec(counter(0, 0), 99);
+        came += char('0' + blockIdx.x);
+      }
+    };
+    const auto body = +[](const Kernel *what) { (*what)(); };
+    if (together)
+      launch_together<Numbers>(body, dim3(6), dim3(1), &kernel);
+    else
+      launch<Numbers>(body, dim3(6), dim3(1), &kernel);
+    return came;
+  };
+  for (const bool together : {false, true}) {
+    std::set<std::string> orders;
+    for (std::uint64_t seed = 1; seed <= kSeeds; seed++) {
+      const std::string first = order(seed, together);
+      CHECK(first.size() == 12);
+      for (int i = 0; i < 3; i++) CHECK(order(seed, together) == first);
+      orders.insert(first);
+    }
+    CHECK(orders.size() == kSeeds);
+  }
 }
 
 TEST_CASE("emulator: a launch beside the one before waits for what that touched") {

@@ -100,6 +100,8 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   check_cluster(grid, block, cluster);
   const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
   constexpr std::uint64_t kMostTogether = 256;
+  constexpr unsigned kInTurns =
+      3;  // one that waits, the one that it waits for, and one between the two
   if (together && blocks > kMostTogether)
     throw refused(std::to_string(blocks) + " blocks at once; at most " +
                   std::to_string(kMostTogether) + " are allowed");
@@ -132,6 +134,7 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
       while (!stop && (number = next.fetch_add(cluster)) < blocks) {
         try {
           worker.run(number);
+          next_turn();
         } catch (...) {
           // The trace shows what came before the error.
           const std::lock_guard lock(mutex);
@@ -159,16 +162,18 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   };
   unsigned workers = settings.host_threads > 0 ? static_cast<unsigned>(settings.host_threads)
                                                : std::max(1u, std::thread::hardware_concurrency());
+  if (settings.repeatable) workers = kInTurns;
   if (together) workers = kMostTogether;
   workers = static_cast<unsigned>(std::min<std::uint64_t>(workers, blocks / cluster));
   begin_atomics(workers);
-  const auto work_and_leave = [&] {
+  const auto enter_and_work = [&](unsigned host_thread) {
+    enter_atomics(host_thread);
     work();
     leave_atomics();
   };
   std::vector<std::thread> pool;
-  for (unsigned i = 1; i < workers; i++) pool.emplace_back(work_and_leave);
-  work_and_leave();
+  for (unsigned i = 1; i < workers; i++) pool.emplace_back(enter_and_work, i);
+  enter_and_work(0);
   for (std::thread &worker : pool) worker.join();
   beside_and_unwaited = beside && !has_waited;
   if (first_error) std::rethrow_exception(first_error);

@@ -56,6 +56,8 @@ struct Settings {
   bool trace = false;      // and trace block 0, or its cluster
   bool streams = false;    // and trace the streams of several devices
   int host_threads = 0;    // 0: all cores
+  /// The same seed gives the same run: blocks that run at once take turns, which end at atomics and are drawn.
+  bool repeatable = false;
   // A small GPU's: few enough that a test's problem fills them or does not. An H200 has 132.
   int multiprocessors = 16;
   /// The program says that its sums have the same bits in every run.

@@ -175,8 +175,8 @@ Outcome run(const Build &what, const std::string &options, bool counts, bool tra
                  trace = what.program.string() + ".trace.csv";
   for (const fs::path &file : {csv, problem, trace}) fs::remove(file);
   const Finished finished =
-      run_command(kLimitOutput + shell_word(fs::absolute(what.program)) + " --device cpu " +
-                  options + " --csv " + shell_word(problem) +
+      run_command(kLimitOutput + shell_word(fs::absolute(what.program)) +
+                  " --device cpu --repeatable " + options + " --csv " + shell_word(problem) +
                   (counts ? " --profile-csv " + shell_word(csv) : " --check-only") +
                   (traced ? " --trace-csv " + shell_word(trace) : ""));
   Outcome outcome = explain(what, finished);

@@ -47,7 +47,8 @@ struct Options {
   int iters = 0;  // 0: by time
   bool again = false;
   int repeat = 0;  // runs whose bits are compared
-  int sms = 0;     // of the GPU that is emulated; 0: the emulator's default
+  bool repeatable = false;
+  int sms = 0;  // of the GPU that is emulated; 0: the emulator's default
   bool check_only = false, profile = false, describe = false, help = false;
   std::array<std::string, kCsvKinds> files;  // paths, empty if not asked for
   std::string sizes;  // "--batch 2 --seqlen 512": the sizes as they were typed, for messages

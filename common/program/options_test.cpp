@@ -107,8 +107,8 @@ TEST_CASE("options: every option, in both ways of writing it") {
       {"--page-size", "16"},      {"--lengths", "5,6:7"},   {"--sinks", "4"},
       {"--append", "2"},          {"--rope", "halves"},     {"--rope-dim", "32"},
       {"--splits", "3"},          {"--events-csv", "d.csv"}};
-  std::vector<std::string> two_words = {"--profile", "--causal", "--garbage"},
-                           one_word = {"--causal", "--garbage", "--profile"};
+  std::vector<std::string> two_words = {"--profile", "--causal", "--garbage", "--repeatable"},
+                           one_word = {"--repeatable", "--causal", "--garbage", "--profile"};
   for (const auto &[option, value] : all) {
     two_words.insert(two_words.end(), {option, value});
     one_word.insert(one_word.begin(), option + "=" + value);
@@ -122,6 +122,7 @@ TEST_CASE("options: every option, in both ways of writing it") {
     CHECK(options.shape.head_dim == 80);
     CHECK(options.inputs == reference::Family::kOneHot);
     CHECK(options.seed == 99);
+    CHECK(options.repeatable);
     CHECK(options.profile);
     CHECK(!options.help);
     CHECK(options.files[kResultCsv] == "a.csv");
@@ -515,6 +516,7 @@ TEST_CASE("options: --help lists every option that the step takes, with its defa
                                           "equal-keys|huge\n",
                                           "--seed N",
                                           "--iters N",
+                                          "--repeatable ",
                                           "--check-only ",
                                           "--profile ",
                                           "--csv FILE",
