@@ -31,8 +31,9 @@ std::atomic<bool> abandoned = false;
 unsigned working = 0, standing = 0;
 std::uint64_t changes = 1;  // by atomics, and by host threads that leave
 constexpr std::uint64_t kHasLeft = ~std::uint64_t{0};
-std::vector<std::uint64_t> stood_since;  // of each host thread, by `changes`
-thread_local unsigned host_thread = 0;   // the number of this one
+std::vector<std::uint64_t>
+    stood_since;  // the number of changes when each host thread last stood, or kHasLeft
+thread_local unsigned host_thread = 0;  // the number of this one
 
 void note_change() {
   changes++;
@@ -43,7 +44,8 @@ void note_change() {
 std::deque<std::binary_semaphore> turns;
 std::uint64_t drawn_turns = 0;
 
-/// Gives the turn to one of the host threads that can go on, drawn from the seed; returns false if there is none.
+/// Gives the turn to one of the host threads that can go on, drawn from the seed; returns false if there is none. The
+/// caller has the turn, so no other thread changes these numbers now.
 bool give_turn() {
   std::vector<unsigned> able;
   for (unsigned i = 0; i < stood_since.size(); i++)

@@ -34,8 +34,8 @@ const std::map<const unsigned *, SiteId> &atomics_of_launch();
 /// The calling thread of the host is the one with this number, from 0. With settings.repeatable it waits for its turn.
 void enter_atomics(unsigned number);
 
-/// Here another thread of the host may go on: with settings.repeatable one that is drawn from the seed, this one or
-/// another.
+/// Here another thread of the host may go on. With settings.repeatable the seed draws which one, and the calling thread
+/// waits until it is its turn again.
 void next_turn();
 
 /// The calling thread has no block any more.

@@ -100,8 +100,8 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   check_cluster(grid, block, cluster);
   const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
   constexpr std::uint64_t kMostTogether = 256;
-  constexpr unsigned kInTurns =
-      3;  // one that waits, the one that it waits for, and one between the two
+  // Of three blocks one can wait for another while the third runs.
+  constexpr unsigned kInTurns = 3;
   if (together && blocks > kMostTogether)
     throw refused(std::to_string(blocks) + " blocks at once; at most " +
                   std::to_string(kMostTogether) + " are allowed");

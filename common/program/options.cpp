@@ -382,8 +382,8 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
             "run N times more, on the emulator each with another order of threads, and\n"
             "compare the bits of what the runs write"),
       flag("repeatable", to.repeatable,
-           "emulator: the same seed gives the same run, blocks' turns among it; slower\n"
-           "on many cores"),
+           "on the emulator blocks take turns that the seed draws: the same seed, the\n"
+           "same run; on one core"),
       count("sms", to.sms, 1000, "multiprocessors of the GPU that is emulated; default 16"),
       flag("check-only", to.check_only, "no timing, no counting"),
       flag("profile", to.profile, "count on the emulator, line by line")};

@@ -617,6 +617,8 @@ ExitStatus run(const Options &asked) {
   if (asked.sms && device->is_gpu())
     throw UsageError("--sms " + std::to_string(asked.sms) +
                      " needs the emulator: add --device cpu, or leave it out");
+  if (asked.repeatable && device->is_gpu())
+    throw UsageError("--repeatable needs the emulator: add --device cpu, or leave it out");
   if (asked.sms) emulator::settings.multiprocessors = asked.sms;
   const Step &step = device->step();
   const Options options = with_defaults(asked, step, device->is_gpu());
