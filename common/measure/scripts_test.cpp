@@ -144,6 +144,14 @@ TEST_CASE("truth: equal, explained by the shape, or a failure") {
   CHECK(awk(truth, {both("16-late-copies", 64, "cp.async requests", 2016, 2160)}).status == 0);
   CHECK(awk(truth, {both("16-late-copies", 64, "cp.async wavefronts", 8064, 12672)}).status == 1);
   CHECK(awk(truth, {both("09-v-pairs", 64, "cp.async requests", 2016, 2160)}).status == 1);
+  // Bulk reductions are stores of the TMA in ncu's metric.
+  const auto status_of_stores = [&](int of_ncu) {
+    return awk(truth, {both("66-hopper", 64, "TMA stores", 60, of_ncu) +
+                       count("66-hopper", "emulator", 64, "bulk reductions", 90)})
+        .status;
+  };
+  CHECK(status_of_stores(150) == 0);
+  CHECK(status_of_stores(149) == 1);
   // Problems are told apart by their options, which may hold commas; a line's counts are left out.
   const std::string list = "\"causal lengths=3,4:5\"";
   const Finished problems =

@@ -37,6 +37,8 @@
 # three, and no other number. truth.open has the number for the committed problems.
 # 9. In step 29 at head dim 96 the first 32 rows of each tile of V and of the last of K have P0. A request has
 # half a line, 64 bytes, of each of 8 rows: 8 wavefronts, counted as 4.
+# 10. ncu's metric of TMA stores counts instructions, and those of bulk reductions with them (steps 66 and 67). That
+# of their bytes does not.
 BEGIN { FS = "," }
 
 $1 ~ /^tile / {
@@ -178,6 +180,10 @@ function explained(problem, counter,  part, step, d, all, unseeing, off, copies,
   step = part[1]
   d = part[5]
   reason = "switched off"
+  if (counter == "TMA stores" && count[problem "|bulk reductions", "emulator"]) {
+    reason = "bulk reductions"
+    return count[problem "|bulk reductions", "emulator"]
+  }
   if (step !~ /^(1[1-6]|2[0-9]|50)-/) return 0
   if (!decodes(step, part[4])) {
     all = blocks(step, part[2], part[3], part[4])
