@@ -31,8 +31,8 @@ std::atomic<bool> abandoned = false;
 unsigned working = 0, standing = 0;
 std::uint64_t changes = 1;  // by atomics, and by host threads that leave
 constexpr std::uint64_t kHasLeft = ~std::uint64_t{0};
-std::vector<std::uint64_t>
-    stood_since;  // the number of changes when each host thread last stood, or kHasLeft
+// Of each host thread: the number of changes when it last stood, or that it has left.
+std::vector<std::uint64_t> stood_since;
 thread_local unsigned host_thread = 0;  // the number of this one
 
 void note_change() {
