@@ -483,6 +483,17 @@ TEST_CASE("a backward pass has the same bits in every order of threads, or says 
   do_all(jobs);
 }
 
+TEST_CASE("step 81's kernel in its header is the one in its step") {
+  // From what follows the block's keys to what the last thread stores, whatever the lines' ends are.
+  const auto kernel = [](const std::string &file) {
+    const std::string text = join(words(read_text("steps/81-score-gradients/" + file)), " ");
+    const std::size_t begin = text.find("const auto &[keys,"), end = text.find("store_keys(map_dK");
+    REQUIRE(end != text.npos);
+    return text.substr(begin, end - begin);
+  };
+  CHECK(kernel("kernel.h") == kernel("attention.cu"));
+}
+
 TEST_CASE("the header of every step has its form") {
   for (const std::string &step : step_names()) {
     CAPTURE(step);

@@ -111,6 +111,8 @@ problems="
 87 --window-size 100:20 --layout packed --lengths 129,0,301 --batch 3 --heads 1 --seqlen 301 --head-dim 256
 81 --causal --kv-heads 1 --seqlen-k 517 --softcap 30 --sink-logits --batch 1 --heads 3 --seqlen 333 --head-dim 96
 81 --window-size 100:20 --layout packed --lengths 129,0,301 --alibi --batch 3 --heads 1 --seqlen 301 --head-dim 128
+90 --causal --batch 1 --heads 3 --seqlen 333 --head-dim 64
+90 --kv-heads 2 --seqlen-k 500 --window-size 100:20 --batch 1 --heads 4 --seqlen 259 --head-dim 128
 40 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
 40 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 41 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128

@@ -13,7 +13,16 @@ struct Keys {
   int tile, first, here;  // the tile's number, its first key, and how many of its keys there are
 };
 
-/// Returns the keys of the block with this number: `most` keys, or fewer at the end of the sequence.
+/// Returns the keys of a tile: `most` keys, or fewer at the end of the sequence. kv_head is a head of K of all in the batch.
+template <int most = Bc>
+__device__ __forceinline__ Keys keys_of_tile(const Backward &problem, int kv_head, int key_tile) {
+  const int first_key = key_tile * most, b = kv_head / problem.kv_heads;
+  const Rows keys = keys_of(problem, b, kv_head % problem.kv_heads);
+  const int keys_here = min(keys.rows - first_key, most);
+  return {keys, key_tile, first_key, keys_here};
+}
+
+/// Returns the keys of the block with this number.
 template <int most = Bc>
 __device__ __forceinline__ Keys keys_of_block(const Backward &problem, int number, int key_tiles,
                                               int heads_at_once) {
@@ -21,11 +30,8 @@ __device__ __forceinline__ Keys keys_of_block(const Backward &problem, int numbe
   const int kv_heads = gridDim.x / key_tiles;
   const int first_head = number / (heads_at_once * key_tiles) * heads_at_once;
   const int some = min(heads_at_once, kv_heads - first_head);
-  const int place = number - first_head * key_tiles, kv_head = first_head + place % some;
-  const int key_tile = place / some, first_key = key_tile * most, b = kv_head / problem.kv_heads;
-  const Rows keys = keys_of(problem, b, kv_head % problem.kv_heads);
-  const int keys_here = min(keys.rows - first_key, most);
-  return {keys, key_tile, first_key, keys_here};
+  const int place = number - first_head * key_tiles;
+  return keys_of_tile<most>(problem, first_head + place % some, place / some);
 }
 
 /// Loads Q and dO of each visit, with the log-sum-exp and D of their queries. One thread calls this.

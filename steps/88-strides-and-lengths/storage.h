@@ -18,11 +18,11 @@ struct SharedStorage {
   Tile<int, 1, 4> number;  // the block's
 };
 
-/// Initialises the barriers, and returns the block's number.
-template <class T, int d>
-__device__ __forceinline__ int begin_block(SharedStorage<T, d> &smem, unsigned *counters) {
+/// Initialises the barriers, and returns the block's number, if there are counters that draw it.
+template <class T, int d, class... Counters>
+__device__ __forceinline__ int begin_block(SharedStorage<T, d> &smem, Counters *...counters) {
   if (threadIdx.x == 0) {
-    take_number(smem.number, counters);
+    (take_number(smem.number, counters), ...);
     init_copies(smem);
     for (int i = 0; i < consumers; i++) {
       mbarrier_init(smem.dQ_full[i], 4);  // the warps of a warpgroup
@@ -31,7 +31,7 @@ __device__ __forceinline__ int begin_block(SharedStorage<T, d> &smem, unsigned *
     mbarrier_fence_init();
   }
   __syncthreads();  // the barriers are initialised, and the number is there
-  return uniform(smem.number(0, 0));
+  return sizeof...(counters) ? uniform(smem.number(0, 0)) : 0;
 }
 
 /// Adds visit n's dQ to the sums of a tile: waits until each warpgroup has written its half, and says when it has been read.
