@@ -30,8 +30,9 @@ __device__ __forceinline__ Keys keys_of_block(const Backward &problem, int numbe
   const int kv_heads = gridDim.x / key_tiles;
   const int first_head = number / (heads_at_once * key_tiles) * heads_at_once;
   const int some = min(heads_at_once, kv_heads - first_head);
-  const int place = number - first_head * key_tiles;
-  return keys_of_tile<most>(problem, first_head + place % some, place / some);
+  const int place = number - first_head * key_tiles, kv_head = first_head + place % some;
+  const int key_tile = place / some;
+  return keys_of_tile<most>(problem, kv_head, key_tile);
 }
 
 /// Loads Q and dO of each visit, with the log-sum-exp and D of their queries. One thread calls this.
