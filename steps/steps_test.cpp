@@ -483,15 +483,29 @@ TEST_CASE("a backward pass has the same bits in every order of threads, or says 
   do_all(jobs);
 }
 
-TEST_CASE("step 81's kernel in its header is the one in its step") {
-  // From what follows the block's keys to what the last thread stores, whatever the lines' ends are.
-  const auto kernel = [](const std::string &file) {
-    const std::string text = join(words(read_text("steps/81-score-gradients/" + file)), " ");
-    const std::size_t begin = text.find("const auto &[keys,"), end = text.find("store_keys(map_dK");
-    REQUIRE(end != text.npos);
-    return text.substr(begin, end - begin);
+TEST_CASE("a step's kernel in a header is the one in its step") {
+  struct Copied {
+    std::string step, file, begin, end;  // the first and the last words that both have
   };
-  CHECK(kernel("kernel.h") == kernel("attention.cu"));
+  const std::vector<Copied> headers = {
+      {"81-score-gradients", "steps/81-score-gradients/kernel.h", "const auto &[keys,",
+       "store_keys(map_dK"},
+      {"86-new-keys", "common/kernel/new_keys.h", "/// K or V: the cache,",
+       "store(to_V(0, col), new_V); } }"},
+      {"86-new-keys", "steps/86-new-keys/kernel.h", "__global__ void",
+       "warpgroup, warp, lane); } }"},
+  };
+  for (const Copied &header : headers) {
+    CAPTURE(header.file);
+    const auto part_of = [&](const std::string &file) {
+      const std::string text = join(words(read_text(file)), " ");  // whatever the lines' ends are
+      const std::size_t begin = text.find(header.begin), end = text.find(header.end, begin);
+      REQUIRE(begin != text.npos);
+      REQUIRE(end != text.npos);
+      return text.substr(begin, end + header.end.size() - begin);
+    };
+    CHECK(part_of(header.file) == part_of("steps/" + header.step + "/attention.cu"));
+  }
 }
 
 TEST_CASE("the header of every step has its form") {
