@@ -494,6 +494,12 @@ TEST_CASE("a step's kernel in a header is the one in its step") {
        "store(to_V(0, col), new_V); } }"},
       {"86-new-keys", "steps/86-new-keys/kernel.h", "__global__ void",
        "warpgroup, warp, lane); } }"},
+      {"90-around-the-loop", "steps/90-around-the-loop/launch.h", "constexpr int around_threads",
+       "row / Br<d>, 1, 1}(0, 0) = 0; }"},
+      {"90-around-the-loop", "steps/90-around-the-loop/launch.h", "/// Multiplies dQ's sums",
+       "rounded[k]); }"},
+      {"90-around-the-loop", "steps/90-around-the-loop/launch.h",
+       "const int most =", "- 1) / heads_at_once);"},
   };
   for (const Copied &header : headers) {
     CAPTURE(header.file);

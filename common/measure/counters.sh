@@ -113,6 +113,8 @@ problems="
 81 --window-size 100:20 --layout packed --lengths 129,0,301 --alibi --batch 3 --heads 1 --seqlen 301 --head-dim 128
 90 --causal --batch 1 --heads 3 --seqlen 333 --head-dim 64
 90 --kv-heads 2 --seqlen-k 500 --window-size 100:20 --batch 1 --heads 4 --seqlen 259 --head-dim 128
+91 --causal --batch 1 --heads 3 --seqlen 333 --head-dim 96
+91 --kv-heads 2 --seqlen-k 500 --window-size 100:20 --batch 1 --heads 4 --seqlen 259 --head-dim 80
 40 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
 40 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 41 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128

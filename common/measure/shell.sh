@@ -182,6 +182,11 @@ problems_of() {
       also_checked=--causal
       measured=("--type bf16 --batch 4" "--type bf16 --batch 4 --head-dim 64" "--type bf16 --batch 4 --causal")
       ;;
+    90) also_checked=--causal measured=("--type bf16 --causal --seqlen 1024"{,\ --head-dim\ 64} "--type bf16 --causal --seqlen 4096") ;;
+    91)
+      also_checked=--causal checked+=("--batch 1 --heads 2 --seqlen 512 --head-dim 96")
+      measured=("--type bf16 --head-dim 96 --causal --seqlen "{1024,4096} "--type bf16 --seqlen 4096"{,\ --head-dim\ 96})
+      ;;
     40) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
     41) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
   esac
