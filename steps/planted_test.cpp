@@ -79,7 +79,7 @@ std::string source_of(const std::string &step) {
   if (step.starts_with("81"))
     for (const char *const header : {"69-training/sinks.h", "80-backward-for-models/"})
       held.push_back(std::string("#include \"steps/") + header);
-  if (step.starts_with("87")) held.push_back("#include \"steps/80-backward-for-models/launch.h");
+  if (step.starts_with("87")) held.push_back("#include \"steps/80-backward-for-models/");
   if (step.starts_with("89")) held.push_back("#include \"steps/86-new-keys/kernel.h");
   const auto next = [&] {
     std::size_t first = std::string::npos;

@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "steps/80-backward-for-models/launch.h"
+#include "steps/80-backward-for-models/visit.h"
 
 namespace {
 
@@ -50,14 +51,9 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
   const int warp = warp_index(), warpgroup = warp / 4, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     take_number(smem.number, sums.counters);
-    mbarrier_init(smem.KV_full, 1);
-    for (int i = 0; i < stages; i++) {
-      mbarrier_init(smem.Q_full[i], 1);
-      mbarrier_init(smem.dO_full[i], 1);
-      mbarrier_init(smem.empty[i], 8);  // the warps of the two that multiply them
-      mbarrier_init(smem.dO_empty[i], 8);
-    }
-    mbarrier_init(smem.P_full, 4);  // the warps of one
+    init_copies(smem);
+    for (auto &empty : smem.dO_empty) mbarrier_init(empty, 8);  // as Q's: the warps of two
+    mbarrier_init(smem.P_full, 4);                              // the warps of one
     mbarrier_init(smem.P_empty, 4);
     mbarrier_init(smem.dS_full, 4);
     mbarrier_init(smem.dS_empty, 4);
@@ -74,18 +70,28 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
   const auto [plan, tiles] = plan_of<Br<d>>(problem, queries, keys, first_key, keys_here);
   const int visits = group * tiles, last_row = plan.end - Br<d>;
   // With a window to the left blocks seldom wait, and a head after the other is faster (chapter 80).
-  const bool by_head = problem.window_left >= 0;
-  const auto next = [&](int &h, int &q_row) {
-    if (by_head && (q_row -= Br<d>) < plan.first_row) h++, q_row = last_row;
-    if (!by_head && ++h == group) h = 0, q_row -= Br<d>;
-  };
+  const NextVisit<Br<d>> next = {problem.window_left >= 0, group, plan.first_row, last_row};
+  // The row of the workspace of the first head's query 0.
+  const std::int64_t row_0 = first_in_workspace<Br<d>>(problem, queries, sums.rows) +
+                             std::int64_t{queries.head} * sums.rows;
   const SequenceRows of_k = {keys.start, keys.rows};
+  // When all have multiplied, dV or dK takes the place of V or K, and leaves it.
+  const auto store_sums = [&](int who, auto &tile, auto &low, auto &high, float factor,
+                              const SequenceMap &map) {
+    named_barrier_meet(all_multiplied, 3 * 128);
+    write_keys(tile, low, factor);
+    write_keys(tile, high, factor, first);
+    fence_proxy_async();
+    named_barrier_sync(first_stored + who, 128);  // all four warps have written it
+    if (int(threadIdx.x) == who * 128) {
+      tma_store(map, of_k, first_key, keys.head, keys.b, tile);
+      tma_store_commit();
+      tma_store_wait_read<0>();
+    }
+  };
 
   if (warpgroup == producer) {
     setmaxnreg_dec<producer_registers>();
-    // The row of the workspace of the first head's query 0.
-    const std::int64_t row_0 = first_in_workspace<Br<d>>(problem, queries, sums.rows) +
-                               std::int64_t{queries.head} * sums.rows;
     if (threadIdx.x == producer * 128) {
       mbarrier_arrive_expect_tx(smem.KV_full, sizeof smem.K + sizeof smem.V);
       tma_load(smem.K, map_K, of_k, first_key, keys.head, keys.b, smem.KV_full);
@@ -98,9 +104,7 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
     Accumulator<d - first> dv_high;
     Accumulator<Br<d>> s;  // transposed: keys x queries
     FragmentA p[Br<d> / 16];
-    const int key = warp % 4 * 16 + lane / 4;  // the lane's of the block's, and 8 further on
-    const int query = lane % 4 * 2;            // of each 8, and 1 further on
-    clear(dv_low), clear(dv_high);             // if no query sees the keys
+    clear(dv_low), clear(dv_high);  // if no query sees the keys
     mbarrier_wait<false>(smem.KV_full, 0);
 
     for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
@@ -108,27 +112,12 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
       auto &Q = smem.Q[stage], &dO = smem.dO[stage];
 
       // S^T = K Q^T.
-      mbarrier_wait<false>(smem.Q_full[stage], parity);
-      wgmma_fence();
-#pragma unroll
-      for (int col = 0; col < d; col += 16)
-        wgmma<T>(s, k_major(smem.K, 0, col), k_major(Q, 0, col), col > 0);
-      wgmma_commit();
-
-      // P^T. The tile's first query sees the keys `from` to `to` of the block's.
+      start_product(s, smem.K, Q, smem.Q_full[stage], parity);
       wgmma_wait<0>(s);
-      const int from = plan.lowest + q_row, to = plan.highest + q_row;
-      if (block_keys > keys_here || block_keys - 1 > to || from > -(Br<d> - 1))
-#pragma unroll
-        for (int e = 0; e < s.size; e++) {
-          const int after = key - query + e / 2 % 2 * 8 - e / 4 * 8 - e % 2;
-          if (after > to || after < from || key + e / 2 % 2 * 8 >= keys_here) s(e) = -INFINITY;
-        }
-#pragma unroll
-      for (int e = 0; e < s.size; e += 4) {
-        const auto lse = load<2>(smem.lse[stage](0, e * 2 + lane % 4 * 2));
-        for (int k = 0; k < 4; k++) s(e + k) = ex2(fmaf(s(e + k), scale_log2, -lse[k % 2]));
-      }
+
+      // P^T.
+      hide_scores(s, plan.lowest + q_row, plan.highest + q_row, keys_here);
+      exponentiate(s, smem.lse[stage], scale_log2);
       to_fragments<T>(p, s);
       mbarrier_wait<false>(smem.P_empty, n % 2 ^ 1);
 #pragma unroll
@@ -151,18 +140,7 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
       wgmma_wait<0>(dv_low, dv_high);
       if (lane == 0) mbarrier_arrive(smem.dO_empty[stage]);
     }
-
-    // V's place becomes dV's.
-    named_barrier_meet(all_multiplied, 3 * 128);
-    write_keys(smem.V, dv_low, 1);
-    write_keys(smem.V, dv_high, 1, first);
-    fence_proxy_async();
-    named_barrier_sync(first_stored + of_V, 128);  // all four warps have written it
-    if (threadIdx.x == of_V * 128) {
-      tma_store(map_dV, of_k, first_key, keys.head, keys.b, smem.V);
-      tma_store_commit();
-      tma_store_wait_read<0>();
-    }
+    store_sums(of_V, smem.V, dv_low, dv_high, 1, map_dV);
   } else if (warpgroup == of_K) {
     setmaxnreg_inc<wide_registers>();
     Accumulator<first> dk_low;  // of columns
@@ -177,12 +155,7 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
       auto &Q = smem.Q[stage], &dO = smem.dO[stage];
 
       // dP^T = V dO^T.
-      mbarrier_wait<false>(smem.dO_full[stage], parity);
-      wgmma_fence();
-#pragma unroll
-      for (int col = 0; col < d; col += 16)
-        wgmma<T>(dp, k_major(smem.V, 0, col), k_major(dO, 0, col), col > 0);
-      wgmma_commit();
+      start_product(dp, smem.V, dO, smem.dO_full[stage], parity);
 
       // dS^T, with P as it was rounded for dV.
       mbarrier_wait<false>(smem.P_full, n % 2);
@@ -222,23 +195,9 @@ __global__ void __launch_bounds__(block_threads, 1)  // blocks per SM
       wgmma_wait<0>(dk_low, dk_high);
       if (lane == 0) mbarrier_arrive(smem.empty[stage]);
     }
-
-    // K's place becomes dK's.
-    named_barrier_meet(all_multiplied, 3 * 128);
-    write_keys(smem.K, dk_low, problem.scale);
-    write_keys(smem.K, dk_high, problem.scale, first);
-    fence_proxy_async();
-    named_barrier_sync(first_stored + of_K, 128);  // all four warps have written it
-    if (threadIdx.x == of_K * 128) {
-      tma_store(map_dK, of_k, first_key, keys.head, keys.b, smem.K);
-      tma_store_commit();
-      tma_store_wait_read<0>();
-    }
+    store_sums(of_K, smem.K, dk_low, dk_high, problem.scale, map_dK);
   } else {
     setmaxnreg_dec<narrow_registers>();
-    // The row of the workspace of the first head's query 0.
-    const std::int64_t row_0 = first_in_workspace<Br<d>>(problem, queries, sums.rows) +
-                               std::int64_t{queries.head} * sums.rows;
     Accumulator<chunk> dq;
     mbarrier_wait<false>(smem.KV_full, 0);
     for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
