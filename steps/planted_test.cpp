@@ -81,6 +81,7 @@ std::string source_of(const std::string &step) {
       held.push_back(std::string("#include \"steps/") + header);
   if (step.starts_with("87")) held.push_back("#include \"steps/80-backward-for-models/");
   if (step.starts_with("89")) held.push_back("#include \"steps/86-new-keys/kernel.h");
+  if (step.starts_with("91")) held.push_back("#include \"steps/90-around-the-loop/launch.h");
   const auto next = [&] {
     std::size_t first = std::string::npos;
     for (const std::string &start : held) first = std::min(first, source.find(start));

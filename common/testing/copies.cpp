@@ -32,9 +32,16 @@ std::set<std::string> includes_of(const std::string &source) {
   return includes;
 }
 
+/// An explicit specialization, of a header's template: two lines, among the includes.
+const std::string kSpecialization = "template <>";
+bool specialises(const Copy &copy) {
+  return copy.source.find("\n" + kSpecialization + "\n") != std::string::npos;
+}
+
 /// Whether two copies may share a program: if they are of one step, or are compiled alike and include the same.
 /// (What another step includes might hide what is missing here, or have functions of the same names.)
 bool go_together(const Copy &a, const Copy &b) {
+  if (specialises(a) || specialises(b)) return false;  // for all that include the header
   return number_of(a) == number_of(b) ||
          (&compiler_for(number_of(a)) == &compiler_for(number_of(b)) &&
           includes_of(a.source) == includes_of(b.source));
@@ -54,11 +61,12 @@ std::string unit_of(const std::vector<Copy *> &copies, const fs::path &folder) {
     const std::string place = "copy_" + std::to_string(i);
     all += "#undef STEP_NAME\n#undef STEP_NEEDS\n#undef STEP_TAKES\n" + macros_of(copy->step) +
            "namespace " + place + " {\n#line 1 \"" + (folder / copy->name).string() + ".cu\"\n";
-    for (const std::string &line : lines)
-      if (line.starts_with("#include "))
-        includes += line + "\n", all += "\n";
-      else
-        all += line + "\n";
+    for (std::size_t k = 0; k < lines.size(); k++) {
+      const bool specialised =
+          lines[k] == kSpecialization || (k > 0 && lines[k - 1] == kSpecialization);
+      (lines[k].starts_with("#include ") || specialised ? includes : all) += lines[k];
+      includes += "\n", all += "\n";
+    }
     all += "}\n";
     choice += "  if (program.ends_with(\"/" + copy->name + "\")) return " + place + "::cpu_step;\n";
   }
