@@ -347,8 +347,8 @@ bench-decode: $(call on_gpu,$(filter step-27 step-5%,$(PROGRAMS)) $(BUILD)/sm_cl
 	@$(call measure,$@.sh) $(filter 27-% 5%,$(GPU_STEPS))
 bench-dims: $(call on_gpu,$(filter step-56,$(PROGRAMS)) $(BUILD)/sm_clock.so)
 	@$(call measure,$@.sh) $(filter 56-%,$(GPU_STEPS))
-bench-backward: $(call on_gpu,$(filter step-6% step-80 step-81 step-88 step-90 step-91,$(PROGRAMS)) $(BUILD)/sm_clock.so)
-	@$(call measure,$@.sh) $(filter 6% 80-% 81-% 88-% 90-% 91-%,$(GPU_STEPS))
+bench-backward: $(call on_gpu,$(filter step-6% step-80 step-81 step-88 step-9%,$(PROGRAMS)) $(BUILD)/sm_clock.so)
+	@$(call measure,$@.sh) $(filter 6% 80-% 81-% 88-% 9%,$(GPU_STEPS))
 bench-library: $(call on_gpu,libattention.so step-57 $(BUILD)/sm_clock.so)
 	@LIBATTENTION=./libattention.so $(PYTHON) common/measure/library.py --clocks $(BUILD)/sm_clock.so \
 		plots/results/$(GPU)-library.csv
