@@ -60,17 +60,17 @@ std::string source_of(const std::string &step) {
   };
   of("43", "persistent.h"), of("43", "draw.h"), of("44", "group_order.h"),
       of("45", "sequence_rows.h"), of("46", "work.h"), of("51", "visible.h"),
-      of("54", "consumers.h"), of("56", "attend.h"), of("56", "lse.h"), of("56", "plan.h"),
-      of("56", "visible.h"), of("56", "scores.h"), of("85", "attend.h"), of("85", "lse.h"),
-      of("85", "plan.h"), of("85", "visible.h"), of("85", "scores.h"), of("63", "backward.h"),
-      of("64", "backward.h"), of("65", "tile_gradients.h"), of("69", "tile_gradients.h"),
-      of("69", "visits.h"), of("74", "tile_gradients.h"), of("66", "backward_ends.h"),
-      of("67", "backward_ends.h"), of("67", "hopper_backward.h"), of("68", "backward_ends.h"),
-      of("68", "hopper_backward.h"), of("71", "hopper_attention.h"), of("74", "mma_gradients.h"),
-      of("74", "zigzag.h"), of("75", "hopper_attention.h"), of("75", "zigzag.h"),
-      of("76", "zigzag.h"), of("80", "hopper_backward.h"), of("80", "visits.h"),
-      of("81", "visits.h"), of("87", "visits.h"), of("87", "hopper_backward.h"),
-      of("88", "hopper_backward.h"), of("86", "key_pages.h");
+      of("54", "consumers.h"), of("56", "lse.h"), of("56", "plan.h"), of("56", "visible.h"),
+      of("56", "scores.h"), of("85", "lse.h"), of("85", "plan.h"), of("85", "visible.h"),
+      of("85", "scores.h"), of("63", "backward.h"), of("64", "backward.h"),
+      of("65", "tile_gradients.h"), of("69", "tile_gradients.h"), of("69", "visits.h"),
+      of("74", "tile_gradients.h"), of("66", "backward_ends.h"), of("67", "backward_ends.h"),
+      of("67", "hopper_backward.h"), of("68", "backward_ends.h"), of("68", "hopper_backward.h"),
+      of("71", "hopper_attention.h"), of("74", "mma_gradients.h"), of("74", "zigzag.h"),
+      of("75", "hopper_attention.h"), of("75", "zigzag.h"), of("76", "zigzag.h"),
+      of("80", "hopper_backward.h"), of("80", "visits.h"), of("81", "visits.h"),
+      of("87", "visits.h"), of("87", "hopper_backward.h"), of("88", "hopper_backward.h"),
+      of("86", "key_pages.h");
   if (step.starts_with("8"))
     for (const char *const header : {"69-training/rows.h", "88-strides-and-lengths/"})
       held.push_back(std::string("#include \"steps/") + header);

@@ -12,8 +12,9 @@
 //             62 to 70% of that. One stage of Q adds 4,000 clocks to a tile of Q: at head dim 256 and 8192 keys 1.5%.
 #include <algorithm>
 
-#include "common/kernel/attend.h"
 #include "common/kernel/lse.h"
+#include "common/kernel/plan.h"
+#include "common/kernel/scores.h"
 
 namespace {
 
@@ -95,7 +96,12 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         ring_load(V, v, map_V, keys, j * Bc, keys.head, keys.sequence);
       };
       griddepcontrol_wait();  // the list is complete
-      draw_works<Sizes::Br, Bc>(problem, order, plan, planned, [&](const Work &at) {
+      const int tiles = planned ? plan.tiles(0, 0) : order.tiles;
+      for (int tile = blockIdx.x; tile < tiles;
+           tile = draw_tile(static_cast<unsigned *>(problem.workspace), tiles)) {
+        const Work at = planned ? read_work(plan.list, tile)
+                                : work_at<Sizes::Br, Given::kNothing, Bc>(problem, order, tile);
+        if (at.to == 0) continue;
         tell(at);
         for (int i = 0; i < consumers; i++) {
           RingPosition<q_stages> same = q;
@@ -111,7 +117,7 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         }
         // Before the next Q: where Q has one stage, the consumers release it when this V is multiplied.
         load_v(stage, read_work(smem.work, stage).from);
-      });
+      }
       tell({});  // the end: no Q comes with it
       for (auto &Q : smem.Q_barriers) mbarrier_arrive(Q.full[q.stage]);
     } else if (warp == consumers * 4 + 1) {
@@ -124,7 +130,14 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
     Accumulator<Bc> s;
     Accumulator<dv> o;
     FragmentA p[Bc / 16];
-    const auto start_qk = [&] { start_scores<T, d>(s, Q, q, K, k); };
+    const auto start_qk = [&] {
+      mbarrier_wait(K.full[k.stage], k.parity);
+      wgmma_fence();
+#pragma unroll
+      for (int col = 0; col < d; col += 16)  // not over all that the tile has
+        wgmma<T>(s, k_major(Q.tile[q.stage], 0, col), k_major(K.tile[k.stage], 0, col), col > 0);
+      wgmma_commit();
+    };
     const auto start_pv = [&](bool add) { start_output<T, dv>(o, p, V, v, add); };
     const auto my_turn = [&] { begin_turn(warpgroup); };
     const auto next_turn = [&] { end_turn<consumers>(warpgroup); };
@@ -135,7 +148,15 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
     };
     // Q's place becomes O's: a warp writes 16 rows, which only its own products have read.
     const auto store_o = [&](const float(&l)[2], int stage) {
-      write_rows<T, dv>(Q, stage, o, l, warp, lane);
+      // As write_rows does. A call of it, with warp and lane by value, makes nvcc 13.0 write other code.
+      const int to = warp % 4 * 16 + lane % 16;
+#pragma unroll
+      for (int i = 0; i < o.size; i += 8)
+        stmatrix_x4(Q.tile[stage](to, i * 2 + lane / 16 * 8),
+                    {cvt_rn_x2<T>(o(i) * l[0], o(i + 1) * l[0]),
+                     cvt_rn_x2<T>(o(i + 2) * l[1], o(i + 3) * l[1]),
+                     cvt_rn_x2<T>(o(i + 4) * l[0], o(i + 5) * l[0]),
+                     cvt_rn_x2<T>(o(i + 6) * l[1], o(i + 7) * l[1])});
       store_tile<consumers, dv>(Q, stage, smem.work, map_O, warpgroup);
     };
 
@@ -158,16 +179,63 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
     if constexpr (q_stages == 2) start_tile(at);
     while (at.to > 0) {
       if constexpr (q_stages == 1) start_tile(at);
-      float m[2], l[2];
-      const bool add = attend<T, consumers, changes>(at, skips(at), s, o, p, m, l, K, k, V, v,
-                                                     smem.work, q.stage, problem, scores, warpgroup,
-                                                     warp, lane, start_qk, start_pv);
+      const bool skip = skips(at);
+      const int first = uniform(at.from);
+      int last = uniform(at.to) - 1 - skip;
+      if (skip) {
+        my_turn();  // a turn without products: the others multiply the tile's V
+        next_turn();
+        ring_release(V, v);
+      }
+      float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
+      if (changes && scores.sink_logits) begin_with_sink(m, l, scores, at.q.head, lane);
+      ring_release(K, k);
+      // All 64 rows see all keys of the tiles from all_from on that come before all_to.
+      const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
+      const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
+      const float slope = changes && scores.slopes ? slope_of(scores, at.q.head) : 0;
+      const int ahead = rows_ahead(at, warpgroup, warp, lane);
+      const auto change_scores = [&](int j) {  // of the tile j of keys
+        if (changes) cap_and_bias(s, scores, slope, ahead, j);
+      };
+      const auto mask_keys = [&](int j) {  // after change_scores: a soft cap would show them again
+        if (j < all_to && j >= all_from) return;
+        mask_tile(s, problem, smem.work, q.stage, j, all_from, all_to, warpgroup, warp, lane);
+      };
+      change_scores(last);
+      mask_keys(last);
+      softmax(s, m, l, alpha, scores.scale_log2);
+      to_fragments<T>(p, s);
+
+      // A warpgroup without rows multiplies one tile of keys, and passes on the others as one that it skips.
+      for (; last > first && at.row + warpgroup * 64 < 0; last--) {
+        my_turn();
+        next_turn();
+        ring_release(K, k);
+        ring_release(V, v);
+      }
+      for (int j = last; j > first; j--) {
+        my_turn();
+        start_qk();
+        start_pv(j < last);  // of the tile before
+        next_turn();
+        wgmma_wait<1>(s);
+        ring_release(K, k);
+        change_scores(j - 1);
+        mask_keys(j - 1);
+        const bool must_rescale = softmax(s, m, l, alpha, scores.scale_log2);
+        wgmma_wait<0>(o);
+        ring_release(V, v);
+        to_fragments<T>(p, s);
+        if (must_rescale) rescale(o, alpha);
+      }
+
       const int used = q.stage;
       q.next();
       if constexpr (q_stages == 2) at = wait_for_q();
       if (q_stages == 2 && at.to > 0) {
         my_turn();
-        start_pv(add);
+        start_pv(last > first);
         start_first_qk(at);  // of the next tile
         next_turn();
         finish(m, l, used);
@@ -177,7 +245,7 @@ __global__ void __launch_bounds__(Tiles<d, dv>::threads, 1)  // blocks per SM
         wgmma_wait<0>(s);
       } else {  // a branch of its own: with `if` around start_qk alone, nvcc 13.0 serialises all wgmma
         my_turn();
-        start_pv(add);
+        start_pv(last > first);
         next_turn();
         finish(m, l, used);
         wgmma_wait<0>(o);

@@ -14,8 +14,9 @@
 //             any other number.
 #include <algorithm>
 
-#include "common/kernel/attend.h"
 #include "common/kernel/lse.h"
+#include "common/kernel/plan.h"
+#include "common/kernel/scores.h"
 
 namespace {
 
@@ -85,8 +86,13 @@ __global__ void __launch_bounds__(Tiles<d>::threads, 1)   // blocks per SM
         ring_load(V, v, map_V, keys, j * Bc, keys.head, keys.sequence);
       };
       griddepcontrol_wait();  // the list is complete
-      bool more = false;      // than one tile has begun
-      draw_works<Sizes::Br, Bc>(problem, order, plan, planned, [&](const Work &at) {
+      const int tiles = planned ? plan.tiles(0, 0) : order.tiles;
+      bool more = false;  // than one tile has begun
+      for (int tile = blockIdx.x; tile < tiles;
+           tile = draw_tile(static_cast<unsigned *>(problem.workspace), tiles)) {
+        const Work at = planned ? read_work(plan.list, tile)
+                                : work_at<Sizes::Br, Given::kNothing, Bc>(problem, order, tile);
+        if (at.to == 0) continue;
         tell(at);
         for (int i = 0; i < consumers; i++) {
           RingPosition<q_stages> same = q;
@@ -103,7 +109,7 @@ __global__ void __launch_bounds__(Tiles<d>::threads, 1)   // blocks per SM
           load_v(stage, j);
         }
         more = true;
-      });
+      }
       tell({});  // the end: no Q comes with it
       for (auto &Q : smem.Q) mbarrier_arrive(Q.full[q.stage]);
       if (more) load_v(q.stage ^ 1, read_work(smem.work, q.stage ^ 1).from);
@@ -155,16 +161,63 @@ __global__ void __launch_bounds__(Tiles<d>::threads, 1)   // blocks per SM
     next_turn();
     wgmma_wait<0>(s);
     while (at.to > 0) {
-      float m[2], l[2];
-      const bool add = attend<T, consumers, changes>(at, skips(at), s, o, p, m, l, K, k, V, v,
-                                                     smem.work, q.stage, problem, scores, warpgroup,
-                                                     warp, lane, start_qk, start_pv);
+      const bool skip = skips(at);
+      const int first = uniform(at.from);
+      int last = uniform(at.to) - 1 - skip;
+      if (skip) {
+        my_turn();  // a turn without products: the others multiply the tile's V
+        next_turn();
+        ring_release(V, v);
+      }
+      float m[2] = {no_maximum, no_maximum}, l[2] = {}, alpha[2];
+      if (changes && scores.sink_logits) begin_with_sink(m, l, scores, at.q.head, lane);
+      ring_release(K, k);
+      // All 64 rows see all keys of the tiles from all_from on that come before all_to.
+      const int all_to = uniform(Keys(problem, at, warpgroup * 64).end / Bc);
+      const int all_from = uniform((Keys(problem, at, warpgroup * 64 + 63).first + Bc - 1) / Bc);
+      const float slope = changes && scores.slopes ? slope_of(scores, at.q.head) : 0;
+      const int ahead = rows_ahead(at, warpgroup, warp, lane);
+      const auto change_scores = [&](int j) {  // of the tile j of keys
+        if (changes) cap_and_bias(s, scores, slope, ahead, j);
+      };
+      const auto mask_keys = [&](int j) {  // after change_scores: a soft cap would show them again
+        if (j < all_to && j >= all_from) return;
+        mask_tile(s, problem, smem.work, q.stage, j, all_from, all_to, warpgroup, warp, lane);
+      };
+      change_scores(last);
+      mask_keys(last);
+      softmax(s, m, l, alpha, scores.scale_log2);
+      to_fragments<T>(p, s);
+
+      // A warpgroup without rows multiplies one tile of keys, and passes on the others as one that it skips.
+      for (; last > first && at.row + warpgroup * 64 < 0; last--) {
+        my_turn();
+        next_turn();
+        ring_release(K, k);
+        ring_release(V, v);
+      }
+      for (int j = last; j > first; j--) {
+        my_turn();
+        start_qk();
+        start_pv(j < last);  // of the tile before
+        next_turn();
+        wgmma_wait<1>(s);
+        ring_release(K, k);
+        change_scores(j - 1);
+        mask_keys(j - 1);
+        const bool must_rescale = softmax(s, m, l, alpha, scores.scale_log2);
+        wgmma_wait<0>(o);
+        ring_release(V, v);
+        to_fragments<T>(p, s);
+        if (must_rescale) rescale(o, alpha);
+      }
+
       const int used = q.stage;
       q.next();
       at = wait_for_q();
       if (at.to > 0) {
         my_turn();
-        start_pv(add);
+        start_pv(last > first);
         start_first_qk(at);  // of the next tile
         next_turn();
         finish(m, l, used);
@@ -174,7 +227,7 @@ __global__ void __launch_bounds__(Tiles<d>::threads, 1)   // blocks per SM
         wgmma_wait<0>(s);
       } else {  // a branch of its own: with `if` around start_qk alone, nvcc 13.0 serialises all wgmma
         my_turn();
-        start_pv(add);
+        start_pv(last > first);
         next_turn();
         finish(m, l, used);
         wgmma_wait<0>(o);
