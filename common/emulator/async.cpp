@@ -340,10 +340,14 @@ void AsyncEngine::tma_store(const TmaTransfer &transfer, const Where &where) {
     if (is_there(transfer, row)) first = row, rows++;
   Store store{};
   store.read = {&kStoreEngine, {}, scheduler_.running(), 1, site};
-  for (int slab = 0; slab < chunks_of_row(transfer) / 8; slab++)
+  const int there = chunks_there(transfer);
+  for (int slab = 0; slab < there / 8; slab++)
     store.read.pieces.push_back(
         {offset + static_cast<std::size_t>(slab * transfer.tile_rows + first) * kRowBytes,
          static_cast<std::size_t>(rows) * kRowBytes});
+  for (int row = first; row < first + rows; row++)
+    for (int chunk = there / 8 * 8; chunk < there; chunk++)
+      store.read.pieces.push_back({shared_.offset(chunk_of(transfer, row, chunk)), kCopyBytes});
   for (int row = first; row < first + rows; row++)
     store.to.push_back(
         {row_of(transfer, row), static_cast<std::size_t>(chunks_there(transfer)) * kCopyBytes});

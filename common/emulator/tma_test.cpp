@@ -550,6 +550,32 @@ TEST_CASE("tma: what lies outside of the tensor is zeros to load, and nothing to
     CHECK(__half2float(tensor.data[i]) == Tensor::value(i / 64, i % 64));
 }
 
+TEST_CASE("tma: a store reads the columns that the tensor has, and no others") {
+  const Setup setup;
+  const Tensor stored(60);
+  const SequenceMap map =
+      sequence_map<half>(stored.data, {0, 60 * 64, 64}, 1, 1, 60, true, 40, kRows);
+  for (const int written : {40, 32}) {
+    const std::string error = error_of<Shared>(dim3(32), [&] {
+      TileOf &tile = shared().tile;
+      for (int i = thread_id(); i < kRows * written; i += 32)
+        tile(i / written, i % written) = __float2half(1);
+      fence_proxy_async();
+      __syncwarp();
+      if (!is_thread(0)) return;
+      at = __LINE__, tma_store(map, {0, 60}, 0, 0, 0, tile);
+      tma_store_commit();
+      tma_store_wait_read<0>();
+    });
+    if (written == 40)
+      CHECK(error == "");
+    else
+      CHECK(error == error_in_thread(at, 0, "TMA store of shared memory that nobody wrote"));
+  }
+  CHECK(__half2float(stored.data[39]) == 1);
+  CHECK(__half2float(stored.data[40]) == Tensor::value(0, 40));
+}
+
 TEST_CASE("tma: a tile's place and box, and the tensor's memory") {
   const Setup setup;
   const Tensor tensor(32);
