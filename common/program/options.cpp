@@ -252,6 +252,12 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
     const bool is_auto = text == "auto";
     to.splits = is_auto ? 0 : static_cast<int>(number(option, text, 1, kMostBlocks, "auto or "));
   };
+  const auto read_rope_dim = [&shape](Text option, Text text) {
+    const auto columns = whole_number(text, 16, 256);
+    if (!columns || *columns % 16)
+      throw UsageError(option + " " + text + ": must be a multiple of 16, from 16 to the head dim");
+    shape.rope_dim = static_cast<int>(*columns);
+  };
   const std::vector<std::string> families = families_of(step);
   Entry inputs = choice("inputs", families, to.inputs, join(families, "|"));
   inputs.value = "FAMILY";  // the words need a line
@@ -341,9 +347,10 @@ std::vector<Entry> option_table(const Step &step, const Ladder &ladder, Options 
                     "rotary embedding of Q and K; a pair is an element of each half of a\n"
                     "row, or two neighbours",
                     1)),
-      beyond(size("rope-dim", shape.rope_dim, 256,
-                  "with --rope: the first N columns turn, a multiple of 16; default: all"),
-             "0"),
+      beyond(
+          {"rope-dim", "N", "with --rope: the first N columns turn, a multiple of 16; default: all",
+           read_rope_dim, [&shape] { return std::to_string(shape.rope_dim); }, true},
+          "0"),
       beyond({"splits", "N|auto", "share the keys among N blocks; default: the step decides",
               read_splits, [&to] { return std::to_string(to.splits); }, true},
              "0"),

@@ -237,6 +237,13 @@ TEST_CASE("options: splits, and that the step decides on them") {
           "--splits " + value + ": must be auto or a whole number from 1 to 65535");
 }
 
+TEST_CASE("options: columns that turn") {
+  CHECK(parse({"--rope", "halves", "--rope-dim", "256"}, kTakesAll).shape.rope_dim == 256);
+  for (const std::string value : {"0", "-16", "8", "24", "272", "4294967312", "", "x", "16x"})
+    CHECK(error_of({"--rope", "halves", "--rope-dim", value}, kTakesAll) ==
+          "--rope-dim " + value + ": must be a multiple of 16, from 16 to the head dim");
+}
+
 TEST_CASE("options: what means nothing without another is refused") {
   CHECK(error_of({"--sinks", "4"}, kTakesAll) ==
         "--sinks 4 needs --window: without one a query sees the first keys anyway");
@@ -349,8 +356,7 @@ TEST_CASE("options: a number out of range, or none, is refused with the range") 
   const std::vector<std::pair<std::string, std::int64_t>> sizes = {
       {"--batch", 65535},       {"--heads", 65535},         {"--kv-heads", 65535},
       {"--seqlen", 1073741824}, {"--seqlen-k", 1073741824}, {"--page-size", 1073741824},
-      {"--append", 1073741824}, {"--window", 2147483647},   {"--sinks", 2147483647},
-      {"--rope-dim", 256}};
+      {"--append", 1073741824}, {"--window", 2147483647},   {"--sinks", 2147483647}};
   for (const auto &[option, most] : sizes)
     for (const std::string &value :
          {std::to_string(most + 1), std::string("0"), std::string("-1"), std::string("+1"),

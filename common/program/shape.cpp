@@ -150,7 +150,6 @@ void check_problem(const Options &options, const Step &step) {
   if (!shape.lengths_q.empty()) check_lengths(shape);
   if (shape.seqlen_new) check_append(options);
   if (shape.rope != Rope::kNone) check_positions(shape);
-  check_multiple("--rope-dim", shape.rope_dim, 16);
   if (shape.rope_dim > shape.head_dim)
     throw UsageError(given("--rope-dim", shape.rope_dim) + ": must be at most " +
                      std::to_string(shape.head_dim) + ", the head dim");

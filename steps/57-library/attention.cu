@@ -1,7 +1,9 @@
 // Step 57: the library. One C function in front of everything, on every GPU from sm_80.
 // SPDX-License-Identifier: MIT
 // Needs       sm_80: cp.async, mma.m16n8k16
-// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window, --sinks, --window-size, --scale, --softcap, --alibi, --sink-logits, --type, --page-size, --append, --rope, --splits, --garbage, --head-dim-v
+// Takes       --causal, --seqlen-k, --kv-heads, --layout, --lengths, --window, --sinks, --window-size, --scale,
+//             --softcap, --alibi, --sink-logits, --type, --page-size, --append, --rope, --rope-dim, --splits,
+//             --garbage, --head-dim-v
 // Before      step 50: three kernels for a model, whose scores are q . k / sqrt(d) and nothing else.
 // Bottleneck  A caller with a soft cap, a log-sum-exp or a head dim of 72 has to go elsewhere, and one whose lengths are
 //             wrong on the device reads where nothing is.

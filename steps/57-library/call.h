@@ -59,7 +59,7 @@ static inline Call call_of(const Problem &problem) {
   static_cast<Problem &>(call) = problem;
   call.page_table_stride = problem.page_table ? (problem.seqlen_k - 1) / problem.page_size + 1 : 0;
   call.caches = problem.batch;
-  call.rope_dim = problem.head_dim;
+  call.rope_dim = problem.rope_dim;
   call.rope_positions = problem.seqlen_k;
   return call;
 }
