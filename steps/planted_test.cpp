@@ -81,7 +81,8 @@ std::string source_of(const std::string &step) {
       held.push_back(std::string("#include \"steps/") + header);
   if (step.starts_with("87")) held.push_back("#include \"steps/80-backward-for-models/");
   if (step.starts_with("89")) held.push_back("#include \"steps/86-new-keys/kernel.h");
-  if (step.starts_with("91")) held.push_back("#include \"steps/90-around-the-loop/launch.h");
+  if (step.starts_with("91") || step.starts_with("92"))
+    held.push_back("#include \"steps/90-around-the-loop/launch.h");
   const auto next = [&] {
     std::size_t first = std::string::npos;
     for (const std::string &start : held) first = std::min(first, source.find(start));
@@ -347,6 +348,8 @@ std::string failures_without(const Planted &step, std::size_t call, bool many) {
   also("86", "--append 3 --page-size 16 --seqlen 3 --seqlen-k 150");  // a box that a warp gathers
   also("83", "--batch 16 --heads 4 --kv-heads 4 --seqlen 1 --seqlen-k 192");
   also("84", "--batch 16 --heads 4 --kv-heads 4 --seqlen 1 --seqlen-k 192");
+  // Tiles of keys that no query sees.
+  also("92", "--sms 1 --seqlen 100 --seqlen-k 700 --window-size 20:20");
   // A merge that is not the last.
   also("71", "--gpus 3 --seqlen 100"), also("72", "--gpus 3 --seqlen 100");
   if (step.help.gradients && step.help.takes_option("--sink-logits"))  // a kernel of their own

@@ -27,7 +27,7 @@ left_out() {
   case "$1 $2" in
     "racecheck 54" | "racecheck 85" | "racecheck 86" | "racecheck 89") echo 39 ;;
     "racecheck 64" | "racecheck 69" | "racecheck 74") echo 64 ;;
-    "racecheck 68" | "racecheck 80" | "racecheck 81" | "racecheck 88" | "racecheck 90" | "racecheck 91") echo 66 ;;
+    "racecheck 68" | "racecheck 80" | "racecheck 81" | "racecheck 88" | "racecheck 90" | "racecheck 91" | "racecheck 92") echo 66 ;;
     "racecheck 87") echo 87 ;;
     "initcheck 7"?) echo 70 ;;
     *) return 1 ;;

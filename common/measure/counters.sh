@@ -115,6 +115,8 @@ problems="
 90 --kv-heads 2 --seqlen-k 500 --window-size 100:20 --batch 1 --heads 4 --seqlen 259 --head-dim 128
 91 --causal --batch 1 --heads 3 --seqlen 333 --head-dim 96
 91 --kv-heads 2 --seqlen-k 500 --window-size 100:20 --batch 1 --heads 4 --seqlen 259 --head-dim 80
+92 --causal --batch 1 --heads 3 --seqlen 333 --head-dim 128
+92 --kv-heads 2 --seqlen-k 500 --window-size 100:20 --batch 1 --heads 4 --seqlen 259 --head-dim 64
 40 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128
 40 --batch 2 --heads 1 --seqlen 384 --head-dim 128
 41 --causal --batch 1 --heads 3 --seqlen 640 --head-dim 128

@@ -187,6 +187,10 @@ problems_of() {
       also_checked=--causal checked+=("--batch 1 --heads 2 --seqlen 512 --head-dim 96")
       measured=("--type bf16 --head-dim 96 --causal --seqlen "{1024,4096} "--type bf16 --seqlen 4096"{,\ --head-dim\ 96})
       ;;
+    92)
+      also_checked=--causal
+      measured=("--type bf16 --causal --seqlen "{1024,4096}{,\ --head-dim\ 64} "--type bf16 --seqlen 1024" "--type bf16 --batch 4 --seqlen 8192"{,\ --causal})
+      ;;
     40) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
     41) checked=("--batch 1 --heads 2 --seqlen 512") measured=("" "--causal" "--seqlen 512" "--causal --seqlen 1024") ;;
   esac

@@ -48,7 +48,7 @@ inline Strides strides_for_map(const Problem &p, const Mapped &tensor, bool pack
                  step(tensor.heads, tensor.strides.head), step(tensor.rows, tensor.strides.row)};
 }
 
-/// The most tiles of Q that steps 53, 54 and 56 number, and of keys that steps 91 and 87 do.
+/// The most tiles of Q that steps 53, 54 and 56 number, and of keys that steps 92 and 87 do.
 constexpr std::int64_t most_hopper_tiles = 1 << 30;
 
 /// Whether they take calls of this kind at all. Up to 16 queries are new tokens (decodes). Up to 32 columns the kernels
@@ -69,7 +69,7 @@ inline bool hopper_takes(const Call &p, const Hopper &hopper) {
          has_map(mapped_keys(p, p.K, p.K_strides)) && has_map(mapped_keys(p, p.V, p.V_strides));
 }
 
-/// Whether the kernel of step 91, or above head dim 128 of step 87, takes the backward pass.
+/// Whether the kernel of step 92, or above head dim 128 of step 87, takes the backward pass.
 inline bool hopper_takes(const Backward &p) {
   const bool wide = p.head_dim > 128;
   if (wide && (p.softcap > 0 || p.slopes || p.sink_logits)) return false;

@@ -13,7 +13,7 @@ build/host/%.o: %.cu build/host/flags
 build/host/bin/libattention.so: $(call of_library,build/host) $(call of_hopper,build/host) build/host/$(LIBRARY)/check.o \
 		$(EMULATOR)
 	$(call says,libattention.so for the emulator) $(call link,$(CXX) -shared -pthread -Wl$(comma)$(MAP) $^)
-# Steps 53, 54, 56, 91 and 87, where ARCH has sm_90.
+# Steps 53, 54, 56, 92 and 87, where ARCH has sm_90.
 HOPPER_ARCHS := $(call archs_of,54-pages)
 $(call of_hopper,$(BUILD)): $(BUILD)/%.o: %.cu $(BUILD)/flags
 	$(call says,$< for $(HOPPER_ARCHS)) $(call compile,$(CUDA) $(call gencode,$(HOPPER_ARCHS)) -c $<)

@@ -24,7 +24,7 @@ struct BackwardKernels {
 #endif
 extern const BackwardKernels BACKWARD;
 extern const BackwardKernels HOPPER_BACKWARD
-    [[gnu::weak]];                            // steps 91's and 87's, for sm_90a alone
+    [[gnu::weak]];                            // steps 92's and 87's, for sm_90a alone
 void HOPPER_WIDE_BACKWARD(const Backward &);  // step 87's
 
 /// The call that a program's problem is: dO and dQ lie as O does, dK as K and dV as V.

@@ -22,12 +22,11 @@ __device__ __forceinline__ Keys keys_of_tile(const Backward &problem, int kv_hea
   return {keys, key_tile, first_key, keys_here};
 }
 
-/// Returns the keys of the block with this number.
+/// Returns the keys with this number, of all that `kv_heads` heads of the batch have.
 template <int most = Bc>
-__device__ __forceinline__ Keys keys_of_block(const Backward &problem, int number, int key_tiles,
-                                              int heads_at_once) {
-  // The blocks of `heads_at_once` heads of K follow each other: the first keys of each head, then the next.
-  const int kv_heads = gridDim.x / key_tiles;
+__device__ __forceinline__ Keys keys_of_number(const Backward &problem, int number, int kv_heads,
+                                               int key_tiles, int heads_at_once) {
+  // Those of `heads_at_once` heads of K follow each other: the first keys of each head, then the next.
   const int first_head = number / (heads_at_once * key_tiles) * heads_at_once;
   const int some = min(heads_at_once, kv_heads - first_head);
   const int place = number - first_head * key_tiles, kv_head = first_head + place % some;
@@ -35,15 +34,23 @@ __device__ __forceinline__ Keys keys_of_block(const Backward &problem, int numbe
   return keys_of_tile<most>(problem, kv_head, key_tile);
 }
 
-/// Loads Q and dO of each visit, with the log-sum-exp and D of their queries. One thread calls this.
+/// Returns the keys of the block with this number, of a grid with a block for each tile of keys.
+template <int most = Bc>
+__device__ __forceinline__ Keys keys_of_block(const Backward &problem, int number, int key_tiles,
+                                              int heads_at_once) {
+  return keys_of_number<most>(problem, number, gridDim.x / key_tiles, key_tiles, heads_at_once);
+}
+
+/// Loads Q and dO of so many visits, with the log-sum-exp and D of their queries. The block has made `before` visits by
+/// then. One thread calls this.
 template <int d, class Storage, class Next>
 __device__ __forceinline__ void load_visits(Storage &smem, const SequenceMap &map_Q,
                                             const SequenceMap &map_dO, const Sums &sums,
                                             const Rows &queries, std::int64_t row_0, int visits,
-                                            int last_row, const Next &next) {
+                                            int last_row, const Next &next, int before = 0) {
   const int b = queries.b;
   const SequenceRows of_q = {queries.start, queries.rows};
-  for (int n = 0, h = 0, q_row = last_row; n < visits; n++, next(h, q_row)) {
+  for (int n = before, h = 0, q_row = last_row; n < before + visits; n++, next(h, q_row)) {
     const int stage = n % stages, parity = n / stages % 2;
     const std::int64_t row = row_0 + std::int64_t{h} * sums.rows + q_row;
     mbarrier_wait(smem.empty[stage], parity ^ 1);  // new stages count as empty

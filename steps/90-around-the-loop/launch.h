@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(around_threads)
     if (row + k < queries.rows) store<8>(dQ(row + k, col), rounded[k]);
 }
 
-/// Launches the three kernels. `last` are the last arguments of `gradients`.
-template <class T, int d, class... Parameters, class... Last>
+/// Launches the three kernels. Step 92's blocks have their own Storage, and stay. `last` are the last arguments of `gradients`.
+template <class T, int d, class Storage = SharedStorage<T, d>, class... Parameters, class... Last>
 void launch_around(const Backward &p, void (*gradients)(Parameters...), Last... last) {
   const Sums sums = sums_in_workspace<d>(p);
   const int longest = (p.seqlen_q + Br<d> - 1) / Br<d> * Br<d>;
@@ -99,7 +99,7 @@ void launch_around(const Backward &p, void (*gradients)(Parameters...), Last... 
   // Side by side are as many heads as have 40 MB of Q, dO and dQ's sums, because an H200 has 50 MB of L2; without turns no more
   // than give each SM two blocks. If all blocks take equally long and none waits for another, one head at a time.
   const std::int64_t bytes = std::int64_t{group} * longest * d * 8;
-  const int sms = resident_blocks<SharedStorage<T, d>>(gradients, threads);
+  const int sms = resident_blocks<Storage>(gradients, threads);
   const int most = p.deterministic ? kv_heads : (2 * sms + key_tiles - 1) / key_tiles;
   const bool side_by_side = p.deterministic || p.window_left >= 0 || p.window_right >= 0;
   const int heads_at_once =
@@ -108,11 +108,15 @@ void launch_around(const Backward &p, void (*gradients)(Parameters...), Last... 
                                     : dim3(heads_at_once, key_tiles,
                                            (kv_heads + heads_at_once - 1) / heads_at_once);
   launch_on<void>(p.stream, begin_rows<T, d>, blocks(rows_begun<d>), dim3(around_threads), p, sums);
-  launch_on<SharedStorage<T, d>>(
-      p.stream, gradients, grid, dim3(threads), map_of_queries<T, d>(p, p.Q, p.Q_strides),
-      map_of_queries<T, d>(p, p.dO, p.dO_strides), map_of_keys<T>(p, p.K, p.K_strides),
-      map_of_keys<T>(p, p.V, p.V_strides), map_of_keys<T>(p, p.dK, p.dK_strides),
-      map_of_keys<T>(p, p.dV, p.dV_strides), p, sums, group, key_tiles, heads_at_once, last...);
+  constexpr bool stay = requires(Storage smem) {
+    smem.work;
+  };
+  launch_on<Storage>(p.stream, gradients, stay ? dim3(std::min(sms, key_tiles * kv_heads)) : grid,
+                     dim3(threads), map_of_queries<T, d>(p, p.Q, p.Q_strides),
+                     map_of_queries<T, d>(p, p.dO, p.dO_strides),
+                     map_of_keys<T>(p, p.K, p.K_strides), map_of_keys<T>(p, p.V, p.V_strides),
+                     map_of_keys<T>(p, p.dK, p.dK_strides), map_of_keys<T>(p, p.dV, p.dV_strides),
+                     p, sums, group, key_tiles, heads_at_once, last...);
   launch_on<void>(p.stream, round_rows<T, d>, blocks(rows_rounded<d>), dim3(around_threads), p,
                   sums);
 }
