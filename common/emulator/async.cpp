@@ -134,11 +134,7 @@ std::byte *chunk_of(const TmaTransfer &transfer, int row, int chunk) {
          (chunk % 8 ^ row % 8) * 16;
 }
 
-int chunks_of_row(const TmaTransfer &transfer) {
-  return transfer.d * transfer.element_bytes / kCopyBytes;
-}
-
-/// Those of them that the tensor has.
+/// How many of them the tensor has.
 int chunks_there(const TmaTransfer &transfer) {
   const int columns = std::min(transfer.d, transfer.tensor.d - transfer.col);
   return columns * transfer.element_bytes / kCopyBytes;
